@@ -1,0 +1,53 @@
+"""Noiser: which parts of the input made a language model say that?
+
+    lm = noiser.load_model("gemma-3-270m")
+    att = noiser.attribute(lm, "LeBron James professionally plays the sport of")
+    print(att)
+
+Names are loaded when they are first used, so `import noiser` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from noiser.errors import NoiserError as NoiserError
+from noiser.types import Span as Span
+from noiser.types import Target as Target
+
+if TYPE_CHECKING:
+    from noiser.attribution import Attribution as Attribution
+    from noiser.methods import Noiser as Noiser
+    from noiser.methods import attribute as attribute
+    from noiser.model import LanguageModel as LanguageModel
+    from noiser.model import load_model as load_model
+    from noiser.model import wrap as wrap
+
+_HOMES = {
+    "Attribution": "noiser.attribution",
+    "LanguageModel": "noiser.model",
+    "Noiser": "noiser.methods",
+    "attribute": "noiser.methods",
+    "load_model": "noiser.model",
+    "wrap": "noiser.model",
+}
+_ROOMS = {"attribution", "engine", "errors", "methods", "model", "registry", "types"}
+
+__version__ = "0.1.0"
+__all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(f"noiser.{name}")
+    else:
+        raise AttributeError(f"module 'noiser' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(__all__) | _ROOMS)

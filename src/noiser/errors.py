@@ -1,0 +1,91 @@
+"""Every error that Noiser raises on purpose.
+
+Each class derives from `NoiserError` and from the builtin that it specialises, so that both
+`except noiser.NoiserError` and `except ValueError` work. A message says what was asked, what was got,
+what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CacheError",
+    "DependencyError",
+    "ModelError",
+    "ModelNotFoundError",
+    "NoiserError",
+    "NumericalError",
+    "ParameterError",
+    "PromptError",
+    "StoredFileError",
+    "TargetError",
+    "UnitError",
+    "UnknownNameError",
+    "UnsupportedModelError",
+]
+
+
+class NoiserError(Exception):
+    """The root of every error raised by Noiser."""
+
+
+class PromptError(NoiserError, ValueError):
+    """A prompt that cannot be attributed: empty, only special tokens, too long, malformed chat."""
+
+
+class TargetError(NoiserError, ValueError):
+    """A target or foil that names no token, or the same token twice."""
+
+
+class UnitError(NoiserError, ValueError):
+    """Spans that overlap, are empty, leave the prompt or hold no whole token."""
+
+
+class ParameterError(NoiserError, ValueError):
+    """A hyper-parameter outside its domain."""
+
+
+class UnknownNameError(NoiserError, LookupError):
+    """A name that no registry knows. The message suggests the nearest one and lists the rest."""
+
+    def __init__(self, kind: str, got: object, known: Iterable[str], hint: str = "") -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
+        parts = [f"Unknown {kind} {got!r}."]
+        if near:
+            parts.append(f"Did you mean {near[0]!r}?")
+        parts.append(f"Known: {', '.join(names)}.")
+        if hint:
+            parts.append(hint)
+        super().__init__(" ".join(parts))
+        self.kind, self.got, self.known = kind, got, names
+
+
+class ModelError(NoiserError, RuntimeError):
+    """A model that could not be loaded or run."""
+
+
+class UnsupportedModelError(NoiserError, TypeError):
+    """A model of a kind that cannot be attributed, such as an encoder-decoder."""
+
+
+class ModelNotFoundError(NoiserError, LookupError):
+    """A model name that is neither built in, nor a file or folder, nor reachable on the hub."""
+
+
+class NumericalError(NoiserError, ArithmeticError):
+    """Logits or scores that are not finite, most often half precision overflowing."""
+
+
+class CacheError(NoiserError, OSError):
+    """The folder of converted models cannot be written or read."""
+
+
+class StoredFileError(NoiserError, ValueError):
+    """A saved file of another schema, or damaged."""
+
+
+class DependencyError(NoiserError, ImportError):
+    """An optional dependency that is not installed. The message has the command that installs it."""

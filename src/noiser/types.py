@@ -1,0 +1,66 @@
+"""Small frozen records that every room shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+__all__ = ["Message", "ModelIdentity", "Prompt", "Span", "Target", "Unit", "UnitName"]
+
+Message = Mapping[str, str]
+"""One chat message: `{"role": ..., "content": ...}`."""
+
+Prompt = str | Sequence[Message]
+"""What a user asks about: a text, or chat messages."""
+
+UnitName = Literal["token", "word", "sentence"]
+Unit = UnitName | Sequence[tuple[int, int]]
+"""What one score belongs to: a named segmentation, or the caller's (start, end) character spans."""
+
+
+class Span(NamedTuple):
+    """A piece of the input that has one score.
+
+    Attributes:
+        text: the characters `start` to `end` of the text, leading whitespace included.
+        start: offset of the first character, in characters of the text (for chat: of the rendered chat).
+        end: offset behind the last character.
+        token_indices: positions of its tokens in the model's input, ascending.
+    """
+
+    text: str
+    start: int
+    end: int
+    token_indices: tuple[int, ...]
+
+
+class Target(NamedTuple):
+    """A token whose probability is attributed.
+
+    Attributes:
+        text: the token as text; the character where several byte-level tokens make up one.
+        token_id: its id in the vocabulary.
+        probability: the model's probability for it, given everything before it.
+        rank: 1 for the most probable token at its position, 2 for the next, and so on.
+    """
+
+    text: str
+    token_id: int
+    probability: float
+    rank: int
+
+
+class ModelIdentity(NamedTuple):
+    """What is needed to load the same model again.
+
+    Attributes:
+        name: built-in name, hub id, path, or the class name of a model the caller wrapped.
+        revision: commit on the hub, sha256 of a file, or None where neither is known.
+        dtype: for example "float32".
+        architecture: class name of the model.
+    """
+
+    name: str
+    revision: str | None
+    dtype: str
+    architecture: str
