@@ -1,0 +1,138 @@
+"""`noiser.attribute`: prompt in, Attribution out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+
+from noiser.attribution import Attribution
+from noiser.engine import Engine, Progress
+from noiser.errors import ParameterError
+from noiser.methods.protocol import METHODS, Method
+from noiser.model.language_model import LanguageModel
+from noiser.model.query import build_query
+from noiser.model.text import token_texts
+from noiser.types import Prompt, Target, Unit
+
+__all__ = ["attribute", "make_method"]
+
+
+def attribute(
+    lm: LanguageModel,
+    prompt: Prompt,
+    *,
+    method: str | Method = "noiser",
+    target: str | int | None = None,
+    foil: str | int | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit = "token",
+    continuation_units: bool = True,
+    seed: int = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> Attribution:
+    """Which parts of the prompt made the model say that?
+
+    Args:
+        lm: from `noiser.load_model` or `noiser.wrap`.
+        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template.
+        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters.
+        target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
+            put before it where the model finds that reading more probable. int: a token id.
+        foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
+            one in which target and foil differ.
+        max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
+        unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", or
+            a list of (start, end) character spans of the prompt.
+        continuation_units: with several targets, the continuation's earlier tokens are units too.
+        seed: of all random numbers; the global random state is neither used nor changed.
+        special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
+            script does. None: as the method's profile says, which is "frozen" unless it is "authors".
+        progress: called with (done, expected) token-forwards while it runs.
+
+    Returns:
+        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again.
+
+    Raises:
+        PromptError, TargetError, UnitError: the question cannot be asked; each says why and what to do.
+        UnknownNameError, ParameterError: no such method, or a hyper-parameter outside its domain.
+        NumericalError: the model returned NaN or infinite logits.
+    """
+    chosen = make_method(method)
+    if not isinstance(seed, int):
+        raise ParameterError(f"seed is {seed!r}; expected an integer.")
+    query = build_query(
+        lm,
+        prompt,
+        target=target,
+        foil=foil,
+        max_new_tokens=max_new_tokens,
+        unit=unit,
+        continuation_units=continuation_units,
+        special_tokens=special_tokens or getattr(chosen, "special_tokens", "frozen"),
+    )
+    engine = Engine(lm, query, progress=progress)
+    found = chosen(engine, torch.Generator().manual_seed(seed))
+    name, parameters = _describe(chosen)
+    return Attribution(
+        text=query.encoding.text,
+        prompt_length=query.prompt_length,
+        scores=found.scores.float(),
+        units=query.units,
+        targets=tuple(
+            _target(engine, g, token, text)
+            for g, (token, text) in enumerate(zip(query.target_ids, query.target_texts, strict=True))
+        ),
+        thresholds=None if found.thresholds is None else found.thresholds.float(),
+        k_min=None if found.k_min is None else found.k_min.float(),
+        stderr=None if found.stderr is None else found.stderr.float(),
+        foil=None if query.foil_id is None else _foil(engine, query.foil_id),
+        unit=query.unit,
+        method=name,
+        parameters=parameters,
+        seed=seed,
+        model=lm.identity,
+        prompt=prompt if isinstance(prompt, str) else tuple(dict(message) for message in prompt),
+        versions={package: version(package) for package in ("noiser", "torch", "transformers")},
+        info=found.info,
+    )
+
+
+def make_method(method: str | Method, **parameters: Any) -> Method:
+    """A method by registry name, with hyper-parameters; a method object is returned as it is.
+
+    Raises:
+        UnknownNameError: no such method. ParameterError: it has no such hyper-parameter, or refuses its value.
+    """
+    if isinstance(method, str):
+        entry = METHODS.get(method)
+        try:
+            return entry.factory(**parameters)
+        except TypeError as error:
+            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.") from error
+    if not isinstance(method, Method) or isinstance(method, type):
+        raise ParameterError(
+            f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."
+        )
+    return method
+
+
+def _describe(method: Method) -> tuple[str, Mapping[str, Any]]:
+    entry = METHODS.entry_of(type(method))
+    name = entry.versioned_name if entry else f"{type(method).__module__}.{type(method).__qualname__}"
+    fields = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return name, {field.name: getattr(method, field.name) for field in fields}
+
+
+def _target(engine: Engine, row: int, token: int, text: str) -> Target:
+    clean = engine.clean[row]
+    rank = 1 + int((clean > clean[token]).sum())
+    return Target(text, token, float(clean[token]), rank)
+
+
+def _foil(engine: Engine, token: int) -> Target:
+    return _target(engine, 0, token, token_texts(engine.lm.tokenizer, [token])[0])

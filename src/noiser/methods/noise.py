@@ -1,0 +1,75 @@
+"""The noise vectors, and the expected norms that bound them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.errors import ParameterError
+
+__all__ = ["NormName", "check_noise", "draw_noise", "expected_norm"]
+
+NormName = Literal["l1", "l2", "linf"]
+
+
+def draw_noise(
+    samples: int, longest_unit: int, dim: int, generator: torch.Generator
+) -> Float[Tensor, "samples longest_unit dim"]:
+    """Independent N(0, 1) numbers, drawn on the CPU.
+
+    The first position of every unit gets the first block drawn, the second position the second block, and so on:
+    units of one token see the same vectors whatever the longest unit is.
+    """
+    blocks = [torch.randn(samples, dim, generator=generator) for _ in range(longest_unit)]
+    return torch.stack(blocks, dim=1)
+
+
+def check_noise(noise: Tensor, longest_unit: int, dim: int) -> Float[Tensor, "samples longest_unit dim"]:
+    """The caller's own noise as [samples, positions, dim].
+
+    Raises:
+        ParameterError: it is neither [samples, dim] with units of one token, nor [samples, positions, dim] with
+            enough positions for the longest unit, or it is not finite.
+    """
+    got = list(noise.shape)
+    if not torch.isfinite(noise).all():
+        raise ParameterError(f"The noise {got} has entries that are not finite; expected finite numbers.")
+    if noise.ndim == 2 and noise.shape[1] == dim and longest_unit == 1:
+        return noise[:, None].float()
+    if noise.ndim == 3 and noise.shape[1] >= longest_unit and noise.shape[2] == dim:
+        return noise.float()
+    raise ParameterError(
+        f"The noise has shape {got}; expected [samples, {dim}] for units of one token, or [samples, positions, {dim}] "
+        f"with at least {longest_unit} positions, the length of the longest unit here."
+    )
+
+
+def expected_norm(norm: NormName, dim: int, *, exact: bool = True) -> float:
+    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers.
+
+    Args:
+        norm: "l1", "l2" or "linf".
+        dim: number of components.
+        exact: the exact expectation; otherwise the paper's approximation for large `dim` (appendix "Bounding
+            Computations"): sqrt(d) for "l2", sqrt(2 ln d) for "linf". For "l1", d sqrt(2/π) is exact.
+
+    >>> round(expected_norm("l2", 640), 4), round(expected_norm("l2", 640, exact=False), 4)
+    (25.2883, 25.2982)
+    """
+    if norm == "l1":
+        return dim * math.sqrt(2 / math.pi)
+    if norm == "l2":
+        return math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)) if exact else math.sqrt(dim)
+    return _expected_maximum(dim) if exact else math.sqrt(2 * math.log(dim))
+
+
+def _expected_maximum(dim: int) -> float:
+    """∫ 1 - P(max |n_i| <= x) dx, with P = erf(x / √2)^d."""
+    from scipy.integrate import quad
+
+    value, _ = quad(lambda x: 1 - math.erf(x / math.sqrt(2)) ** dim, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])
+    return float(value)

@@ -1,0 +1,261 @@
+"""Noiser: bounded Gaussian noise on one unit's embeddings at a time (Ghasemi Madani et al. 2025)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.engine import Engine, Perturbation, add_noise
+from noiser.errors import ParameterError, UnknownNameError
+from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
+from noiser.methods.protocol import Scores
+from noiser.methods.readings import Question, Reading, ScoreName
+from noiser.methods.search import Bisection, Mode
+
+__all__ = ["Bounding", "Noiser"]
+
+Bounding = Literal[
+    "k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"
+]
+_SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
+
+
+class Probed(NamedTuple):
+    """A question to the model: noise `k` on `unit`, read at `target`. k is None for `relative` noise."""
+
+    unit: int
+    k: float | None
+    target: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noiser:
+    """Scores each unit by how far the prediction falls when its embeddings get the noise that every unit tolerates.
+
+    With P̄(u, k) the mean next-token distribution over `samples` inputs in which unit u has k times standard normal
+    noise on its rows of the embedding table, unit u *flips* at k when the most probable token of P̄(u, k) is not
+    the model's own; k_u is the largest k found by bisection of [0, 1] at which it does not (paper, section 3).
+    The score is p(target | input) - P̄(u, k)[target], raw and signed.
+
+    Args:
+        samples: noise vectors M, shared by all units, all k and all targets.
+        steps: halvings of the bisection; thresholds have a resolution of 2^-steps. When a unit flips at every probe,
+            halving goes on until it does not, so k is never 0.
+        bounding: the k of each unit: "k_min" or "k_max", the smallest or largest k_u of all units (per target);
+            "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 / E‖n‖; "random", one U(0, 1) number;
+            "none", 1; a number, that k; "relative", r ‖e‖ / E‖n‖₂ for a token with embedding e, which needs no search.
+        score: "prob" (the paper), "logprob", the drop of log p; or "hellinger", the distance between the whole
+            distributions, which sees every token and is never negative.
+        scope: "target", a search for each target; "continuation", one k for all, which changes none of them.
+        r: size of "relative" noise, in norms of the embedding.
+        exact_norms: exact E‖n‖ for the norm boundings; False for the paper's approximation for large dimensions.
+        all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed.
+        profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
+            of the bisection is returned rather than the last that did not flip.
+        noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens.
+
+    Raises:
+        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
+    """
+
+    samples: int = 10
+    steps: int = 10
+    bounding: Bounding | float = "k_min"
+    score: ScoreName = "prob"
+    scope: Literal["target", "continuation"] = "target"
+    r: float = 2.0
+    exact_norms: bool = True
+    all_thresholds: bool = False
+    profile: Literal["paper", "authors"] = "paper"
+    noise: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("samples", self.samples), ("steps", self.steps)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore
+                raise ParameterError(f"{name} is {value!r}; expected an integer of at least 1.")
+        if isinstance(self.bounding, str):
+            _check_name("bounding", self.bounding, get_args(Bounding), "A number is also accepted, as k itself.")
+        elif not math.isfinite(self.bounding) or self.bounding <= 0:
+            raise ParameterError(f"bounding is {self.bounding!r}; expected a positive number or a name.")
+        _check_name("score", self.score, get_args(ScoreName))
+        _check_name("scope", self.scope, ("target", "continuation"))
+        _check_name("profile", self.profile, ("paper", "authors"))
+        if not math.isfinite(self.r) or self.r <= 0:
+            raise ParameterError(f"r is {self.r!r}; expected a positive number.")
+
+    @property
+    def special_tokens(self) -> Literal["frozen", "perturbed"]:
+        """Whether special tokens are units: only in the published script."""
+        return "perturbed" if self.profile == "authors" else "frozen"
+
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+        if engine.query.foil_id is not None and self.score == "hellinger":
+            raise ParameterError(
+                "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' with one."
+            )
+        run = _Run(self, engine, generator)
+        searches = run.search()
+        k = run.bounds(searches)
+        readings = run.score(k)
+        return run.scores(searches, k, readings)
+
+
+class _Run:
+    """One call of Noiser: the noise, what has been read so far, and the steps from there to scores."""
+
+    def __init__(self, method: Noiser, engine: Engine, generator: torch.Generator) -> None:
+        query = engine.query
+        self.method, self.engine = method, engine
+        self.units = [unit.token_indices for unit in query.units]
+        self.pairs = [(g, u) for g, row in enumerate(query.visible.tolist()) for u, seen in enumerate(row) if seen]
+        self.noise = self._noise(generator)
+        self.random_k = float(torch.rand((), generator=generator, dtype=torch.float64))
+        self.read: dict[Probed, Reading] = {}
+        self.questions = [
+            Question(clean=engine.clean[g], target=token, foil=query.foil_id, score=method.score)
+            for g, token in enumerate(query.target_ids)
+        ]
+        self._expected = self._expected_work()
+
+    def _noise(self, generator: torch.Generator) -> Float[Tensor, "samples positions dim"]:
+        longest, dim = max(map(len, self.units)), self.engine.table_rows.shape[-1]
+        if self.method.noise is not None:
+            return check_noise(self.method.noise, longest, dim)
+        return draw_noise(self.method.samples, longest, dim, generator)
+
+    # ---- what the model says -----------------------------------------------------------------------------------
+
+    def evaluate(self, wanted: Iterable[Probed]) -> None:
+        """Reads what has not been read yet; all targets of a (unit, k) pair come from the same passes."""
+        targets: dict[tuple[int, float | None], set[int]] = {}
+        for probe in wanted:
+            if probe not in self.read:
+                targets.setdefault((probe.unit, probe.k), set()).add(probe.target)
+        pairs = [(unit, k, tuple(sorted(found))) for (unit, k), found in targets.items()]
+        perturbations = [self._perturbation(*pair) for pair in pairs]
+        for index, distributions in self.engine.distributions(perturbations):
+            unit, k, rows = pairs[index]
+            for position, g in enumerate(rows):
+                self.read[Probed(unit, k, g)] = self.questions[g].read(distributions[:, position])
+            self.engine.report(max(self._expected, self.engine.token_forwards))
+
+    def _perturbation(self, unit: int, k: float | None, targets: tuple[int, ...]) -> Perturbation:
+        positions = self.units[unit]
+        scale = self._relative_scale(positions) if k is None else k
+        return add_noise(positions, self.noise, scale, targets)
+
+    def _relative_scale(self, positions: tuple[int, ...]) -> Float[Tensor, " positions"]:
+        rows = self.engine.table_rows[list(positions)]
+        return self.method.r * rows.norm(dim=-1) / expected_norm("l2", rows.shape[-1])
+
+    # ---- how much noise -----------------------------------------------------------------------------------------
+
+    def search(self) -> list[Bisection]:
+        """Bisections run to their end, one a target, or one for the whole continuation; none without a search."""
+        if self.method.bounding not in _SEARCHES:
+            return []
+        groups = self._groups()
+        mode = "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)]
+        authors = self.method.profile == "authors"
+        searches = [
+            Bisection({u for g, u in self.pairs if g in group}, mode=mode, steps=self.method.steps, last_probe=authors)
+            for group in groups
+        ]
+        visible = set(self.pairs)
+        while any(search.probes() for search in searches):
+            seen_by = [
+                {probe: [g for g in group if (g, probe[0]) in visible] for probe in search.probes()}
+                for search, group in zip(searches, groups, strict=True)
+            ]
+            self.evaluate(Probed(u, k, g) for asked in seen_by for (u, k), at in asked.items() for g in at)
+            for search, asked in zip(searches, seen_by, strict=True):
+                search.update({(u, k): any(self.read[Probed(u, k, g)].flips for g in at) for (u, k), at in asked.items()})
+        if any(search.tied for search in searches):
+            warnings.warn(
+                "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "
+                "tell them apart. The scores of this target mean little; load the model in float32.",
+                stacklevel=2,
+            )
+        return searches
+
+    def _groups(self) -> list[list[int]]:
+        """The targets that share a search."""
+        targets = list(range(len(self.questions)))
+        return [targets] if self.method.scope == "continuation" else [[g] for g in targets]
+
+    def bounds(self, searches: Sequence[Bisection]) -> dict[tuple[int, int], float | None]:
+        """The k of every (target, unit) pair; None for relative noise."""
+        if not searches:
+            k = self._fixed_k()
+            return dict.fromkeys(self.pairs, k)
+        found: dict[tuple[int, int], float | None] = {}
+        for group, search in zip(self._groups(), searches, strict=True):
+            thresholds = search.thresholds(len(self.units))
+            known = thresholds[~thresholds.isnan()]
+            for g, u in self.pairs:
+                if g in group:
+                    each = {"k_min": known.min(), "k_max": known.max(), "k_max_per_unit": thresholds[u]}
+                    found[g, u] = float(each[str(self.method.bounding)])
+        return found
+
+    def _fixed_k(self) -> float | None:
+        bounding = self.method.bounding
+        if isinstance(bounding, str) and bounding.startswith("norm_"):
+            norm: NormName = bounding.removeprefix("norm_")  # pyright: ignore
+            return 1 / expected_norm(norm, self.noise.shape[-1], exact=self.method.exact_norms)
+        named = {"random": self.random_k, "none": 1.0, "relative": None}
+        return named[bounding] if isinstance(bounding, str) else float(bounding)
+
+    # ---- scores -------------------------------------------------------------------------------------------------
+
+    def score(self, k: dict[tuple[int, int], float | None]) -> dict[tuple[int, int], Reading]:
+        """The reading of every pair at its k."""
+        self.evaluate(Probed(u, k[g, u], g) for g, u in self.pairs)
+        self.engine.report(self.engine.token_forwards)
+        return {(g, u): self.read[Probed(u, k[g, u], g)] for g, u in self.pairs}
+
+    def scores(
+        self,
+        searches: Sequence[Bisection],
+        k: dict[tuple[int, int], float | None],
+        readings: dict[tuple[int, int], Reading],
+    ) -> Scores:
+        """Everything as tensors."""
+        shape = (len(self.questions), len(self.units))
+        scores, stderr, used, thresholds = (torch.full(shape, torch.nan) for _ in range(4))
+        for (g, u), reading in readings.items():
+            scores[g, u], stderr[g, u] = reading.score, reading.stderr
+            used[g, u] = torch.nan if k[g, u] is None else k[g, u]
+        for group, search in zip(self._groups(), searches, strict=False):
+            for g in group:
+                thresholds[g] = torch.where(self.engine.query.visible[g], search.thresholds(len(self.units)), torch.nan)
+        smallest = thresholds.nan_to_num(torch.inf).amin(1)
+        complete = self.method.bounding in ("k_min", "k_max_per_unit") or self.method.all_thresholds
+        return Scores(
+            scores=scores,
+            thresholds=thresholds,
+            k_min=torch.where(smallest.isfinite() & complete, smallest, torch.nan),
+            stderr=stderr,
+            info={"k": used.tolist(), "token_forwards": self.engine.token_forwards, "passes": self.engine.passes},
+        )
+
+    def _expected_work(self) -> float:
+        """Token-forwards of a scoring pass for each target, and of a search that leaves one unit in most rounds."""
+        rows = self.engine.query.rows
+        each = [len(self.noise) * (rows[g] + 1 - self.units[u][0]) for g, u in self.pairs]
+        if self.method.bounding not in _SEARCHES:
+            return sum(each)
+        typical = sum(each) / len(each) * self.method.steps * len(rows)
+        return 2 * sum(each) + typical
+
+
+def _check_name(kind: str, got: object, known: tuple[str, ...], hint: str = "") -> None:
+    if got not in known:
+        raise UnknownNameError(kind, got, known, hint)

