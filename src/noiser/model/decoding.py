@@ -1,0 +1,63 @@
+"""Tokens back to text: together, behind a context, and one by one for display."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from noiser.model.offsets import Offset, common_length, offsets_by_decoding
+
+__all__ = ["continuation_offsets", "decode", "display_texts"]
+
+_CONTEXT = 16  # tokens before a continuation that are decoded with it, so that its first space is kept
+
+
+def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of tokens, special tokens included, without any tidying of spaces."""
+    if not token_ids:
+        return ""
+    return tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def continuation_offsets(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
+    """What tokens read as behind others, and the offset of each in it."""
+    context = list(before[-_CONTEXT:])
+    base = decode(tokenizer, context)
+    whole = decode(tokenizer, [*context, *token_ids])
+    cut = common_length(base, whole)
+    return offsets_by_decoding(lambda count: decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
+
+
+def display_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    r"""The characters that each token is part of; bytes that make up no character as `\xNN`."""
+    probe = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+    text, offsets = continuation_offsets(tokenizer, probe, token_ids)
+    shown: list[str] = []
+    for token_id, (start, end) in zip(token_ids, offsets, strict=True):
+        piece = text[start:end]
+        data = _bytes_of(tokenizer, token_id) if "\ufffd" in piece else None
+        shown.append(piece if data is None else data.decode("utf-8", errors="backslashreplace"))
+    return shown
+
+
+def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:
+    """The bytes of a byte-level or byte-fallback token; None for a token that is not made of bytes."""
+    name = tokenizer.convert_ids_to_tokens(token_id)
+    if isinstance(name, bytes):
+        return name
+    if not isinstance(name, str):
+        return None
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(match[1], 16)])
+    alphabet = _byte_level_alphabet()
+    return bytes(alphabet[c] for c in name) if all(c in alphabet for c in name) else None
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019), inverted."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

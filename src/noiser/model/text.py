@@ -1,0 +1,176 @@
+"""Text to tokens to character spans, for any Hugging Face tokenizer, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from noiser.errors import PromptError, TargetError
+from noiser.model.chat import render_chat
+from noiser.model.decoding import continuation_offsets, display_texts
+from noiser.model.offsets import Offset, cover, owner_of
+from noiser.model.tokenizing import is_special, special_ids, tokenize
+from noiser.types import Prompt
+
+__all__ = ["Encoding", "encode", "encode_target", "extend", "token_texts"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """A prompt as the model reads it.
+
+    Attributes:
+        text: the prompt, or the rendered chat; with a continuation, followed by its text.
+        token_ids: what the model reads, special tokens included.
+        offsets: (start, end) of each token in `text`. The tokens of a region that are not frozen cover it without
+            holes: whitespace and characters that the tokenizer drops belong to the token behind them, at the end to
+            the last one. Byte-level pieces of one character overlap in it. Tokens that the tokenizer adds, such as
+            BOS, are empty: (i, i).
+        frozen: whether each token is never perturbed, masked or scored: special tokens, added or typed (but never
+            the unknown token), and chat-template text.
+        regions: (start, end) of the user's own text: one for a text, one for each message's content, one for a
+            continuation. A special token typed in it divides it; where no token stands for it, it has no region.
+        tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    offsets: tuple[Offset, ...]
+    frozen: tuple[bool, ...]
+    regions: tuple[Offset, ...]
+    tokens: tuple[str, ...] = ()
+
+
+def encode(tokenizer: Any, prompt: Prompt | object) -> Encoding:
+    """Tokenises a text or chat messages and says which characters each token stands for.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer, fast or not; its settings are left as they are.
+        prompt: a text, tokenised with the tokenizer's own special tokens; or chat messages, rendered with its
+            template and tokenised as they stand.
+
+    Raises:
+        PromptError: empty, only whitespace or special tokens, not valid Unicode, or malformed messages.
+    """
+    if isinstance(prompt, str):
+        _check_text(prompt)
+        return _encode_text(tokenizer, prompt, [(0, len(prompt))], add_special_tokens=True)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise PromptError(f"The prompt is a {type(prompt).__name__}; expected a text or a list of chat messages.")
+    text, contents = render_chat(tokenizer, prompt)
+    _check_text(text)
+    return _encode_text(tokenizer, text, contents, add_special_tokens=False)
+
+
+def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
+    """The token ids of a text as it follows the prompt.
+
+    Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised behind a
+    line break, or alone. The text is taken literally: no space is added.
+
+    Args:
+        tokenizer: the tokenizer that made `encoding`.
+        encoding: what stands before.
+        text: what follows, such as " basketball".
+
+    Raises:
+        TargetError: the text is not valid Unicode, or no token stands for it.
+    """
+    if _surrogate(text) is not None:
+        raise TargetError(f"The target {text!r} holds half of a surrogate pair; expected valid Unicode.")
+    before = tuple(i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end)
+    candidates: list[tuple[int, ...]] = []
+    for anchor, anchor_ids in ((encoding.text, before), ("\n", None), ("", ())):
+        if anchor_ids is None:
+            anchor_ids = tuple(tokenize(tokenizer, anchor, add_special_tokens=False).token_ids)
+        ids = tuple(tokenize(tokenizer, anchor + text, add_special_tokens=False).token_ids)
+        if text and ids[: len(anchor_ids)] == anchor_ids and len(ids) > len(anchor_ids):
+            candidates.append(ids[len(anchor_ids) :])
+    if not candidates:
+        raise TargetError(f"No token stands for the target {text!r}; expected a text that the tokenizer can read.")
+    exact = (ids for ids in candidates if continuation_offsets(tokenizer, encoding.token_ids, ids)[0] == text)
+    return next(exact, candidates[0])
+
+
+def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Encoding:
+    """Appends the tokens of a continuation.
+
+    Args:
+        tokenizer: the tokenizer that made `encoding`.
+        encoding: what stands before.
+        token_ids: the continuation's tokens. Text that they do not complete, such as half an emoji, reads U+FFFD.
+
+    Returns:
+        An encoding whose text goes on with what the tokens decode to, and that has one more region for it.
+    """
+    if not token_ids:
+        return encoding
+    text, offsets = continuation_offsets(tokenizer, encoding.token_ids, token_ids)
+    shift = len(encoding.text)
+    offsets = [(start + shift, end + shift) for start, end in offsets]
+    specials = special_ids(tokenizer)
+    frozen = [token_id in specials for token_id in token_ids]
+    regions, offsets = cover(offsets, frozen, [(shift, shift + len(text))])
+    return Encoding(
+        text=encoding.text + text,
+        token_ids=(*encoding.token_ids, *token_ids),
+        offsets=(*encoding.offsets, *offsets),
+        frozen=(*encoding.frozen, *frozen),
+        regions=(*encoding.regions, *regions),
+        tokens=(*encoding.tokens, *_names(tokenizer, token_ids)),
+    )
+
+
+def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    r"""What each token reads as.
+
+    Byte-level pieces of one character show as that character where all of them are there; other bytes show as `\xf0`.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        token_ids: tokens that stand side by side.
+    """
+    return display_texts(tokenizer, token_ids)
+
+
+def _encode_text(tokenizer: Any, text: str, contents: Sequence[Offset], *, add_special_tokens: bool) -> Encoding:
+    tokens = tokenize(tokenizer, text, add_special_tokens=add_special_tokens)
+    specials = special_ids(tokenizer)
+    frozen = [
+        added or is_special(tokenizer, specials, token_id, text[start:end]) or owner_of((start, end), contents) is None
+        for token_id, (start, end), added in zip(*tokens, strict=True)
+    ]
+    regions, offsets = cover(tokens.offsets, frozen, contents)
+    if all(frozen):
+        raise PromptError(
+            f"The prompt {text[:60]!r} holds only special tokens or characters that the tokenizer drops; "
+            "expected text. Write something besides."
+        )
+    return Encoding(
+        text=text,
+        token_ids=tuple(tokens.token_ids),
+        offsets=tuple(offsets),
+        frozen=tuple(frozen),
+        regions=tuple(regions),
+        tokens=tuple(_names(tokenizer, tokens.token_ids)),
+    )
+
+
+def _names(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    return [str(name) for name in tokenizer.convert_ids_to_tokens(list(token_ids))]
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise PromptError(f"The prompt is {text!r}; expected text that is more than whitespace. Write something.")
+    position = _surrogate(text)
+    if position is not None:
+        raise PromptError(
+            f"The prompt has half of a surrogate pair, {text[position]!r}, at character {position}; expected valid "
+            "Unicode. Decode the text with the right encoding, or remove the character."
+        )
+
+
+def _surrogate(text: str) -> int | None:
+    return next((i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff"), None)

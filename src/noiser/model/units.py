@@ -1,0 +1,177 @@
+"""What one score belongs to: tokens, words, sentences, or the caller's spans, as groups of tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from noiser.errors import UnitError, UnknownNameError
+from noiser.model.offsets import Offset, join_overlapping
+from noiser.model.text import Encoding
+from noiser.spans import sentence_spans, snap, word_spans
+from noiser.types import Span, Unit
+
+__all__ = ["make_units"]
+
+_SEGMENTATIONS: dict[str, Callable[[str], list[Offset]] | None] = {
+    "token": None,
+    "word": word_spans,
+    "sentence": sentence_spans,
+}
+
+
+class _Piece(NamedTuple):
+    """The smallest thing that can be a unit: one token, or tokens that share a character."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+def make_units(
+    encoding: Encoding,
+    unit: Unit | object,
+    *,
+    special_tokens: Literal["frozen", "perturbed"] = "frozen",
+    prompt_tokens: int | None = None,
+) -> tuple[Span, ...]:
+    """Groups the tokens of a prompt, and of its continuation, into units.
+
+    Tokens that share a character, such as the byte-level pieces of an emoji, always stay together. A unit lies in
+    one of the encoding's regions, so none crosses from one message to another or into the continuation. The texts
+    of token, word and sentence units, joined over a region, are the region's text.
+
+    Args:
+        encoding: the tokens and their characters.
+        unit: "token", "word", "sentence", or (start, end) character spans of the prompt. Of two spans that meet in one
+            token the one with more of its visible characters gets it. Prompt text outside the spans is in no unit,
+            and the tokens of the continuation are units of their own.
+        special_tokens: with "perturbed" every frozen token is a unit too.
+        prompt_tokens: how many of the tokens are the prompt, the rest being the continuation; None for all.
+
+    Returns:
+        Units in the order of their tokens; each token is in at most one.
+
+    Raises:
+        UnitError: spans that overlap, are empty or reversed, leave the prompt, or hold no whole token.
+        UnknownNameError: an unknown segmentation.
+    """
+    count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
+    if isinstance(unit, str):
+        if unit not in _SEGMENTATIONS:
+            raise UnknownNameError("unit", unit, _SEGMENTATIONS, "Or give a list of (start, end) character spans.")
+        units = _named_units(encoding, _SEGMENTATIONS[unit])
+    else:
+        pieces = [piece for region in encoding.regions for piece in _pieces(encoding, region)]
+        prompt = [piece for piece in pieces if piece.tokens[0] < count]
+        end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
+        units = _span_units(encoding.text[:end], prompt, _checked(unit, end))
+        units += [_span(encoding.text, piece) for piece in pieces if piece.tokens[0] >= count]
+    if special_tokens == "perturbed":
+        units += _frozen_units(encoding)
+    return tuple(sorted(units, key=lambda span: span.token_indices))
+
+
+def _pieces(encoding: Encoding, region: Offset) -> list[_Piece]:
+    """The token units of a region, in order."""
+    first, last = region
+    inside = [
+        index
+        for index, (start, end) in enumerate(encoding.offsets)
+        if first <= start and end <= last and not encoding.frozen[index]
+    ]
+    offsets = [encoding.offsets[index] for index in inside]
+    return [
+        _Piece(offsets[group[0]][0], max(offsets[i][1] for i in group), tuple(inside[i] for i in group))
+        for group in join_overlapping(offsets)
+    ]
+
+
+def _span(text: str, piece: _Piece) -> Span:
+    return Span(text[piece.start : piece.end], *piece)
+
+
+def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
+    units: list[Span] = []
+    for first, last in encoding.regions:
+        pieces = _pieces(encoding, (first, last))
+        if segment is not None:
+            spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])] or [
+                (first, last)
+            ]
+            snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
+            pieces = [
+                _Piece(*span, tuple(token for index in members for token in pieces[index].tokens))
+                for span, members in snapped
+            ]
+        units += [_span(encoding.text, piece) for piece in pieces]
+    return units
+
+
+def _frozen_units(encoding: Encoding) -> list[Span]:
+    units: list[Span] = []
+    for index, (start, end) in enumerate(encoding.offsets):
+        if encoding.frozen[index]:
+            name = encoding.tokens[index] if encoding.tokens else ""
+            units.append(Span(encoding.text[start:end] if start < end else name, start, end, (index,)))
+    return units
+
+
+def _checked(spans: Any, length: int) -> list[Offset]:
+    """The caller's spans in order, found to be integers, inside the prompt, not empty, and disjoint."""
+    if not isinstance(spans, Sequence) or not spans:
+        raise UnitError(
+            f"unit is {spans!r}; expected 'token', 'word', 'sentence', or a list of at least one (start, end) "
+            "character span of the prompt."
+        )
+    checked: list[Offset] = []
+    for span in spans:
+        ok = isinstance(span, Sequence) and len(span) == 2 and all(type(value) is int for value in span)
+        if not ok:
+            raise UnitError(
+                f"Span {span!r} is not a pair of integers; expected (start, end), in characters of the prompt."
+            )
+        start, end = span
+        if not 0 <= start < end <= length:
+            fault = "is empty" if start == end else "is reversed" if start > end else "leaves the prompt"
+            raise UnitError(
+                f"Span {(start, end)} {fault}; expected 0 <= start < end <= {length}, the prompt's length in "
+                "characters (of a chat: of the rendered chat)."
+            )
+        checked.append((start, end))
+    checked.sort()
+    for before, after in itertools.pairwise(checked):
+        if after[0] < before[1]:
+            raise UnitError(
+                f"Spans {before} and {after} overlap; expected disjoint spans. End the first at {after[0]}."
+            )
+    return checked
+
+
+def _span_units(text: str, pieces: Sequence[_Piece], spans: Sequence[Offset]) -> list[Span]:
+    """Gives each token to the span that has most of its visible characters."""
+    members: list[list[int]] = [[] for _ in spans]
+    for piece in pieces:
+        overlaps = [_overlap(text, piece, span) for span in spans]
+        best = max(range(len(spans)), key=overlaps.__getitem__)
+        if overlaps[best]:
+            members[best] += piece.tokens
+    for (start, end), tokens in zip(spans, members, strict=True):
+        if not tokens:
+            near = [(piece.start, piece.end) for piece in pieces if piece.end >= start and piece.start <= end]
+            where = (
+                f"the tokens there are {', '.join(map(str, near))}" if near else "no token of the user's text is there"
+            )
+            raise UnitError(
+                f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: {where}; expected a span that has "
+                "more of some token than its neighbours. Move its ends to the ends of tokens, or merge it with another."
+            )
+    return [Span(text[a:b], a, b, tuple(tokens)) for (a, b), tokens in zip(spans, members, strict=True)]
+
+
+def _overlap(text: str, piece: _Piece, span: Offset) -> int:
+    """Number of characters of a token that a span has, whitespace left out unless the token is all whitespace."""
+    own = text[piece.start : piece.end]
+    start = piece.start + (len(own) - len(own.lstrip()) if own.strip() else 0)
+    return max(0, min(piece.start + len(own.rstrip() or own), span[1]) - max(start, span[0]))
