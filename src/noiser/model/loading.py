@@ -1,0 +1,144 @@
+"""`load_model`: a name, an id, a folder or a file becomes a language model."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noiser.errors import ModelError, ModelNotFoundError
+from noiser.model.catalog import BUILT_IN
+from noiser.model.checkpoint import Dtype, Options, load_checkpoint
+from noiser.model.conversion import Converted, convert_built_in, convert_file
+from noiser.types import ModelIdentity
+
+if TYPE_CHECKING:
+    from noiser.model.language_model import LanguageModel
+
+__all__ = ["load_model", "load_parts"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def load_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: Dtype = "auto",
+    device: str = "auto",
+    device_map: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+) -> LanguageModel:
+    """Loads a causal language model and its tokenizer.
+
+    Args:
+        name_or_path: a built-in name ("gemma-3-270m"), a local folder, a `.gguf` file, or a hub id. Built-in models
+            and GGUF files are converted once, to float32, into the cache folder (`NOISER_CACHE`, else the user's).
+        dtype: of the weights. "auto": float32 on the CPU, where half precision is slow and coarse; the checkpoint's
+            own on anything else. A large model on the CPU takes half the memory with "bfloat16".
+        device: "auto" (CUDA, else MPS, else CPU), or such as "cpu", "cuda", "cuda:1".
+        device_map: how accelerate spreads the model over devices ("auto", or a map), instead of `device`.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: whether code that comes with the checkpoint may run.
+        attn_implementation: of transformers, such as "eager" or "sdpa".
+
+    Raises:
+        ModelNotFoundError: the name is not built in, nor a path that exists, nor found on the hub.
+        UnsupportedModelError: the model is not a decoder-only language model.
+        ModelError: the checkpoint or the GGUF file is damaged.
+        CacheError: no room for the converted model, or no permission.
+        DependencyError: a package is missing; the message has the command that installs it.
+        ParameterError: a dtype or device that does not exist.
+    """
+    from noiser.model.language_model import LanguageModel
+
+    options = Options(
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        attn_implementation=attn_implementation,
+    )
+    model, tokenizer, identity = load_parts(name_or_path, options)
+    return LanguageModel(model, tokenizer, identity=identity)
+
+
+def load_parts(name_or_path: str | os.PathLike[str], options: Options) -> tuple[Any, Any, ModelIdentity]:
+    """The model, the tokenizer and their identity. Arguments and errors: see `load_model`."""
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if name in BUILT_IN:
+        return _load_converted(name, convert_built_in(BUILT_IN[name]), options)
+    if path.is_dir():
+        folder = str(path.resolve())
+        return _with_identity(folder, *load_checkpoint(folder, options, local_only=True))
+    if path.is_file():
+        return _load_converted(str(path.resolve()), convert_file(path.resolve()), options)
+    if isinstance(name_or_path, os.PathLike) or not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
+        raise _not_found(name, "there is no such file or folder.")
+    return _load_from_hub(name, options)
+
+
+def _load_from_hub(name: str, options: Options) -> tuple[Any, Any, ModelIdentity]:
+    cached = _is_cached(name, options.revision)
+    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.75)
+    if near and "/" not in name and not cached:
+        raise _not_found(name, f"did you mean {near[0]!r}?")
+    online = _hub_answers()
+    if not online and not cached:
+        raise _not_found(name, "the hub cannot be reached, and the model is not in the hub's local cache.")
+    try:
+        return _with_identity(name, *load_checkpoint(name, options, local_only=not online))
+    except ModelNotFoundError as error:
+        raise _not_found(name, str(error)) from error
+
+
+def _load_converted(name: str, converted: Converted, options: Options) -> tuple[Any, Any, ModelIdentity]:
+    folder = str(converted.folder)
+    try:
+        parts = load_checkpoint(folder, options, local_only=True)
+    except ModelError:
+        if not converted.is_damaged():
+            raise
+        converted.ensure(rebuild=True)
+        parts = load_checkpoint(folder, options, local_only=True)
+    return _with_identity(name, *parts, revision=converted.sha256)
+
+
+def _with_identity(
+    name: str, model: Any, tokenizer: Any, revision: str | None = None
+) -> tuple[Any, Any, ModelIdentity]:
+    commit = getattr(model.config, "_commit_hash", None)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return model, tokenizer, ModelIdentity(name, revision or commit, dtype, type(model).__name__)
+
+
+def _is_cached(name: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+
+
+def _hub_answers() -> bool:
+    """One quick question, because the hub's client retries for half a minute for every file."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:  # whatever the HTTP library raises, the hub did not answer
+        return False
+    return True
+
+
+def _not_found(name: str, why: str) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"Cannot find the model {name!r}: {why} Expected a built-in name ({', '.join(BUILT_IN)}), a local folder with "
+        "config.json, a .gguf file, or the id of a model on the Hugging Face hub (needs the network)."
+    )
