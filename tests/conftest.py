@@ -14,9 +14,19 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from jaxtyping import install_import_hook
 
-    install_import_hook("noiser", "beartype.beartype")
+    install_import_hook("noiser", "checking.checked")
 
 import noiser  # noqa: E402
+
+
+@pytest.fixture
+def unchecked():
+    """Turns the type checking off, to see what a user gets who passes a wrong type."""
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def _real(name: str, package: str) -> noiser.LanguageModel:

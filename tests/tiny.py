@@ -24,6 +24,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 1,
 }
+_ABSENT = object()  # the family's configuration has no such field
 _GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,9 +38,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 16, "dropout": 0.1}),
     "olmo2": ("Olmo2Config", {}),
-    "falcon": ("FalconConfig", {"alibi": False, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon": ("FalconConfig", {"alibi": False, "num_kv_heads": 2, "new_decoder_architecture": True, "head_dim": _ABSENT}),
     "granite": ("GraniteConfig", {"embedding_multiplier": 12.0, "logits_scaling": 8.0}),
-    "mamba": ("MambaConfig", {"state_size": 4, "expand": 2}),
+    "mamba": ("MambaConfig", {"state_size": 4, "expand": 2, "max_position_embeddings": _ABSENT}),
 }
 
 _CORPUS = [
@@ -74,7 +75,7 @@ def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3) -> Any:
     """
     name, extra = FAMILIES[family]
     config_class = getattr(transformers, name)
-    config = config_class(**(_SIZES | extra))
+    config = config_class(**{key: value for key, value in (_SIZES | extra).items() if value is not _ABSENT})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)

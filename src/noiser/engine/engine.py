@@ -43,11 +43,12 @@ class Engine:
         table_rows: [length, dim], the clean input as rows of the embedding table, float32.
         token_forwards: tokens that have been run since the clean pass.
         passes: forward passes since the clean pass.
+        head_rows: rows of logits that have been computed since the clean pass.
     """
 
     def __init__(self, lm: LanguageModel, query: Query, *, progress: Progress | None = None) -> None:
         self.lm, self.query = lm, query
-        self.token_forwards = self.passes = 0
+        self.token_forwards = self.passes = self.head_rows = 0
         self._progress = progress
         self._prefix: Prefix | None = None
         self._batch_tokens = lm.batch_tokens
@@ -140,6 +141,7 @@ class Engine:
         found = self.lm.probabilities(inputs, positions=[row - batch.start for row in rows], prefix=prefix)
         self.token_forwards += batch.tokens
         self.passes += 1
+        self.head_rows += len(inputs) * len(rows)
         offset = 0
         for piece in batch.pieces:
             wanted = [rows.index(row) for row in self._rows(perturbations[piece.index])]

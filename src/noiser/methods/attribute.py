@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from noiser import __version__
 from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress
 from noiser.errors import ParameterError
@@ -97,7 +98,7 @@ def attribute(
         seed=seed,
         model=lm.identity,
         prompt=prompt if isinstance(prompt, str) else tuple(dict(message) for message in prompt),
-        versions={package: version(package) for package in ("noiser", "torch", "transformers")},
+        versions={"noiser": __version__} | {package: version(package) for package in ("torch", "transformers")},
         info=found.info,
     )
 

@@ -78,6 +78,11 @@ class LanguageModel:
         return self.model.dtype
 
     @property
+    def embedding_dim(self) -> int:
+        """Length of one row of the embedding table, d."""
+        return _table_of(self._embedding).shape[1]
+
+    @property
     def vocabulary_size(self) -> int:
         """How many tokens the model can read and, padded rows included, predict."""
         return _table_of(self._embedding).shape[0]
@@ -99,7 +104,7 @@ class LanguageModel:
         if table.device.type == "meta":
             return 1.0
         ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
-        with torch.inference_mode():
+        with torch.no_grad():
             rows, out = table[ids].double(), self._embedding(ids).double()
         if rows.shape != out.shape or not rows.any():
             return 1.0
@@ -124,7 +129,7 @@ class LanguageModel:
         for module in training:
             module.training = False
         try:
-            with torch.enable_grad() if gradients else torch.inference_mode():
+            with torch.set_grad_enabled(gradients):
                 yield
         finally:
             for module in training:

@@ -1,0 +1,141 @@
+"""How fast Noiser is: against a straightforward implementation, its own lower bound, and the machine's peak.
+
+    python benchmarks/noiser_speed.py --model gemma-3-270m --tokens 10 20
+
+Everything is measured in one run, side by side, with the same noise and the same prompts. The reference does what the
+published script does: for each token, each of the `steps` + 1 probes is one forward pass of the whole sequence, with
+the noise samples as its batch and logits at every position. Results must agree, or the run fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import noiser
+import reference
+from noiser.engine import Engine
+from noiser.methods import Scores
+from noiser.model import LanguageModel, Query, build_query
+
+TEXT = (
+    "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched "
+    "the fishing boats come home across the bay, counting them one by one until the last of them had passed the rocks "
+    "and reached the harbour, where the families of the crew were waiting on the"
+)
+
+
+def prompt_of(lm: LanguageModel, tokens: int) -> str:
+    """The beginning of the text that has this many tokens, special ones included."""
+    words = TEXT.split(" ")
+    for end in range(1, len(words) + 1):
+        if len(lm.tokenizer(" ".join(words[:end]))["input_ids"]) == tokens:
+            return " ".join(words[:end])
+    raise SystemExit(f"No beginning of the text has exactly {tokens} tokens with this tokenizer.")
+
+
+def seconds(run: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def matrix_peak(size: int = 2048, repeats: int = 5) -> float:
+    """Floating-point operations a second of a large float32 matrix product."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    a @ b
+    return 2 * size**3 / min(seconds(lambda: a @ b, 1) for _ in range(repeats))
+
+
+def lower_bound(query: Query, samples: int) -> int:
+    """Token-forwards of one scoring pass: each unit's samples, from its first token to the target."""
+    return samples * sum(query.rows[0] + 1 - unit.token_indices[0] for unit in query.units)
+
+
+def run_ours(lm: LanguageModel, query: Query, method: noiser.Noiser) -> tuple[Engine, Scores]:
+    engine = Engine(lm, query)
+    return engine, method(engine, torch.Generator().manual_seed(0))
+
+
+def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
+    """Floating-point operations of the matrix products: all weights but the table per token, the head per row."""
+    table = lm.model.get_input_embeddings().weight
+    head = lm.model.get_output_embeddings().weight.numel()
+    tied = lm.model.get_output_embeddings().weight is table
+    body = sum(p.numel() for p in lm.model.parameters()) - table.numel() - (0 if tied else head)
+    return 2.0 * body * tokens + 2.0 * head * rows
+
+
+def measure(lm: LanguageModel, tokens: int, peak: float, *, with_reference: bool, repeats: int) -> dict[str, str]:
+    method = noiser.Noiser()
+    query = build_query(lm, prompt_of(lm, tokens))
+    run_ours(lm, query, method)
+    ours = seconds(lambda: run_ours(lm, query, method), repeats)
+    engine, scores = run_ours(lm, query, method)
+    bound = lower_bound(query, method.samples)
+    row = {
+        "model": lm.identity.name,
+        "tokens": str(tokens),
+        "ours, s": f"{ours:.2f}",
+        "token-forwards": str(engine.token_forwards),
+        "to lower bound": f"{engine.token_forwards / bound:.2f}",
+        "passes": str(engine.passes),
+        "share of peak": f"{operations(lm, engine.token_forwards, engine.head_rows) / ours / peak:.0%}",
+        "reference, s": "",
+        "times faster": "",
+    }
+    if with_reference:
+        noise = torch.randn(method.samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0))[:, None]
+        begin = time.perf_counter()
+        with lm.running():
+            thresholds, expected = reference.noiser(
+                lm.model,
+                query.token_ids,
+                [unit.token_indices for unit in query.units],
+                query.rows[0],
+                query.target_ids[0],
+                noise,
+                scale=lm.embedding_scale,
+                steps=method.steps,
+            )
+        slow = time.perf_counter() - begin
+        assert scores.k_min is not None
+        assert float(scores.k_min[0]) == min(thresholds), (scores.k_min, thresholds)
+        torch.testing.assert_close(scores.scores[0], torch.tensor(expected), atol=1e-4, rtol=0)
+        row |= {"reference, s": f"{slow:.1f}", "times faster": f"{slow / ours:.1f}"}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", nargs="+", default=["gemma-3-270m"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[10, 20])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-reference", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    peak = matrix_peak()
+    rows = []
+    for name in arguments.model:
+        lm = noiser.load_model(name, dtype="float32", device="cpu")
+        with_reference = not arguments.no_reference
+        for tokens in arguments.tokens:
+            rows.append(measure(lm, tokens, peak, with_reference=with_reference, repeats=arguments.repeats))
+    print(f"float32, {arguments.threads} threads, matrix product {peak / 1e9:.0f} GFLOP/s, torch {torch.__version__}")
+    print(f"peak memory of the process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB\n")
+    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(row.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Noiser, slow and obvious: the whole sequence for every probe, all logits, no cache, one unit after the other."""
+
+from __future__ import annotations
+
+import torch
+
+
+@torch.no_grad()
+def mean_distribution(model, ids, positions, noise, k, scale, row):
+    """P̄: the mean over the noise samples of the next-token distribution at `row`."""
+    clean = model.get_input_embeddings()(ids)
+    inputs = clean.repeat(len(noise), 1, 1)
+    for place, position in enumerate(positions):
+        inputs[:, position] += scale * k * noise[:, place]
+    logits = model(inputs_embeds=inputs, use_cache=False).logits[:, row].float()
+    return logits.softmax(-1).mean(0)
+
+
+def threshold(flips, steps, last_probe=False):
+    """Bisection of [0, 1] for one unit."""
+    low, high, probe = 0.0, 1.0, None
+    for _ in range(steps):
+        probe = (low + high) / 2
+        low, high = (low, probe) if flips(probe) else (probe, high)
+    if last_probe:
+        return probe
+    while low == 0.0:
+        probe = high / 2
+        low, high = (0.0, probe) if flips(probe) else (probe, high)
+    return low
+
+
+@torch.no_grad()
+def noiser(model, ids, units, row, target, noise, *, scale=1.0, steps=10, last_probe=False, foil=None):
+    """Thresholds of every unit, and scores of every unit at the smallest threshold, for one target.
+
+    Args:
+        model: in evaluation mode.
+        ids: [length] everything the model reads.
+        units: token positions of each unit; only those before the target.
+        row: position whose logits predict the target.
+        target: token id.
+        noise: [samples, longest unit, dim].
+        scale: factor of the embedding module.
+        steps: halvings.
+        last_probe: as the authors' script.
+        foil: token id, or None.
+    """
+    clean = model(input_ids=ids[None]).logits[0, row].float().softmax(-1)
+    predicted = int(clean.argmax())
+
+    def value(p):
+        return p[target] - (0 if foil is None else p[foil])
+
+    def flips_at(unit):
+        def flips(k):
+            p = mean_distribution(model, ids, unit, noise, k, scale, row)
+            if foil is None:
+                return int(p.argmax()) != predicted
+            return bool(p[foil] >= p[target]) != bool(clean[foil] >= clean[target])
+
+        return flips
+
+    thresholds = [threshold(flips_at(unit), steps, last_probe) for unit in units]
+    k = min(thresholds)
+    scores = [float(value(clean) - value(mean_distribution(model, ids, unit, noise, k, scale, row))) for unit in units]
+    return thresholds, scores

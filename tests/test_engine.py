@@ -1,0 +1,138 @@
+"""The engine gives what running every whole sequence gives, whatever the batches, and leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from noiser.engine import Engine, Perturbation, add_noise, keep_dimensions, replace_rows
+from noiser.errors import ModelError, NumericalError
+from noiser.model import build_query, wrap
+from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+
+PROMPT = "The brown fox sings in the rain, and the dog plays along."
+
+
+def some_perturbations(query, dim, targets=3):
+    """Noise, zeros and masks at single and several positions, for all and for some targets."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(4, 3, dim, generator=generator)
+    keep = torch.rand(2, len(query.token_ids) - 1, dim, generator=generator) < 0.5
+    everywhere = tuple(range(1, len(query.token_ids)))
+    return [
+        *[add_noise((i,), noise, 0.5) for i in range(1, len(query.token_ids) - targets)],
+        add_noise((2, 4, 5), noise, 0.3, targets=(targets - 1,)),
+        replace_rows((1, 2), torch.zeros(dim), targets=(0, targets - 1)),
+        keep_dimensions(everywhere, lambda: keep, 2),
+    ]
+
+
+def one_by_one(lm, query, perturbations):
+    """The obvious way: every sample alone, from the first token, with all logits."""
+    results = []
+    with lm.running():
+        clean = lm.model.get_input_embeddings()(query.token_ids)
+        for p in perturbations:
+            positions = list(p.positions)
+            samples = []
+            for rows in p.rows(clean[positions] / lm.embedding_scale):
+                inputs = clean.clone()
+                inputs[positions] = rows * lm.embedding_scale
+                logits = lm.model(inputs_embeds=inputs[None], use_cache=False).logits[0]
+                wanted = query.rows if p.targets is None else [query.rows[g] for g in p.targets]
+                samples.append(logits[list(wanted)].softmax(-1))
+            results.append(torch.stack(samples))
+    return results
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_whole_sequences_in_every_family(family):
+    lm = tiny(family)
+    query = build_query(lm, PROMPT, max_new_tokens=3, target=None if family != "mamba" else "dog")
+    perturbations = some_perturbations(query, lm.embedding_dim, targets=len(query.target_ids))
+    found = dict(Engine(lm, query).distributions(perturbations))
+    for index, expected in enumerate(one_by_one(lm, query, perturbations)):
+        torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
+
+
+def test_prefix_is_reused_where_it_can_be_and_never_where_it_cannot():
+    assert all(tiny(family).reuses_prefix == (family != "mamba") for family in FAMILIES)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+@pytest.mark.parametrize("batch_tokens", [1, 17, 64])
+def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens):
+    big = tiny(family)
+    small = wrap(big.model, big.tokenizer, batch_tokens=batch_tokens)
+    query = build_query(big, PROMPT, max_new_tokens=2)
+    perturbations = some_perturbations(query, big.embedding_dim, targets=len(query.target_ids))
+    expected = dict(Engine(big, query).distributions(perturbations))
+    engine = Engine(small, query)
+    for index, found in engine.distributions(perturbations):
+        torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
+    assert engine.passes > 3
+
+
+def test_only_the_suffix_is_run():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT)
+    last = query.rows[-1]
+    engine = Engine(lm, query)
+    list(engine.distributions([add_noise((last - 2,), torch.zeros(5, 1, 32), 1.0)]))
+    assert (engine.token_forwards, engine.passes, engine.head_rows) == (15, 1, 5)
+
+
+def out_of_memory_above(lm, tokens):
+    """A model that fails, as a full card does, on more than this many tokens at once."""
+    inner = lm.model.forward
+
+    def forward(*args, **kwargs):
+        if kwargs["inputs_embeds"].shape[:2].numel() > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return inner(*args, **kwargs)
+
+    return inner, forward
+
+
+def test_halves_batches_when_memory_runs_out(monkeypatch):
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT, max_new_tokens=2)
+    perturbations = some_perturbations(query, 32, targets=2)
+    expected = dict(Engine(lm, query).distributions(perturbations))
+    engine = Engine(lm, query)
+    _, failing = out_of_memory_above(lm, 40)
+    monkeypatch.setattr(lm.model, "forward", failing)
+    found = dict(engine.distributions(perturbations))
+    assert found.keys() == expected.keys()
+    for index in expected:
+        torch.testing.assert_close(found[index], expected[index], atol=1e-6, rtol=1e-4)
+
+
+def test_says_so_when_not_even_one_sequence_fits(monkeypatch):
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT)
+    engine = Engine(lm, query)
+    _, failing = out_of_memory_above(lm, 0)
+    monkeypatch.setattr(lm.model, "forward", failing)
+    with pytest.raises(ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"):
+        list(engine.distributions([add_noise((1,), torch.zeros(5, 1, 32), 1.0)]))
+
+
+def test_a_failing_model_fails_loudly():
+    model = tiny_model("llama")
+    lm = wrap(model, tiny_tokenizer())
+    query = build_query(lm, PROMPT)
+    engine = Engine(lm, query)
+    broken = Perturbation(positions=(3,), samples=1, rows=lambda clean: torch.full((1, 1, 32), torch.inf))
+    with pytest.raises(NumericalError, match="NaN or infinite"):
+        list(engine.distributions([broken]))
+    assert all(module.training for module in model.modules())
+
+
+def test_later_positions_cannot_matter():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT, max_new_tokens=3)
+    late = add_noise((query.rows[2],), torch.ones(1, 1, 32), 3.0, targets=(0,))
+    engine = Engine(lm, query)
+    ((_, found),) = engine.distributions([late])
+    torch.testing.assert_close(found[0, 0], engine.clean[0], atol=1e-6, rtol=1e-4)

@@ -1,0 +1,228 @@
+"""Noiser against the slow reference, on random models of every family."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import noiser
+import reference
+from noiser.engine import Engine
+from noiser.methods.noise import expected_norm
+from noiser.model import build_query
+from tiny import FAMILIES, tiny
+
+PROMPT = "The quick fox sings"
+
+
+def embedding_noise(lm, samples, longest=1, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randn(samples, lm.embedding_dim, generator=generator) for _ in range(longest)], 1)
+
+
+def expected(lm, att, *, steps, samples, row=0, last_probe=False, foil=None):
+    """The slow reference for one target of an attribution; NaN columns left out."""
+    columns = [i for i in range(len(att.units)) if not math.isnan(att.scores[row, i])]
+    units = [att.units[i].token_indices for i in columns]
+    query = build_query(lm, att.prompt, max_new_tokens=len(att.targets))
+    with lm.running():
+        thresholds, scores = reference.noiser(
+            lm.model,
+            query.token_ids,
+            units,
+            query.prompt_tokens - 1 + row,
+            att.targets[row].token_id,
+            embedding_noise(lm, samples, max(map(len, units))),
+            scale=lm.embedding_scale,
+            steps=steps,
+            last_probe=last_probe,
+            foil=foil,
+        )
+    return columns, torch.tensor(thresholds), torch.tensor(scores)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_reference_in_every_family(family):
+    lm = tiny(family)
+    method = noiser.Noiser(samples=3, steps=6, all_thresholds=True)
+    att = noiser.attribute(lm, PROMPT, method=method)
+    _, thresholds, scores = expected(lm, att, steps=6, samples=3)
+    torch.testing.assert_close(att.thresholds[0], thresholds.float(), atol=0, rtol=0)
+    torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
+    assert att.k_min[0] == thresholds.min()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+def test_pruning_changes_no_score(family):
+    lm = tiny(family)
+    pruned = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3))
+    full = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, all_thresholds=True))
+    torch.testing.assert_close(pruned.scores, full.scores, atol=1e-6, rtol=1e-5)
+    assert pruned.k_min == full.k_min
+    searched = ~pruned.thresholds.isnan()
+    assert 0 < searched.sum() < searched.numel()
+    assert torch.equal(pruned.thresholds[searched], full.thresholds[searched])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
+def test_several_targets_equal_the_reference_one_by_one(family):
+    lm = tiny(family)
+    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=5), max_new_tokens=3)
+    assert att.scores.shape == (len(att.targets), len(att.units))
+    for row in range(len(att.targets)):
+        columns, thresholds, scores = expected(lm, att, steps=5, samples=2, row=row)
+        assert att.k_min[row] == thresholds.min()
+        torch.testing.assert_close(att.scores[row, columns], scores, atol=1e-5, rtol=1e-4)
+
+
+def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, profile="authors", all_thresholds=True))
+    assert att.units[0].text == "<s>"
+    _, thresholds, scores = expected(lm, att, steps=5, samples=3, last_probe=True)
+    torch.testing.assert_close(att.thresholds[0], thresholds.float(), atol=0, rtol=0)
+    torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
+
+
+def test_foil_replaces_p_and_flips_when_the_pair_turns():
+    lm = tiny("llama")
+    engine = Engine(lm, build_query(lm, PROMPT))
+    second = int(engine.clean[0].topk(2).indices[1])
+    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=6, all_thresholds=True), foil=second)
+    assert att.foil.token_id == second
+    _, thresholds, scores = expected(lm, att, steps=6, samples=3, foil=second)
+    torch.testing.assert_close(att.thresholds[0], thresholds.float(), atol=0, rtol=0)
+    torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
+
+
+def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
+    lm = tiny("llama")
+    greedy = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3))
+    other = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), target=(greedy.targets[0].token_id + 1) % 384)
+    assert other.k_min == greedy.k_min
+    assert other.targets[0].rank > 1
+    assert not torch.allclose(other.scores, greedy.scores)
+
+
+@pytest.mark.parametrize("bounding", ["k_min", "k_max", "k_max_per_unit"])
+def test_searched_boundings_use_the_k_they_name(bounding):
+    lm = tiny("gemma3")
+    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, bounding=bounding))
+    _, thresholds, _ = expected(lm, att, steps=5, samples=3)
+    k = {"k_min": thresholds.min(), "k_max": thresholds.max(), "k_max_per_unit": thresholds}[bounding]
+    assert torch.equal(torch.tensor(att.info["k"][0]), k.expand_as(thresholds))
+
+
+def test_fixed_boundings():
+    lm, d = tiny("gemma3"), 32
+    k = {}
+    for bounding in ("norm_l1", "norm_l2", "norm_linf", "none", "random", 0.125):
+        att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=bounding))
+        assert len({*att.info["k"][0]}) == 1
+        assert att.thresholds.isnan().all()
+        assert att.k_min.isnan().all()
+        k[bounding] = att.info["k"][0][0]
+    assert k["norm_l1"] == pytest.approx(1 / (d * math.sqrt(2 / math.pi)))
+    assert k["norm_l2"] == pytest.approx(1 / expected_norm("l2", d))
+    assert k["norm_linf"] == pytest.approx(1 / expected_norm("linf", d))
+    assert (k["none"], k[0.125]) == (1, 0.125)
+    assert 0 < k["random"] < 1
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
+@pytest.mark.parametrize("dim", [1, 8, 640])
+def test_expected_norms_against_samples(norm, dim):
+    n = torch.randn(20_000, dim, generator=torch.Generator().manual_seed(0))
+    order = {"l1": 1, "l2": 2, "linf": math.inf}[norm]
+    norms = torch.linalg.vector_norm(n, order, dim=1)
+    assert expected_norm(norm, dim) == pytest.approx(float(norms.mean()), abs=4 * float(norms.std()) / 20_000**0.5)
+
+
+def test_relative_noise_is_in_proportion_to_each_embedding():
+    lm = tiny("gemma3")
+    method = noiser.Noiser(samples=4, bounding="relative", r=1.5, score="hellinger")
+    att = noiser.attribute(lm, PROMPT, method=method)
+    query, noise = build_query(lm, PROMPT), embedding_noise(lm, 4)
+    row, table = query.rows[0], lm.model.get_input_embeddings().weight
+    with lm.running():
+        clean = lm.model(input_ids=query.token_ids[None]).logits[0, row].softmax(-1)
+        for i, unit in enumerate(att.units):
+            (position,) = unit.token_indices
+            k = 1.5 * table[query.token_ids[position]].norm() / expected_norm("l2", 32)
+            p = reference.mean_distribution(lm.model, query.token_ids, (position,), noise, k, lm.embedding_scale, row)
+            distance = math.sqrt(1 - float((clean * p).sqrt().sum().clamp(max=1)))
+            assert float(att.scores[0, i]) == pytest.approx(distance, abs=1e-4)
+
+
+def test_standard_errors_equal_what_repeated_draws_show():
+    lm = tiny("llama")
+    for score in ("prob", "logprob", "hellinger"):
+        runs = [
+            noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=64, bounding=0.2, score=score), seed=seed)
+            for seed in range(40)
+        ]
+        spread = torch.stack([run.scores[0] for run in runs]).std(0)
+        claimed = torch.stack([run.stderr[0] for run in runs]).mean(0)
+        assert ((claimed / spread - 1).abs() < 0.5).all(), (score, claimed / spread)
+
+
+def test_continuation_scope_uses_the_largest_noise_that_changes_no_target():
+    lm = tiny("llama")
+    each = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), max_new_tokens=3)
+    joint = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, scope="continuation"), max_new_tokens=3)
+    assert len({*joint.k_min.tolist()}) == 1
+    assert joint.k_min[0] <= each.k_min.min()
+    below = noiser.attribute(
+        lm, PROMPT, method=noiser.Noiser(samples=3, bounding=float(joint.k_min[0])), max_new_tokens=3
+    )
+    torch.testing.assert_close(joint.scores, below.scores, equal_nan=True)
+
+
+@pytest.mark.parametrize("unit", ["word", "sentence", [(0, 3), (4, 15)]])
+def test_units_of_several_tokens_get_rows_of_their_own(unit):
+    lm = tiny("qwen2")
+    att = noiser.attribute(
+        lm, "The quick fox. It sings!", method=noiser.Noiser(samples=3, steps=5, all_thresholds=True), unit=unit
+    )
+    assert max(len(u.token_indices) for u in att.units) > 1
+    _, thresholds, scores = expected(lm, att, steps=5, samples=3)
+    torch.testing.assert_close(att.thresholds[0], thresholds.float(), atol=0, rtol=0)
+    torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
+
+
+def test_own_noise_is_used_and_checked():
+    lm = tiny("llama")
+    drawn = embedding_noise(lm, 3)
+    given = noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), seed=9)
+    assert torch.equal(given.scores, noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), seed=0).scores)
+    for bad in (torch.zeros(3), torch.zeros(3, 31), torch.zeros(3, 0, 32), torch.full((3, 32), math.nan)):
+        with pytest.raises(noiser.errors.ParameterError, match="noise"):
+            noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad))
+    with pytest.raises(noiser.errors.ParameterError, match=r"\[samples, positions, 32\]"):
+        noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), unit="sentence")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"samples": 0}, "samples is 0; expected an integer of at least 1"),
+        ({"steps": 1.5}, "steps is 1.5"),
+        ({"bounding": "kmin"}, "Did you mean 'k_min'"),
+        ({"bounding": -1.0}, "bounding is -1.0; expected a positive number"),
+        ({"score": "probs"}, "Did you mean 'prob'"),
+        ({"scope": "all"}, "Unknown scope 'all'"),
+        ({"profile": "paper2"}, "Did you mean 'paper'"),
+        ({"r": 0.0}, "r is 0.0"),
+    ],
+)
+def test_parameters_outside_their_domain(parameters, message, unchecked):
+    with pytest.raises(noiser.NoiserError, match=message):
+        noiser.Noiser(**parameters)
+
+
+def test_hellinger_has_no_foil():
+    lm = tiny("llama")
+    with pytest.raises(noiser.errors.ParameterError, match="no foil"):
+        noiser.attribute(lm, PROMPT, method=noiser.Noiser(score="hellinger"), foil=3)

@@ -1,0 +1,67 @@
+"""The lockstep bisection returns what bisecting every unit on its own returns, whatever the flips are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reference
+from noiser.methods.search import Bisection
+
+
+def run(search, flips):
+    evaluations = 0
+    while probes := search.probes():
+        evaluations += len(probes)
+        search.update({(u, k): flips(u, k) for u, k in probes})
+    return evaluations
+
+
+@st.composite
+def flip_tables(draw):
+    """Arbitrary flips, not monotone in k: pseudo-random, from a seed; they end below 2^-14."""
+    seed, bias = draw(st.integers(0, 10**6)), draw(st.floats(0, 1))
+
+    def flips(unit, k):
+        return k > 2**-14 and hash((seed, unit, k)) % 1000 < 1000 * bias
+
+    return flips
+
+
+@given(flip_tables(), st.integers(1, 8), st.integers(1, 10), st.booleans())
+def test_equals_one_bisection_a_unit(flips, units, steps, last_probe):
+    expected = [reference.threshold(lambda k, u=u: flips(u, k), steps, last_probe) for u in range(units)]
+    found = {}
+    for mode in ("min", "max", "each"):
+        search = Bisection(range(units), mode=mode, steps=steps, last_probe=last_probe)
+        run(search, flips)
+        found[mode] = search.thresholds(units).tolist()
+        assert all(math.isnan(k) or k == expected[u] for u, k in enumerate(found[mode]))
+    assert found["each"] == expected
+    if not last_probe or steps > 1:
+        assert min(k for k in found["min"] if not math.isnan(k)) == min(expected)
+        assert max(k for k in found["max"] if not math.isnan(k)) == max(expected)
+
+
+def test_prunes_units_that_cannot_be_the_minimum():
+    true_k = [0.9, 0.3, 0.31, 0.05]
+    search = Bisection(range(4), mode="min", steps=10)
+    assert run(search, lambda u, k: k > true_k[u]) == 4 + 3 + 9 - 1
+    assert search.thresholds(4)[3] == math.floor(0.05 * 1024) / 1024
+
+
+def test_a_tie_ends_the_search():
+    search = Bisection([0], mode="min", steps=3)
+    run(search, lambda u, k: True)
+    assert search.tied
+    assert 0 < search.thresholds(1)[0] < 1e-11
+
+
+@pytest.mark.parametrize(("k", "expected"), [(0.25, 0.25), (1.0, 1 - 2**-10), (2**-12, 2**-12)])
+def test_the_largest_k_that_does_not_flip(k, expected):
+    search = Bisection([0], mode="min", steps=10)
+    run(search, lambda u, probe: probe > k)
+    assert search.thresholds(1)[0] == expected
