@@ -119,9 +119,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[Snapped]:
     """Puts tokens together so that each group stands for one span, or for several that share a token.
 
-    A token goes to the span that holds its last character that is not whitespace (its last character, if it is all
-    whitespace). A span that gets no token of its own is thereby part of its neighbour. A gap between tokens
-    ends a group.
+    A token goes to the span that holds its last character that is not whitespace; a token of nothing but whitespace
+    goes with the token behind it. A span that gets no token of its own is thereby part of its neighbour. A gap between
+    tokens ends a group.
 
     Args:
         text: the text that spans and tokens are offsets of.
@@ -134,18 +134,37 @@ def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int
     >>> snap("to play", [(0, 2), (2, 7)], [(0, 2), (2, 5), (5, 7)])
     [Snapped(span=(0, 2), tokens=(0,)), Snapped(span=(2, 7), tokens=(1, 2))]
     """
+    groups: list[tuple[int, list[int]]] = []  # (index of the span, tokens)
+    covered = 0
+    for index, owner in enumerate(_owners(text, spans, tokens)):
+        start, end = tokens[index]
+        joins = start < covered or (start == covered and groups and owner <= groups[-1][0])
+        if groups and joins:
+            groups[-1] = (max(owner, groups[-1][0]), [*groups[-1][1], index])
+        else:
+            groups.append((owner, [index]))
+        covered = max(covered, end)
+    return [
+        Snapped((tokens[members[0]][0], max(tokens[i][1] for i in members)), tuple(members)) for _, members in groups
+    ]
+
+
+def _owners(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[int]:
+    """Which span each token goes to."""
     starts = [start for start, _ in spans]
-    groups: list[tuple[int, int, int, list[int]]] = []  # (index of the span, start, end, tokens)
-    for index, (start, end) in enumerate(tokens):
-        last = start + len(text[start:end].rstrip()) - 1
-        owner = bisect_right(starts, last if last >= start else max(start, end - 1)) - 1
-        if groups:
-            group_owner, group_start, group_end, members = groups[-1]
-            if start < group_end or (start == group_end and owner <= group_owner):
-                groups[-1] = (max(owner, group_owner), group_start, max(end, group_end), [*members, index])
-                continue
-        groups.append((owner, start, end, [index]))
-    return [Snapped((start, end), tuple(members)) for _, start, end, members in groups]
+    owners: list[int | None] = []
+    for start, end in tokens:
+        seen = len(text[start:end].rstrip())
+        owners.append(bisect_right(starts, start + seen - 1) - 1 if seen else None)
+    count = len(tokens)
+    for index in reversed(range(count - 1)):  # whitespace goes with the token behind it
+        if owners[index] is None and tokens[index][1] == tokens[index + 1][0]:
+            owners[index] = owners[index + 1]
+    for index in range(1, count):  # or else with the one before it
+        if owners[index] is None and tokens[index - 1][1] == tokens[index][0]:
+            owners[index] = owners[index - 1]
+    alone = (bisect_right(starts, start) - 1 for start, _ in tokens)
+    return [other if owner is None else owner for owner, other in zip(owners, alone, strict=True)]
 
 
 def _partition(text: str, starts: Sequence[int]) -> list[tuple[int, int]]:

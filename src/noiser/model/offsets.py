@@ -56,17 +56,18 @@ def owner_of(token: Offset, contents: Sequence[Offset]) -> int | None:
 
 
 def cover(
-    offsets: Sequence[Offset], frozen: Sequence[bool], contents: Sequence[Offset]
-) -> tuple[list[Offset], list[Offset]]:
-    """Divides contents at the frozen tokens in them, and mends the tokens of each part.
+    offsets: Sequence[Offset], special: Sequence[bool], contents: Sequence[Offset]
+) -> tuple[list[Offset], list[Offset], list[bool]]:
+    """Divides contents at the special tokens in them, and mends the tokens of each part.
 
     Args:
-        offsets: of all tokens, frozen ones included.
-        frozen: whether each token is frozen; tokens that are not must have an owner among the contents.
+        offsets: of all tokens.
+        special: whether each token is a special one.
         contents: (start, end) of the user's own text, in order.
 
     Returns:
-        The parts of the contents that some token stands for, and the offsets of all tokens, mended where not frozen.
+        The parts of the contents that some token stands for; the offsets of all tokens, mended in these parts; and
+        which tokens are frozen: all that are in none.
     """
     parts: list[tuple[Offset, list[int]]] = []
     owners = [owner_of(offset, contents) for offset in offsets]
@@ -74,18 +75,18 @@ def cover(
         start, run = first, list[int]()
         for index in (i for i, owner in enumerate(owners) if owner == content):
             token_start, token_end = offsets[index]
-            if not frozen[index]:
+            if not special[index]:
                 run.append(index)
             elif token_start < token_end:  # not an added token, which has no characters
                 parts.append(((start, max(start, token_start)), run))
                 start, run = min(max(start, token_end), last), []
         parts.append(((start, last), run))
-    parts = [(part, run) for part, run in parts if run]
-    mended = list(offsets)
+    parts = [((start, end), run) for (start, end), run in parts if run and start < end]
+    mended, frozen = list(offsets), [True] * len(offsets)
     for part, run in parts:
         for index, offset in zip(run, mend([offsets[i] for i in run], part), strict=True):
-            mended[index] = offset
-    return [part for part, _ in parts], mended
+            mended[index], frozen[index] = offset, False
+    return [part for part, _ in parts], mended, frozen
 
 
 def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:

@@ -9,8 +9,8 @@ from typing import Any
 from noiser.errors import PromptError, TargetError
 from noiser.model.chat import render_chat
 from noiser.model.decoding import continuation_offsets, display_texts
-from noiser.model.offsets import Offset, cover, owner_of
-from noiser.model.tokenizing import is_special, special_ids, tokenize
+from noiser.model.offsets import Offset, cover
+from noiser.model.tokenizing import special_tokens, tokenize
 from noiser.types import Prompt
 
 __all__ = ["Encoding", "encode", "encode_target", "extend", "token_texts"]
@@ -66,8 +66,8 @@ def encode(tokenizer: Any, prompt: Prompt | object) -> Encoding:
 def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
     """The token ids of a text as it follows the prompt.
 
-    Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised behind a
-    line break, or alone. The text is taken literally: no space is added.
+    Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised behind
+    another character, or alone. The text is taken literally: no space is added where the tokenizer can do without.
 
     Args:
         tokenizer: the tokenizer that made `encoding`.
@@ -81,12 +81,11 @@ def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, .
         raise TargetError(f"The target {text!r} holds half of a surrogate pair; expected valid Unicode.")
     before = tuple(i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end)
     candidates: list[tuple[int, ...]] = []
-    for anchor, anchor_ids in ((encoding.text, before), ("\n", None), ("", ())):
-        if anchor_ids is None:
-            anchor_ids = tuple(tokenize(tokenizer, anchor, add_special_tokens=False).token_ids)
-        ids = tuple(tokenize(tokenizer, anchor + text, add_special_tokens=False).token_ids)
-        if text and ids[: len(anchor_ids)] == anchor_ids and len(ids) > len(anchor_ids):
-            candidates.append(ids[len(anchor_ids) :])
+    for anchor in (encoding.text, "\n", ".", "a", ""):
+        kept = before if anchor == encoding.text else _content_ids(tokenizer, anchor)
+        ids = _content_ids(tokenizer, anchor + text)
+        if text and ids[: len(kept)] == kept and len(ids) > len(kept):
+            candidates.append(ids[len(kept) :])
     if not candidates:
         raise TargetError(f"No token stands for the target {text!r}; expected a text that the tokenizer can read.")
     exact = (ids for ids in candidates if continuation_offsets(tokenizer, encoding.token_ids, ids)[0] == text)
@@ -109,9 +108,8 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
     text, offsets = continuation_offsets(tokenizer, encoding.token_ids, token_ids)
     shift = len(encoding.text)
     offsets = [(start + shift, end + shift) for start, end in offsets]
-    specials = special_ids(tokenizer)
-    frozen = [token_id in specials for token_id in token_ids]
-    regions, offsets = cover(offsets, frozen, [(shift, shift + len(text))])
+    special = special_tokens(tokenizer, token_ids, [text[start - shift : end - shift] for start, end in offsets])
+    regions, offsets, frozen = cover(offsets, special, [(shift, shift + len(text))])
     return Encoding(
         text=encoding.text + text,
         token_ids=(*encoding.token_ids, *token_ids),
@@ -136,12 +134,9 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
 
 def _encode_text(tokenizer: Any, text: str, contents: Sequence[Offset], *, add_special_tokens: bool) -> Encoding:
     tokens = tokenize(tokenizer, text, add_special_tokens=add_special_tokens)
-    specials = special_ids(tokenizer)
-    frozen = [
-        added or is_special(tokenizer, specials, token_id, text[start:end]) or owner_of((start, end), contents) is None
-        for token_id, (start, end), added in zip(*tokens, strict=True)
-    ]
-    regions, offsets = cover(tokens.offsets, frozen, contents)
+    special = special_tokens(tokenizer, tokens.token_ids, [text[start:end] for start, end in tokens.offsets])
+    special = [typed or added for typed, added in zip(special, tokens.added, strict=True)]
+    regions, offsets, frozen = cover(tokens.offsets, special, contents)
     if all(frozen):
         raise PromptError(
             f"The prompt {text[:60]!r} holds only special tokens or characters that the tokenizer drops; "
@@ -155,6 +150,10 @@ def _encode_text(tokenizer: Any, text: str, contents: Sequence[Offset], *, add_s
         regions=tuple(regions),
         tokens=tuple(_names(tokenizer, tokens.token_ids)),
     )
+
+
+def _content_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenize(tokenizer, text, add_special_tokens=False).token_ids)
 
 
 def _names(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:

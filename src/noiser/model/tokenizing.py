@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from noiser.model.decoding import decode
 from noiser.model.offsets import Offset, align, mend, offsets_by_decoding
 
-__all__ = ["Tokens", "is_special", "special_ids", "tokenize"]
+__all__ = ["Tokens", "special_tokens", "tokenize"]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 
@@ -43,21 +43,24 @@ def tokenize(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Tokens:
     return tokens._replace(offsets=offsets)
 
 
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids of special tokens. The unknown token counts only where the same id has another role, as in GPT-2."""
+def special_tokens(tokenizer: Any, token_ids: Sequence[int], surfaces: Sequence[str]) -> list[bool]:
+    """Which tokens are special, each standing for its surface in the text.
+
+    Tokens with a role (BOS, EOS, ...) are, and so is any other that the tokenizer calls special where it was typed as
+    it is named. The unknown token is not, unless its id has another role too, as in GPT-2, and it was typed.
+    """
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    ids = set(tokenizer.all_special_ids) | {index for index, token in added.items() if token.special}
+    roles = set(tokenizer.all_special_ids)
+    as_typed = {index: token.content for index, token in added.items() if token.special and index not in roles}
     unknown = getattr(tokenizer, "unk_token_id", None)
-    if not any(getattr(tokenizer, role, None) == unknown for role in _ROLES):
-        ids.discard(unknown)
-    return frozenset(ids)
-
-
-def is_special(tokenizer: Any, specials: frozenset[int], token_id: int, surface: str) -> bool:
-    """Whether a token is special where it stands for `surface`; an id that also means "unknown" is only as typed."""
-    if token_id not in specials:
-        return False
-    return token_id != getattr(tokenizer, "unk_token_id", None) or surface.strip() == tokenizer.unk_token
+    if unknown is not None:
+        roles.discard(unknown)
+        if any(getattr(tokenizer, role, None) == unknown for role in _ROLES):
+            as_typed[unknown] = tokenizer.unk_token
+    return [
+        token_id in roles or as_typed.get(token_id) == surface.strip()
+        for token_id, surface in zip(token_ids, surfaces, strict=True)
+    ]
 
 
 def _tokenize_fast(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:

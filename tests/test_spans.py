@@ -1,0 +1,134 @@
+"""Words, sentences, and tokens snapped to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from noiser.spans import sentence_spans, snap, word_spans
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text(
+    "aB1 .,!?'\"()-\n\t…。。日本ไทé\u0301\u200d👨👩🏽_@&:/", max_size=40
+)
+
+
+def pieces(spans, text):
+    return [text[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plays the sport of", ["plays", " the", " sport", " of"]),
+        ("one, two", ["one", ",", " two"]),
+        ("don't rock’n’roll", ["don't", " rock’n’roll"]),
+        ("Audible.com 8.1 1,000 well-known", ["Audible.com", " 8.1", " 1,000", " well-known"]),
+        ("and/or a@b.c AT&T 10:30 snake_case", ["and/or", " a@b.c", " AT&T", " 10:30", " snake_case"]),
+        ("a,b", ["a", ",", "b"]),  # a comma joins digits only
+        ("wait... what?!", ["wait", "...", " what", "?!"]),  # more than one mark joins nothing
+        ("'tis the dogs' end.", ["'", "tis", " the", " dogs", "'", " end", "."]),
+        ("$5 (50%) C++", ["$", "5", " (", "50", "%)", " C", "++"]),
+        ("नमस्ते दुनिया", ["नमस्ते", " दुनिया"]),  # vowel signs are marks
+        ("cafe\u0301 x", ["cafe\u0301", " x"]),
+        ("می\u200cخواهم", ["می\u200cخواهم"]),  # a zero-width non-joiner inside a word
+        ("ok 👨‍👩‍👧 👍🏽❤️!", ["ok", " 👨‍👩‍👧", " 👍🏽❤️!"]),
+        ("我爱 NLP。", ["我", "爱", " NLP", "。"]),
+        ("กำ", ["ก", "ำ"]),
+        ("  a  b \n", ["  a", "  b \n"]),
+        (" \n ", [" \n "]),
+        ("x", ["x"]),
+        ("", []),
+    ],
+)
+def test_words(text, expected):
+    assert pieces(word_spans(text), text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It rained. We stayed! Why? Because…", ["It rained.", " We stayed!", " Why?", " Because…"]),
+        ("(I was late. It rained.) So?", ["(I was late.", " It rained.)", " So?"]),
+        ('He said "Go!" Then left.', ['He said "Go!"', " Then left."]),
+        ('"Go!" she said.', ['"Go!" she said.']),
+        ("Dr. Who met J. R. Smith of the U.S. Army.", ["Dr. Who met J. R. Smith of the U.S. Army."]),
+        ("See e.g. Fig. 3 or no. 5. He said no. Then left.", ["See e.g. Fig. 3 or no. 5.", " He said no.", " Then left."]),
+        ("So did I. Then 8.1 fell.", ["So did I.", " Then 8.1 fell."]),
+        ("Yes... maybe. No", ["Yes... maybe.", " No"]),
+        ("one\ntwo\n\nthree\n", ["one", "\ntwo", "\n\nthree\n"]),
+        ("你好。再见！", ["你好。", "再见！"]),
+        ("यह है। वह था।", ["यह है।", " वह था।"]),
+        ("v1.2.3 at example.com is out", ["v1.2.3 at example.com is out"]),
+        ("", []),
+    ],
+)
+def test_sentences(text, expected):
+    assert pieces(sentence_spans(text), text) == expected
+
+
+@pytest.mark.parametrize("segment", [word_spans, sentence_spans])
+@given(text=TEXTS)
+def test_a_segmentation_is_a_partition(segment, text):
+    spans = segment(text)
+    assert "".join(pieces(spans, text)) == text
+    assert [start for start, _ in spans[1:]] == [end for _, end in spans[:-1]]
+    if text.strip():
+        assert all(text[start:end].strip() for start, end in spans)
+        assert all(not text[end - 1].isspace() for _, end in spans[:-1])  # whitespace leads
+
+
+@given(text=TEXTS)
+def test_a_sentence_ends_where_a_word_ends(text):
+    ends = {end for _, end in word_spans(text)}
+    inside_a_run = {".", "!", "?", "…", "。"}  # "!?(": one run of symbols, so one word, may go on behind the mark
+    for _, end in sentence_spans(text):
+        assert end in ends or text[end - 1] in inside_a_run or text[end - 1] in "\"')"
+
+
+def grouped(text, words, tokens):
+    spans, position, cuts = [], 0, []
+    for word in words:
+        spans.append((position, position := position + len(word)))
+    position = 0
+    for token in tokens:
+        cuts.append((position, position := position + len(token)))
+    return [(text[slice(*span)], members) for span, members in snap(text, spans, cuts)]
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens", "expected"),
+    [
+        (["basketball", " game"], ["basket", "ball", " game"], [("basketball", (0, 1)), (" game", (2,))]),
+        (["a", ",", " b"], ["a", ", b"], [("a", (0,)), (", b", (1,))]),  # the comma has no token of its own
+        (["one", " two"], ["one two"], [("one two", (0,))]),
+        (["one", " two", " three"], ["one", " ", "two thr", "ee"], [("one", (0,)), (" two three", (1, 2, 3))]),
+        (["a", "  b  "], ["a", " ", " b", "  "], [("a", (0,)), ("  b  ", (1, 2, 3))]),
+        (["我", "爱", "你"], ["我爱", "你"], [("我爱", (0,)), ("你", (1,))]),
+        (["  "], [" ", " "], [("  ", (0, 1))]),
+        (["a"], [], []),
+    ],
+)
+def test_snap_keeps_tokens_whole(words, tokens, expected):
+    assert grouped("".join(words), words, tokens) == expected
+
+
+def test_a_gap_between_tokens_ends_a_group():
+    assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [((0, 2), (0,)), ((4, 6), (1,))]
+
+
+@given(text=TEXTS.filter(bool), cuts=st.sets(st.integers(1, 39)))
+def test_snapped_groups_are_a_partition_into_whole_tokens(text, cuts):
+    ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    tokens = list(zip([0, *ends[:-1]], ends, strict=True))
+    groups = snap(text, word_spans(text), tokens)
+    assert [token for _, members in groups for token in members] == list(range(len(tokens)))
+    assert "".join(text[start:end] for (start, end), _ in groups) == text
+    for (start, end), members in groups:
+        assert (start, end) == (tokens[members[0]][0], tokens[members[-1]][1])
+
+
+@given(text=TEXTS)
+def test_one_token_a_character_gives_the_words_back(text):
+    tokens = [(index, index + 1) for index in range(len(text))]
+    assert [group.span for group in snap(text, word_spans(text), tokens)] == word_spans(text)

@@ -1,0 +1,163 @@
+"""Tiny tokenizers of every kind, trained in milliseconds on the sentences below.
+
+`TOKENIZERS` are fast ones, which say where tokens stand; `SLOW_TOKENIZERS` do not. Each factory makes a new object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
+
+SENTENCES = [
+    "The tall woman from the north plays basketball professionally.",
+    "She said that the game was long, and that the score was 8.1 to 7.9.",
+    "Nobody in the town knew why the old clock had stopped at noon.",
+    "A naïve café owner sold crème brûlée for 1,000 coins; don't ask me why!",
+    "Быстрая лиса прыгает через ленивую собаку. Привет, мир!",
+    "नमस्ते दुनिया, यह एक छोटा वाक्य है।",
+    "我们今天去打篮球。你好，世界！",
+    "Good morning 👋, see you at the party 🎉🎉 tonight 👨‍👩‍👧.",
+    "  def play(sport):\n    return sport.lower()\n",
+]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def _finish(core: Tokenizer, unk: str | None = None, *, bos: bool = True) -> PreTrainedTokenizerFast:
+    if bos:
+        core.post_processor = processors.Sequence(
+            [
+                *([core.post_processor] if core.post_processor else []),
+                processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))]),
+            ]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token=unk)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def _byte_level(*, trim: bool, prefix: bool = False, normalizer: normalizers.Normalizer | None = None):
+    core = Tokenizer(models.BPE())
+    if normalizer is not None:
+        core.normalizer = normalizer
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    core.decoder = decoders.ByteLevel()
+    core.post_processor = processors.ByteLevel(trim_offsets=trim)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(SENTENCES, trainer)
+    return _finish(core)
+
+
+def _unigram() -> PreTrainedTokenizerFast:
+    """As T5's and XLNet's: a prefix space, pieces by probability, an unknown token."""
+    core = Tokenizer(models.Unigram())
+    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\n", " ")])
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    specials = ["<s>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=specials, unk_token="<unk>", show_progress=False)
+    core.train_from_iterator(SENTENCES, trainer)
+    return _finish(core, "<unk>")
+
+
+def _byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama 2's: a space put in front by the normaliser, and bytes for unknown characters."""
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    specials = ["<unk>", "<s>", "</s>"]
+    trained.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=350, special_tokens=specials, limit_alphabet=60, show_progress=False)
+    )
+    model = json.loads(trained.to_str())["model"]
+    vocab = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
+    merges = [tuple(merge) for merge in model["merges"]]
+    core = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    core.add_special_tokens(specials)
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _finish(core, "<unk>")
+
+
+def _word_level() -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    specials = ["<s>", "</s>", "<unk>"]
+    core.train_from_iterator(SENTENCES, trainers.WordLevelTrainer(special_tokens=specials, show_progress=False))
+    return _finish(core, "<unk>")
+
+
+def _word_piece() -> PreTrainedTokenizerFast:
+    """As BERT's: drops control characters, accents and case."""
+    core = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    core.normalizer = normalizers.BertNormalizer(strip_accents=True, lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    specials = ["<s>", "</s>", "<unk>"]
+    core.train_from_iterator(
+        SENTENCES, trainers.WordPieceTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
+    )
+    return _finish(core, "<unk>")
+
+
+class LowerCaseTokenizer(PreTrainedTokenizer):
+    """Python only: lower-cases, drops line breaks, and knows words, spaces and single letters."""
+
+    def __init__(self, **kwargs) -> None:
+        pieces = ["<s>", "</s>", "<unk>", "the", "sport", *(chr(c) for c in range(32, 127) if not chr(c).isupper())]
+        self.ids = {piece: index for index, piece in enumerate(pieces)}
+        super().__init__(bos_token="<s>", eos_token="</s>", unk_token="<unk>", special_tokens_pattern="bos", **kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self.ids)
+
+    def _tokenize(self, text: str, **kwargs) -> list[str]:
+        text, pieces = text.lower().replace("\n", ""), []
+        while text:
+            piece = next((p for p in ("the", "sport") if text.startswith(p)), text[0])
+            pieces.append(piece)
+            text = text[len(piece) :]
+        return pieces
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.ids.get(token, self.ids["<unk>"])
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return list(self.ids)[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "".join(tokens)
+
+
+def _nfkc_lower() -> normalizers.Normalizer:
+    return normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+
+
+TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+    "byte_level": lambda: _byte_level(trim=False),
+    "byte_level_trimmed": lambda: _byte_level(trim=True),
+    "byte_level_prefix_space": lambda: _byte_level(trim=True, prefix=True),
+    "byte_level_nfkc_lower": lambda: _byte_level(trim=False, normalizer=_nfkc_lower()),
+    "byte_level_nfd": lambda: _byte_level(trim=True, normalizer=normalizers.NFD()),
+    "unigram": _unigram,
+    "byte_fallback": _byte_fallback,
+    "word_level": _word_level,
+    "word_piece": _word_piece,
+}
+SLOW_TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizer]] = {
+    "bytes": ByT5Tokenizer,  # adds </s>
+    "lower_case": LowerCaseTokenizer,
+}
