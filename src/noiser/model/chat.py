@@ -13,7 +13,7 @@ __all__ = ["render_chat"]
 _EXPECTED = 'expected a list of {"role": ..., "content": "..."} with contents that are text'
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[int, int]]]:
+def render_chat(tokenizer: Any, messages: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
     """Renders messages with the tokenizer's chat template.
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
@@ -47,11 +47,11 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[
     return text, _by_sentinels(tokenizer, messages, text) or _by_search(contents, text)
 
 
-def _check(messages: Sequence[Mapping[str, str]]) -> None:
+def _check(messages: Sequence[Any]) -> None:
     if not messages:
         raise PromptError(f"The prompt is an empty list of messages; {_EXPECTED}. Give at least one message.")
     for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(message, Mapping):
             raise PromptError(f"Message {index} is a {type(message).__name__}; {_EXPECTED}.")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):

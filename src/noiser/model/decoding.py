@@ -9,7 +9,7 @@ from typing import Any
 
 from noiser.model.offsets import Offset, common_length, offsets_by_decoding
 
-__all__ = ["continuation_offsets", "decode", "display_texts"]
+__all__ = ["continuation_offsets", "continuation_text", "decode", "display_texts"]
 
 _CONTEXT = 16  # tokens before a continuation that are decoded with it, so that its first space is kept
 
@@ -21,12 +21,17 @@ def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
     return tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
+def continuation_text(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> str:
+    """What tokens read as behind others."""
+    context = list(before[-_CONTEXT:])
+    whole = decode(tokenizer, [*context, *token_ids])
+    return whole[common_length(decode(tokenizer, context), whole) :]
+
+
 def continuation_offsets(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
     """What tokens read as behind others, and the offset of each in it."""
     context = list(before[-_CONTEXT:])
-    base = decode(tokenizer, context)
-    whole = decode(tokenizer, [*context, *token_ids])
-    cut = common_length(base, whole)
+    cut = common_length(decode(tokenizer, context), decode(tokenizer, [*context, *token_ids]))
     return offsets_by_decoding(lambda count: decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from noiser.errors import PromptError, TargetError
 from noiser.model.chat import render_chat
-from noiser.model.decoding import continuation_offsets, display_texts
+from noiser.model.decoding import continuation_offsets, continuation_text, display_texts
 from noiser.model.offsets import Offset, cover
-from noiser.model.tokenizing import special_tokens, tokenize
+from noiser.model.tokenizing import content_ids, special_tokens, tokenize
 from noiser.types import Prompt
 
 __all__ = ["Encoding", "encode", "encode_target", "extend", "token_texts"]
@@ -79,17 +79,18 @@ def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, .
     """
     if _surrogate(text) is not None:
         raise TargetError(f"The target {text!r} holds half of a surrogate pair; expected valid Unicode.")
-    before = tuple(i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end)
-    candidates: list[tuple[int, ...]] = []
+    before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
+    readings: list[tuple[int, ...]] = []
     for anchor in (encoding.text, "\n", ".", "a", ""):
-        kept = before if anchor == encoding.text else _content_ids(tokenizer, anchor)
-        ids = _content_ids(tokenizer, anchor + text)
-        if text and ids[: len(kept)] == kept and len(ids) > len(kept):
-            candidates.append(ids[len(kept) :])
-    if not candidates:
+        kept = before if anchor == encoding.text else content_ids(tokenizer, anchor)
+        ids = content_ids(tokenizer, anchor + text) if text else []
+        if ids[: len(kept)] == kept and len(ids) > len(kept):
+            readings.append(tuple(ids[len(kept) :]))
+            if continuation_text(tokenizer, encoding.token_ids, readings[-1]) == text:
+                return readings[-1]
+    if not readings:
         raise TargetError(f"No token stands for the target {text!r}; expected a text that the tokenizer can read.")
-    exact = (ids for ids in candidates if continuation_offsets(tokenizer, encoding.token_ids, ids)[0] == text)
-    return next(exact, candidates[0])
+    return readings[0]
 
 
 def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Encoding:
@@ -137,7 +138,7 @@ def _encode_text(tokenizer: Any, text: str, contents: Sequence[Offset], *, add_s
     special = special_tokens(tokenizer, tokens.token_ids, [text[start:end] for start, end in tokens.offsets])
     special = [typed or added for typed, added in zip(special, tokens.added, strict=True)]
     regions, offsets, frozen = cover(tokens.offsets, special, contents)
-    if all(frozen):
+    if not any(text[start:end].strip() for start, end in regions):
         raise PromptError(
             f"The prompt {text[:60]!r} holds only special tokens or characters that the tokenizer drops; "
             "expected text. Write something besides."
@@ -150,10 +151,6 @@ def _encode_text(tokenizer: Any, text: str, contents: Sequence[Offset], *, add_s
         regions=tuple(regions),
         tokens=tuple(_names(tokenizer, tokens.token_ids)),
     )
-
-
-def _content_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenize(tokenizer, text, add_special_tokens=False).token_ids)
 
 
 def _names(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from noiser.model.decoding import decode
 from noiser.model.offsets import Offset, align, mend, offsets_by_decoding
 
-__all__ = ["Tokens", "special_tokens", "tokenize"]
+__all__ = ["Tokens", "content_ids", "special_tokens", "tokenize"]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 
@@ -41,6 +41,14 @@ def tokenize(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Tokens:
         if offsets[index][0] >= offsets[index][1]:
             offsets[index] = offset
     return tokens._replace(offsets=offsets)
+
+
+def content_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text alone, without any that the tokenizer adds."""
+    with _untouched(tokenizer):
+        return list(
+            tokenizer(text, add_special_tokens=False, padding=False, truncation=False, verbose=False)["input_ids"]
+        )
 
 
 def special_tokens(tokenizer: Any, token_ids: Sequence[int], surfaces: Sequence[str]) -> list[bool]:
@@ -82,10 +90,9 @@ def _tokenize_fast(tokenizer: Any, text: str, add_special_tokens: bool) -> Token
 
 def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:
     """Without offsets from the tokenizer: decodes ever more tokens, and aligns what they read with the text."""
-    own: list[int] = list(tokenizer(text, add_special_tokens=False, padding=False, truncation=False)["input_ids"])
-    ids = own
+    own = ids = content_ids(tokenizer, text)
     if add_special_tokens:
-        ids = list(tokenizer(text, add_special_tokens=True, padding=False, truncation=False)["input_ids"])
+        ids: list[int] = list(tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])
     first = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
     source, offsets = offsets_by_decoding(lambda count: decode(tokenizer, own[:count]), len(own))
     behind = len(ids) - first - len(own)
@@ -99,6 +106,9 @@ def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Token
 @contextlib.contextmanager
 def _untouched(tokenizer: Any) -> Generator[None]:
     """Puts back the backend's truncation and padding, which a call of a fast tokenizer switches off for good."""
+    if not getattr(tokenizer, "is_fast", False):
+        yield
+        return
     backend = tokenizer.backend_tokenizer
     truncation, padding = backend.truncation, backend.padding
     splits = backend.encode_special_tokens

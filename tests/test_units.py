@@ -1,0 +1,190 @@
+"""Units: tokens put together as tokens, words, sentences or the caller's spans."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from noiser.errors import PromptError, UnitError, UnknownNameError
+from noiser.model.text import Encoding, encode, extend
+from noiser.model.units import make_units
+from test_text import ALL, TEXTS, tokenizer_of
+
+NAMES = ["token", "word", "sentence"]
+
+
+def by_hand(*tokens, frozen=(), regions=None):
+    """An encoding whose tokens are these texts, side by side; frozen ones by position."""
+    offsets, position = [], 0
+    for token in tokens:
+        offsets.append((position, position := position + len(token)))
+    return Encoding(
+        text="".join(tokens),
+        token_ids=tuple(range(len(tokens))),
+        offsets=tuple(offsets),
+        frozen=tuple(index in frozen for index in range(len(tokens))),
+        regions=regions or ((0, position),),
+        tokens=tokens,
+    )
+
+
+def shown(units):
+    return [(unit.text, unit.token_indices) for unit in units]
+
+
+def check(encoding, units):
+    """What `make_units` promises whatever is asked."""
+    tokens = [token for unit in units for token in unit.token_indices]
+    assert len(set(tokens)) == len(tokens)
+    assert all(unit.token_indices and list(unit.token_indices) == sorted(unit.token_indices) for unit in units)
+    assert [unit.token_indices for unit in units] == sorted(unit.token_indices for unit in units)
+    assert all(unit.text == encoding.text[unit.start : unit.end] for unit in units if unit.start < unit.end)
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("token", [("Le", (0,)), ("Bron", (1,)), (" James", (2,)), (" plays", (3,)), (".", (4,)), (" Then", (5,))]),
+        ("word", [("LeBron", (0, 1)), (" James", (2,)), (" plays", (3,)), (".", (4,)), (" Then", (5,))]),
+        ("sentence", [("LeBron James plays.", (0, 1, 2, 3, 4)), (" Then", (5,))]),
+        ([(0, 6), (7, 12)], [("LeBron", (0, 1)), ("James", (2,))]),
+        ([(19, 24), (0, 2)], [("Le", (0,)), (" Then", (5,))]),  # in order, whatever order they came in
+        ([(0, 7)], [("LeBron ", (0, 1))]),  # the next word's space alone does not make it this span's
+        ([(0, 4), (4, 12)], [("LeBr", (0, 1)), ("on James", (2,))]),  # "Bron" is tied: the first span has it
+        ([(0, 3), (3, 12)], [("LeB", (0,)), ("ron James", (1, 2))]),
+        ([(1, 2)], [("e", (0,))]),  # inside a token nobody else asks for
+    ],
+)
+def test_units(unit, expected):
+    encoding = by_hand("Le", "Bron", " James", " plays", ".", " Then")
+    units = make_units(encoding, unit)
+    assert shown(units) == expected
+    check(encoding, units)
+
+
+def test_bytes_of_a_character_are_one_unit():
+    encoding = encode(tokenizer_of("bytes"), "é 👨!")
+    assert shown(make_units(encoding, "token")) == [("é", (0, 1)), (" ", (2,)), ("👨", (3, 4, 5, 6)), ("!", (7,))]
+    assert shown(make_units(encoding, "word")) == [("é", (0, 1)), (" 👨!", (2, 3, 4, 5, 6, 7))]
+    assert shown(make_units(encoding, [(2, 3)])) == [("👨", (3, 4, 5, 6))]
+
+
+def test_frozen_tokens_are_units_only_when_perturbed():
+    encoding = encode(tokenizer_of("word_level"), "the sport </s> the game")
+    assert shown(make_units(encoding, "sentence")) == [("the sport ", (1, 2)), (" the game", (4, 5))]
+    units = make_units(encoding, "sentence", special_tokens="perturbed")
+    assert shown(units) == [("<s>", (0,)), ("the sport ", (1, 2)), ("</s>", (3,)), (" the game", (4, 5))]
+    assert (units[0].start, units[0].end) == (0, 0)
+    check(encoding, units)
+
+
+def test_units_stay_in_their_region():
+    encoding = by_hand("user:", "play", "\n", "bot:", "basket", "ball", frozen={0, 2, 3}, regions=((5, 9), (14, 24)))
+    assert shown(make_units(encoding, "word")) == [("play", (1,)), ("basketball", (4, 5))]
+    assert shown(make_units(encoding, [(0, 24)])) == [(encoding.text, (1, 4, 5))]  # the caller's own may span them
+    with pytest.raises(UnitError, match="no token of the user's text"):
+        make_units(encoding, [(0, 4)])
+
+
+def test_a_continuation_is_apart_from_the_prompt():
+    prompt = by_hand("play", " basket")
+    whole = by_hand("play", " basket", "ball", " now", regions=((0, 11), (11, 19)))
+    count = len(prompt.token_ids)
+    words = make_units(whole, "word", prompt_tokens=count)
+    assert shown(words) == [("play", (0,)), (" basket", (1,)), ("ball", (2,)), (" now", (3,))]
+    spans = make_units(whole, [(4, 11)], prompt_tokens=count)
+    assert shown(spans) == [(" basket", (1,)), ("ball", (2,)), (" now", (3,))]
+    with pytest.raises(UnitError, match=r"Span \(4, 13\) leaves the prompt.*end <= 11"):
+        make_units(whole, [(4, 13)], prompt_tokens=count)
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([], "at least one"),
+        (3, "expected 'token', 'word', 'sentence'"),
+        ([(0, 3), (2, 5)], r"\(0, 3\) and \(2, 5\) overlap.*End the first at 2"),
+        ([(2, 2)], r"\(2, 2\) is empty"),
+        ([(4, 2)], r"\(4, 2\) is reversed"),
+        ([(-1, 2)], r"\(-1, 2\) leaves the prompt"),
+        ([(0, 99)], r"\(0, 99\) leaves the prompt; expected 0 <= start < end <= 12"),
+        ([(0.0, 2.0)], "not a pair of integers"),
+        ([(0, True)], "not a pair of integers"),
+        ([(0, 1, 2)], "not a pair of integers"),
+        (["ab"], "not a pair of integers"),
+        ([3], "not a pair of integers"),
+        ([(0, 6), (6, 7), (7, 12)], r"\(6, 7\), ' ', holds no whole token: the tokens there are .*\(6, 12\)"),
+        ([(2, 3), (3, 6)], r"\(2, 3\), 'B', holds no whole token.*\(2, 6\)"),
+    ],
+)
+def test_bad_spans(spans, message):
+    with pytest.raises(UnitError, match=message):
+        make_units(by_hand("Le", "Bron", " James"), spans)
+
+
+@pytest.mark.parametrize(("name", "near"), [("words", "'word'"), ("Sentence", "'sentence'"), ("tokens", "'token'")])
+def test_unknown_units_suggest_the_nearest(name, near):
+    with pytest.raises(UnknownNameError, match=f"Did you mean {near}") as caught:
+        make_units(by_hand("a"), name)
+    assert "(start, end)" in str(caught.value)
+
+
+def units_rebuild(tokenizer, text, continuation):
+    try:
+        prompt = encode(tokenizer, text)
+    except PromptError:
+        return
+    encoding = extend(tokenizer, prompt, continuation)
+    count = len(prompt.token_ids)
+    for name in NAMES:
+        units = make_units(encoding, name, prompt_tokens=count)
+        check(encoding, units)
+        pieces = dict.fromkeys(encoding.regions, "")
+        for unit in units:
+            region = next(r for r in pieces if r[0] <= unit.start and unit.end <= r[1])
+            pieces[region] += unit.text
+        assert all(piece == encoding.text[slice(*region)] for region, piece in pieces.items())
+        before = [unit for unit in units if unit.token_indices[0] < count]
+        assert all(unit.token_indices[-1] < count for unit in before)
+        if "s>" not in text:
+            assert "".join(unit.text for unit in before) == text
+        every = make_units(encoding, name, special_tokens="perturbed")
+        check(encoding, every)
+        assert sorted(i for unit in every for i in unit.token_indices) == list(range(len(encoding.token_ids)))
+
+
+@pytest.mark.filterwarnings("ignore:This sequence already has </s>")  # ByT5's own
+@pytest.mark.parametrize("name", list(ALL))
+@settings(deadline=None)
+@given(text=TEXTS, continuation=st.lists(st.integers(0, 73), max_size=5))
+def test_units_rebuild_any_text(name, text, continuation):
+    units_rebuild(tokenizer_of(name), text, continuation)
+
+
+@settings(deadline=None)
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True).map(sorted))
+def test_any_spans_keep_tokens_apart(text, cuts):
+    cuts = [cut for cut in cuts if cut <= len(text)]
+    spans = list(zip(cuts[::2], cuts[1::2], strict=False))
+    assume(spans)
+    try:
+        encoding = encode(tokenizer_of("byte_level_nfkc_lower"), text)
+        units = make_units(encoding, spans)
+    except (PromptError, UnitError):
+        return
+    check(encoding, units)
+    assert [(unit.start, unit.end) for unit in units] == spans
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma_tokenizer", "smol_tokenizer"])
+def test_real_tokenizers_rebuild_any_text(request, name):
+    tokenizer = request.getfixturevalue(name)
+
+    @given(text=TEXTS, continuation=st.lists(st.integers(0, 49000), max_size=5))
+    @settings(deadline=None)
+    def check_one(text, continuation):
+        units_rebuild(tokenizer, text, continuation)
+
+    check_one()
