@@ -1,0 +1,121 @@
+"""Noiser on the two real models: against the slow reference, and what only meaning shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import noiser
+import reference
+from noiser.model import build_query
+
+pytestmark = pytest.mark.slow
+
+LEBRON = "LeBron James professionally plays the sport of"
+SHORT = "Water boils at"
+LONG = (
+    "My neighbour bakes bread every Saturday, and the whole street smells of it before noon. Her brother repairs "
+    "violins in the room behind the kitchen, where he also keeps two cats, a parrot and a collection of old maps. "
+    "When a string breaks during a concert, musicians bring him the"
+)
+
+
+def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
+    """Ours against the reference, for every target of a prompt."""
+    method = noiser.Noiser(samples=samples, steps=steps, profile=profile)
+    att = noiser.attribute(lm, prompt, method=method, max_new_tokens=max_new_tokens)
+    query = build_query(lm, prompt, max_new_tokens=max_new_tokens, special_tokens=method.special_tokens)
+    noise = torch.randn(samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0))[:, None]
+    for row in range(len(att.targets)):
+        columns = query.visible[row].nonzero().flatten().tolist()
+        with lm.running():
+            thresholds, scores = reference.noiser(
+                lm.model,
+                query.token_ids,
+                [query.units[u].token_indices for u in columns],
+                query.rows[row],
+                query.target_ids[row],
+                noise,
+                scale=lm.embedding_scale,
+                steps=steps,
+                last_probe=profile == "authors",
+            )
+        expected = torch.tensor(thresholds).float()
+        found = att.thresholds[row, columns]
+        assert torch.equal(found[~found.isnan()], expected[~found.isnan()])
+        assert att.k_min[row] == expected.min()
+        torch.testing.assert_close(att.scores[row, columns], torch.tensor(scores), atol=1e-4, rtol=0)
+    return att
+
+
+@pytest.mark.parametrize("profile", ["paper", "authors"])
+def test_equals_the_reference(real, profile):
+    att = compare(real, LEBRON, samples=4, steps=6, profile=profile)
+    assert att.targets[0].text == " basketball"
+
+
+def test_equals_the_reference_on_a_short_prompt_with_all_samples(real):
+    compare(real, SHORT, samples=10, steps=10)
+
+
+def test_equals_the_reference_on_sixty_tokens(gemma):
+    att = compare(gemma, LONG, samples=2, steps=3)
+    assert 55 <= len(att.units) <= 65
+
+
+def test_equals_the_reference_for_several_targets(real):
+    att = compare(real, SHORT, samples=3, steps=4, max_new_tokens=3)
+    assert att.scores.shape == (3, len(att.units))
+
+
+def test_any_batch_budget_gives_the_same_scores(gemma):
+    small = noiser.wrap(gemma.model, gemma.tokenizer, batch_tokens=48)
+    torch.testing.assert_close(
+        noiser.attribute(small, LEBRON).scores, noiser.attribute(gemma, LEBRON).scores, atol=1e-5, rtol=0
+    )
+
+
+def test_a_seed_gives_the_same_scores_in_two_processes(smol):
+    program = (
+        "import noiser, torch; torch.set_num_threads(2); lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
+        f"print(noiser.attribute(lm, {LEBRON!r}, seed=3).scores.tolist())"
+    )
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]
+    assert runs[0].stdout == runs[1].stdout
+    first = torch.tensor(eval(runs[0].stdout))
+    torch.testing.assert_close(noiser.attribute(smol, LEBRON, seed=3).scores, first, atol=1e-5, rtol=0)
+    assert not torch.allclose(noiser.attribute(smol, LEBRON, seed=4).scores, first, atol=1e-3)
+
+
+def test_special_tokens_stay_frozen(gemma):
+    att = noiser.attribute(gemma, LEBRON, method=noiser.Noiser(bounding="relative"))
+    assert att.units[0].token_indices == (1,)
+    assert "".join(unit.text for unit in att.units) == LEBRON
+
+
+def test_chat_attributes_contents_only(smol):
+    messages = [{"role": "user", "content": "Name the capital of France in one word."}]
+    att = noiser.attribute(smol, messages, unit="word", method="noiser_relative")
+    assert "".join(unit.text for unit in att.units) == messages[0]["content"]
+    assert {unit.text.strip() for unit in att.units} >= {"capital", "France"}
+    top = max(range(len(att.units)), key=lambda i: float(att.scores[0, i]))
+    assert att.units[top].text.strip() in {"capital", "France", "Name", "word"}
+
+
+def test_foil_asks_a_different_question(gemma):
+    plain = noiser.attribute(gemma, LEBRON)
+    contrast = noiser.attribute(gemma, LEBRON, foil="football")
+    assert contrast.foil.text == " football"
+    assert contrast.targets[0].text == " basketball"
+    assert not torch.allclose(plain.scores, contrast.scores, atol=1e-3)
+
+
+def test_half_precision_runs(gemma):
+    half = noiser.load_model("gemma-3-270m", dtype="bfloat16", device="cpu")
+    att = noiser.attribute(half, LEBRON)
+    assert att.targets[0].text == " basketball"
+    assert att.scores.dtype == torch.float32
+    assert att.scores.isfinite().all()

@@ -1,0 +1,110 @@
+"""What bad input gets: one clear error that says what, got, expected and remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import noiser
+from noiser.engine import Engine
+from noiser.errors import NumericalError, ParameterError, PromptError, TargetError, UnitError, UnsupportedModelError
+from noiser.model import build_query
+from tiny import tiny, tiny_model, tiny_tokenizer
+
+PROMPT = "The quick fox sings"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompt": ""}, PromptError, "more than whitespace"),
+        ({"prompt": " \n\t"}, PromptError, "more than whitespace"),
+        ({"prompt": "<s></s>"}, PromptError, "only special tokens"),
+        ({"prompt": "fox " * 300}, PromptError, r"tokens; .* can read 256. Shorten"),
+        ({"prompt": 3}, PromptError, "is a int; expected a text or a list of chat messages"),
+        ({"prompt": []}, PromptError, "message"),
+        ({"prompt": [{"role": "user"}]}, PromptError, "content"),
+        ({"prompt": [{"role": "user", "content": "Hi"}]}, PromptError, "chat template"),
+        ({"target": ""}, TargetError, "The target '' has no tokens"),
+        ({"target": 1000}, TargetError, "token id 1000; expected 0 to 383"),
+        ({"target": True}, TargetError, "is a bool; expected a text or a token id"),
+        ({"target": 5, "foil": ""}, TargetError, "The foil '' has no tokens"),
+        ({"target": "dog", "foil": "dog"}, TargetError, "Target and foil are the same"),
+        ({"target": "dogs", "foil": "dogs near"}, TargetError, "Target and foil are the same"),
+        ({"unit": [(0, 3), (2, 5)]}, UnitError, "overlap"),
+        ({"unit": [(3, 3)]}, UnitError, "is empty"),
+        ({"unit": [(0, 99)]}, UnitError, "leaves the prompt"),
+        ({"unit": "tokens"}, noiser.NoiserError, "Did you mean 'token'"),
+        ({"max_new_tokens": 0}, ParameterError, "expected an integer of at least 1"),
+        ({"max_new_tokens": 300}, PromptError, "can read 256"),
+        ({"method": "noisr"}, noiser.NoiserError, "Did you mean 'noiser'.*Known: "),
+        ({"method": noiser.Noiser}, ParameterError, "expected a registry name"),
+        ({"seed": "a"}, ParameterError, "seed is 'a'"),
+    ],
+)
+def test_bad_questions(arguments, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        noiser.attribute(tiny("llama"), **({"prompt": PROMPT} | arguments))
+
+
+def test_encoder_decoders_and_headless_models_are_refused():
+    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 384}
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, **sizes))
+    with pytest.raises(UnsupportedModelError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        noiser.wrap(t5, tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match="no language-modelling head"):
+        noiser.wrap(tiny_model("llama").model, tiny_tokenizer())
+
+
+def test_half_precision_overflow_is_named():
+    model = tiny_model("llama").half()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(60000)
+    with pytest.raises(NumericalError, match=r"NaN or infinite \(dtype float16\).*bfloat16"):
+        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
+
+
+def test_the_more_probable_reading_of_a_target_is_taken():
+    lm = tiny("llama")
+    for literal in ("dog", "plays"):
+        query = build_query(lm, PROMPT, target=literal)
+        readings = [build_query(lm, PROMPT, target=" " + literal).target_ids]
+        readings.append(tuple(lm.tokenizer(literal, add_special_tokens=False)["input_ids"]))
+        with lm.running():
+            logits = lm.model(input_ids=build_query(lm, PROMPT).token_ids[None]).logits[0, -1]
+        assert query.target_ids == max(readings, key=lambda ids: float(logits[ids[0]]))
+
+
+def test_a_foil_is_about_the_first_token_that_differs():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT, target=" quick fox", foil=" quick dog")
+    target, foil = (lm.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" quick fox", " quick dog"))
+    shared = next(i for i, (a, b) in enumerate(zip(target, foil, strict=False)) if a != b)
+    assert (query.target_ids, query.foil_id) == ((target[shared],), foil[shared])
+    assert query.rows == (query.prompt_tokens - 1 + shared,)
+
+
+def test_units_behind_a_target_have_no_score():
+    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=" fox sings")
+    prompt_units = sum(unit.end <= len(PROMPT) for unit in att.units)
+    for row in range(len(att.targets)):
+        assert att.scores[row].isfinite().tolist() == [i < prompt_units + row for i in range(len(att.units))]
+    assert att.text == PROMPT + " fox sings"[: len(att.text) - len(PROMPT)]
+
+
+def test_continuation_units_can_be_left_out():
+    att = noiser.attribute(
+        tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), max_new_tokens=3, continuation_units=False
+    )
+    assert "".join(unit.text for unit in att.units) == PROMPT
+    assert att.scores.isfinite().all()
+
+
+def test_target_reports_probability_and_rank():
+    lm = tiny("llama")
+    clean = Engine(lm, build_query(lm, PROMPT)).clean[0]
+    third = int(clean.topk(3).indices[2])
+    (target,) = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=third).targets
+    assert (target.token_id, target.rank) == (third, 3)
+    assert target.probability == pytest.approx(float(clean[third]))
