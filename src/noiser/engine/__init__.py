@@ -1,6 +1,18 @@
-"""The engine: perturbations in, probabilities out; batching, prefix reuse, memory."""
+"""The engine: perturbations in, probabilities and gradients out; batching, prefix reuse, memory."""
 
 from noiser.engine.engine import Engine, Progress
+from noiser.engine.gradients import Gradient, Objective, ObjectiveScore, gradients
 from noiser.engine.perturbation import Perturbation, add_noise, keep_dimensions, replace_rows
 
-__all__ = ["Engine", "Perturbation", "Progress", "add_noise", "keep_dimensions", "replace_rows"]
+__all__ = [
+    "Engine",
+    "Gradient",
+    "Objective",
+    "ObjectiveScore",
+    "Perturbation",
+    "Progress",
+    "add_noise",
+    "gradients",
+    "keep_dimensions",
+    "replace_rows",
+]

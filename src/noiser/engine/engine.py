@@ -8,7 +8,9 @@ does not depend on the batches.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -22,6 +24,8 @@ from noiser.model.prefix import Prefix, record_prefix
 from noiser.model.query import Query
 
 __all__ = ["Engine", "Progress"]
+
+Found = TypeVar("Found")
 
 Progress = Callable[[float, float], None]
 """Called with the work done and the work expected, in token-forwards."""
@@ -82,39 +86,52 @@ class Engine:
         """
         parts: dict[int, list[Float[Tensor, "samples targets vocab"]]] = {}
         missing = [p.samples for p in perturbations]
-        for batch in self._plan(perturbations):
-            for piece, distributions in self._run(batch, perturbations):
+        for batch in self.plan(perturbations):
+            for piece, distributions in self.run(batch, partial(self._forward, perturbations)):
                 parts.setdefault(piece.index, []).append(distributions)
                 missing[piece.index] -= piece.last - piece.first
                 if not missing[piece.index]:
                     ready = parts.pop(piece.index)
                     yield piece.index, ready[0] if len(ready) == 1 else torch.cat(ready)
 
-    def _plan(self, perturbations: Sequence[Perturbation]) -> list[Batch]:
-        work = [Work(self._start(p), max(self._rows(p)) + 1, p.samples) for p in perturbations]
-        vocabulary_bytes = self.clean.shape[-1] * 4 * max((len(self._rows(p)) for p in perturbations), default=1)
+    def plan(self, perturbations: Sequence[Perturbation], *, copies: int = 1) -> list[Batch]:
+        """Batches that hold all samples of the perturbations.
+
+        Args:
+            perturbations: what has to run.
+            copies: how many times the memory of a plain forward pass each token takes.
+        """
+        work = [Work(self._start(p), max(self.rows(p)) + 1, p.samples) for p in perturbations]
+        vocabulary_bytes = self.clean.shape[-1] * 4 * max((len(self.rows(p)) for p in perturbations), default=1)
         return plan_batches(
             work,
-            max_tokens=self._batch_tokens,
-            max_sequences=max(1, LOGIT_BYTES // vocabulary_bytes),
+            max_tokens=max(1, self._batch_tokens // copies),
+            max_sequences=max(1, LOGIT_BYTES // (vocabulary_bytes * copies)),
             overhead=128 if self.lm.device.type == "cpu" else 4096,
         )
 
     def _start(self, perturbation: Perturbation) -> int:
         # One clean token at least is run behind a prefix: a sequence cannot be empty.
-        return min(*perturbation.positions, min(self._rows(perturbation))) if self._prefix else 0
+        return min(*perturbation.positions, min(self.rows(perturbation))) if self._prefix else 0
 
-    def _rows(self, perturbation: Perturbation) -> list[int]:
+    def rows(self, perturbation: Perturbation) -> list[int]:
+        """The positions whose logits predict the targets that a perturbation asks for."""
         rows = self.query.rows
         return list(rows) if perturbation.targets is None else [rows[i] for i in perturbation.targets]
 
-    def _run(
-        self, batch: Batch, perturbations: Sequence[Perturbation]
-    ) -> Iterator[tuple[Piece, Float[Tensor, "samples targets vocab"]]]:
-        """Runs a batch, in halves when memory runs out; later batches then stay that small."""
+    def run(self, batch: Batch, passes: Callable[[Batch], Iterable[Found]], *, copies: int = 1) -> Iterator[Found]:
+        """What `passes` finds for a batch, in halves when memory runs out; later plans then stay that small.
+
+        Args:
+            batch: sequences that run together.
+            passes: runs them; called again for each half when memory runs out.
+            copies: as for `plan`.
+
+        Raises:
+            ModelError: memory does not suffice for a single sequence.
+        """
         try:
-            with self.lm.running():
-                results = list(self._forward(batch, perturbations))
+            results = list(passes(batch))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -128,29 +145,44 @@ class Engine:
                 "Shorten the prompt, attribute fewer targets at once, or load the model in a smaller dtype."
             )
         _free_memory(self.lm.device)
-        self._batch_tokens = max(1, batch.tokens // 2)
+        self._batch_tokens = max(1, min(self._batch_tokens, batch.tokens * copies) // 2)
         for half in _halves(batch):
-            yield from self._run(half, perturbations)
+            yield from self.run(half, passes, copies=copies)
 
     def _forward(
-        self, batch: Batch, perturbations: Sequence[Perturbation]
+        self, perturbations: Sequence[Perturbation], batch: Batch
     ) -> Iterator[tuple[Piece, Float[Tensor, "samples targets vocab"]]]:
-        rows = sorted({row for piece in batch.pieces for row in self._rows(perturbations[piece.index])})
-        inputs = self._inputs(batch, perturbations)
-        prefix = self._prefix.branch(batch.start, len(inputs)) if self._prefix and batch.start else None
-        found = self.lm.probabilities(inputs, positions=[row - batch.start for row in rows], prefix=prefix)
-        self.token_forwards += batch.tokens
-        self.passes += 1
-        self.head_rows += len(inputs) * len(rows)
+        rows = self.batch_rows(batch, perturbations)
+        with self.lm.running():
+            inputs = self.inputs(batch, perturbations)
+            found = self.lm.probabilities(
+                inputs, positions=[row - batch.start for row in rows], prefix=self.prefix(batch)
+            )
+        self.count(batch, rows)
         offset = 0
         for piece in batch.pieces:
-            wanted = [rows.index(row) for row in self._rows(perturbations[piece.index])]
+            wanted = [rows.index(row) for row in self.rows(perturbations[piece.index])]
             size = piece.last - piece.first
             part = found[offset : offset + size]
             yield piece, part if wanted == list(range(len(rows))) else part[:, wanted]
             offset += size
 
-    def _inputs(self, batch: Batch, perturbations: Sequence[Perturbation]) -> Float[Tensor, "batch length dim"]:
+    def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
+        """The positions whose logits any sequence of a batch needs, ascending."""
+        return sorted({row for piece in batch.pieces for row in self.rows(perturbations[piece.index])})
+
+    def prefix(self, batch: Batch) -> Prefix | None:
+        """The clean cache in front of a batch; None if it begins with the sequence."""
+        return self._prefix.branch(batch.start, batch.sequences) if self._prefix and batch.start else None
+
+    def count(self, batch: Batch, rows: Sequence[int], passes: int = 1) -> None:
+        """Books the work of a batch; `passes` is its backward passes too, each as much as a forward pass."""
+        self.token_forwards += batch.tokens * passes
+        self.passes += passes
+        self.head_rows += batch.sequences * len(rows)
+
+    def inputs(self, batch: Batch, perturbations: Sequence[Perturbation]) -> Float[Tensor, "batch length dim"]:
+        """The embeddings that the model reads for a batch, from its start to its stop."""
         inputs = self._embeddings[batch.start : batch.stop].repeat(batch.sequences, 1, 1)
         offset = 0
         for piece in batch.pieces:

@@ -1,0 +1,80 @@
+"""Attention as attribution: the last layer's, and rolled out over all layers (Abnar and Zuidema 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.engine import Engine
+from noiser.methods.protocol import Scores
+from noiser.methods.tokens import sum_over_units
+from noiser.model.attention import attention_maps
+
+__all__ = ["AttentionRollout", "LastAttention", "rollout"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastAttention:
+    """How much the position that predicts the target attends to each token in the last layer, mean over heads.
+
+    Scores are the weights as they are: what goes to frozen tokens, for most models the larger part, is in no
+    score. In a model that mixes attention with other layers, the last layer that has attention counts.
+
+    Raises:
+        UnsupportedModelError: the model gives no attention weights (when called).
+    """
+
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        """Scores of every unit for every target; see `Method`."""
+        maps = _maps(engine)
+        return _scores(engine, maps[-1][list(engine.query.rows)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRollout:
+    """How much of the position that predicts the target comes from each token, by attention over all layers.
+
+    Every layer passes on half of what a position attends to and half of the position itself: Â = ½A + ½I, with A the
+    mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar and Zuidema 2020, section 4).
+    Frozen tokens take part in the products. Layers of other kinds, in models that mix them, have no A and are
+    left out of the product.
+
+    Raises:
+        UnsupportedModelError: the model gives no attention weights (when called).
+    """
+
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        """Scores of every unit for every target; see `Method`."""
+        return _scores(engine, rollout(_maps(engine), engine.query.rows))
+
+
+def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]) -> Float[Tensor, "rows length"]:
+    """Rows of the product of ½A + ½I over layers, the last layer leftmost.
+
+    Args:
+        maps: attention weights of each layer, first to last, each [length, length].
+        rows: which rows of the product.
+    """
+    mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device)[list(rows)]
+    for weights in reversed(maps):
+        mixed = (mixed @ weights.to(mixed.device) + mixed) / 2
+    return mixed
+
+
+def _maps(engine: Engine) -> list[Float[Tensor, "length length"]]:
+    maps = attention_maps(engine.lm, engine.query.token_ids)
+    engine.token_forwards += len(engine.query.token_ids)
+    engine.passes += 1
+    engine.report(engine.token_forwards)
+    return maps
+
+
+def _scores(engine: Engine, rows: Float[Tensor, "targets length"]) -> Scores:
+    return Scores(
+        scores=sum_over_units(engine.query, rows),
+        info={"token_forwards": engine.token_forwards, "passes": engine.passes},
+    )

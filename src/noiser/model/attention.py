@@ -1,0 +1,94 @@
+"""Attention weights, whatever implementation of attention the model was loaded with."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Generator
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from noiser.errors import UnsupportedModelError
+from noiser.model.language_model import LanguageModel
+
+__all__ = ["attention_maps"]
+
+
+def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
+    """The attention weights of each layer that has attention, first to last, averaged over heads, float32.
+
+    Row i holds what position i attends to: zero behind i, and outside the window of a layer that slides. The model is
+    switched to the eager implementation for this one pass.
+
+    Raises:
+        UnsupportedModelError: no layer has attention, or the model does not give its weights.
+    """
+    length = len(token_ids)
+    options: dict[str, Any] = {"logits_to_keep": 1}
+    accepted = {name: options[name] for name in options.keys() & inspect.signature(lm.model.forward).parameters.keys()}
+    with lm.running(), _eager(lm.model):
+        out = lm.model(
+            inputs_embeds=lm.embed(token_ids)[None],
+            use_cache=False,
+            output_attentions=True,
+            return_dict=True,
+            **accepted,
+        )
+    layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
+    if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
+        raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
+    return [weights[0].float().mean(0) for weights in layers]
+
+
+def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
+    kind = type(lm.model).__name__
+    if shapes:
+        return UnsupportedModelError(
+            f"{kind} returns attention weights of shape {shapes[0]}; expected [1, heads, length, length]. "
+            "Choose a method that does not read attention, such as 'occlusion' or 'noiser'."
+        )
+    return UnsupportedModelError(
+        f"{kind} gives no attention weights; expected a model with attention layers. State-space models have none: "
+        "choose a method that needs only probabilities or gradients, such as 'noiser', 'occlusion' or "
+        "'input_x_gradient'. A model with its own code may give them when loaded with attn_implementation='eager'."
+    )
+
+
+@contextlib.contextmanager
+def _eager(model: Any) -> Generator[None]:
+    """Eager attention in the model and all its parts; what each configuration had comes back afterwards.
+
+    The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back. Hooks
+    that transformers installs to collect the weights are taken out again.
+    """
+    configs = _configs(model)
+    settings = [config._attn_implementation_internal for config in configs]
+    hooks = [(module, set(module._forward_hooks)) for module in model.modules()]
+    flagged = {id(module) for module in model.modules() if "_output_capturing_hooks_installed" in vars(module)}
+    try:
+        for config in configs:
+            config._attn_implementation_internal = "eager"
+        yield
+    finally:
+        for config, setting in zip(configs, settings, strict=True):
+            config._attn_implementation_internal = setting
+        for module, before in hooks:
+            for key in [key for key in module._forward_hooks if key not in before]:
+                del module._forward_hooks[key]
+            if id(module) not in flagged:
+                vars(module).pop("_output_capturing_hooks_installed", None)
+
+
+def _configs(model: Any) -> list[Any]:
+    """Every configuration that the model's modules read, sub-configurations included, each once."""
+    found: dict[int, Any] = {}
+    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        found[id(config)] = config
+        waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(found.values())
