@@ -123,6 +123,13 @@ def test_a_lone_piece_of_a_character_shows_as_bytes():
     assert token_texts(byte_level, []) == []
 
 
+@pytest.mark.parametrize("text", ["the sport " * 30, "👨é" * 60, "a" * 63 + "👨" * 30])
+def test_a_long_text_without_offsets_is_read_in_parts(text):
+    encoding = encode(tokenizer_of("bytes"), text)
+    spans = [(at, at + 1) for at, character in enumerate(text) for _ in character.encode()]
+    assert list(encoding.offsets[:-1]) == spans
+
+
 @pytest.mark.parametrize(
     ("raw", "region", "expected"),
     [

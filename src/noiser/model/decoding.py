@@ -9,9 +9,10 @@ from typing import Any
 
 from noiser.model.offsets import Offset, common_length, offsets_by_decoding
 
-__all__ = ["continuation_offsets", "continuation_text", "decode", "display_texts"]
+__all__ = ["continuation_offsets", "continuation_text", "decode", "display_texts", "sequence_offsets"]
 
 _CONTEXT = 16  # tokens before a continuation that are decoded with it, so that its first space is kept
+_CHUNK = 64  # tokens whose offsets are found together
 
 
 def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
@@ -35,6 +36,21 @@ def continuation_offsets(tokenizer: Any, before: Sequence[int], token_ids: Seque
     return offsets_by_decoding(lambda count: decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
 
 
+def sequence_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
+    """What tokens read as, and the offset of each in it; in time linear in their number where the tokenizer allows."""
+    text, offsets, start = "", list[Offset](), 0
+    while start < len(token_ids):
+        stop = start + _CHUNK
+        while stop < len(token_ids) and not _ends_character(tokenizer, token_ids[stop - _CONTEXT : stop]):
+            stop += 1
+        piece, own = continuation_offsets(tokenizer, token_ids[:start], token_ids[start:stop])
+        offsets += [(first + len(text), last + len(text)) for first, last in own]
+        text, start = text + piece, stop
+    if text == decode(tokenizer, token_ids):
+        return text, offsets
+    return offsets_by_decoding(lambda count: decode(tokenizer, token_ids[:count]), len(token_ids))
+
+
 def display_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     r"""The characters that each token is part of; bytes that make up no character as `\xNN`."""
     probe = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
@@ -45,6 +61,12 @@ def display_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         data = _bytes_of(tokenizer, token_id) if "\ufffd" in piece else None
         shown.append(piece if data is None else data.decode("utf-8", errors="backslashreplace"))
     return shown
+
+
+def _ends_character(tokenizer: Any, token_ids: Sequence[int]) -> bool:
+    """Whether the last token completes a character; one that is incomplete reads as U+FFFD or as nothing."""
+    text = decode(tokenizer, token_ids)
+    return not text.endswith("\ufffd") and len(text) > len(decode(tokenizer, token_ids[:-1]))
 
 
 def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
-from noiser.model.decoding import decode
-from noiser.model.offsets import Offset, align, mend, offsets_by_decoding
+from noiser.model.decoding import sequence_offsets
+from noiser.model.offsets import Offset, align, mend
 
 __all__ = ["Tokens", "content_ids", "special_tokens", "tokenize"]
 
@@ -94,7 +94,7 @@ def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Token
     if add_special_tokens:
         ids: list[int] = list(tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])
     first = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
-    source, offsets = offsets_by_decoding(lambda count: decode(tokenizer, own[:count]), len(own))
+    source, offsets = sequence_offsets(tokenizer, own)
     behind = len(ids) - first - len(own)
     return Tokens(
         ids,
