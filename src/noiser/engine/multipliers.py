@@ -1,0 +1,101 @@
+"""One forward pass under an interception, and one backward pass by its rules for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.engine.engine import Engine
+from noiser.engine.gradients import _frozen  # pyright: ignore[reportPrivateUsage]
+from noiser.engine.interception import Interception
+from noiser.errors import ModelError, NumericalError
+from noiser.model.language_model import check_finite
+
+__all__ = ["Multipliers", "multipliers"]
+
+Objective = Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]]
+
+
+class Multipliers(NamedTuple):
+    """What one target gets.
+
+    Attributes:
+        values: [batch], the objective of each sequence, float32.
+        gradient: [length, dim], of the first sequence's objective with respect to its rows of the embedding table, by
+            the rules of the interception; float32, on the model's device.
+    """
+
+    values: Float[Tensor, " batch"]
+    gradient: Float[Tensor, "length dim"]
+
+
+def multipliers(
+    engine: Engine,
+    rows: Float[Tensor, "batch length dim"],
+    interception: Interception,
+    objectives: Sequence[Objective],
+) -> list[Multipliers]:
+    """Runs whole sequences once, and goes back from each target's objective to the first of them.
+
+    Args:
+        engine: the model and the query. A backward pass is booked as one more pass over its tokens.
+        rows: [batch, length, dim], rows of the embedding table.
+        interception: the rules of the way back.
+        objectives: of the logits, one for each target of the query.
+
+    Raises:
+        NumericalError: a logit or a gradient is NaN or infinite.
+        ModelError: memory does not suffice.
+    """
+    try:
+        return _run(engine, rows, interception, objectives)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"Not enough memory on {engine.lm.device} for a backward pass through {rows.shape[0]} sequence(s) of "
+            f"{rows.shape[1]} tokens. Shorten the prompt, or load the model in a smaller dtype."
+        ) from error
+
+
+def _run(
+    engine: Engine,
+    rows: Float[Tensor, "batch length dim"],
+    interception: Interception,
+    objectives: Sequence[Objective],
+) -> list[Multipliers]:
+    lm, targets = engine.lm, engine.query.rows
+    with lm.running(gradients=True), _frozen(lm.model):
+        inputs = (rows * lm.embedding_scale).to(lm.dtype).requires_grad_()
+        with interception:
+            logits = lm.logits(inputs, positions=targets)
+        check_finite(logits.detach().softmax(-1), lm.dtype)
+        found: list[Multipliers] = []
+        for number, objective in enumerate(objectives):
+            found.append(_backward(logits, number, inputs, objective, keep=number + 1 < len(objectives)))
+    engine.token_forwards += rows.shape[0] * rows.shape[1] * (1 + len(objectives))
+    engine.passes += 1 + len(objectives)
+    engine.head_rows += rows.shape[0] * len(targets)
+    engine.report(engine.token_forwards)
+    return [Multipliers(values, gradient * lm.embedding_scale) for values, gradient in found]
+
+
+def _backward(
+    logits: Float[Tensor, "batch positions vocab"], number: int, inputs: Tensor, objective: Objective, *, keep: bool
+) -> Multipliers:
+    """Values and gradient of one target, its size kept within what half precision holds on the way."""
+    head = logits[:, number].detach().requires_grad_()
+    values = objective(head)
+    (slope,) = torch.autograd.grad(values[0], head)
+    size = slope.abs().max()
+    slope = slope / torch.where(size > 0, size, 1)
+    (gradient,) = torch.autograd.grad(logits[:, number], inputs, slope, retain_graph=keep)
+    gradient = gradient[0].float() * size
+    if not torch.isfinite(gradient).all():
+        raise NumericalError(
+            f"The gradient is NaN or infinite (dtype {str(inputs.dtype).removeprefix('torch.')}); expected finite "
+            "numbers. Load the model with dtype='float32' or dtype='bfloat16'."
+        )
+    return Multipliers(values.detach(), gradient)

@@ -1,0 +1,91 @@
+"""DeepLIFT: how far each token moved the prediction away from a baseline's (Shrikumar et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+
+from noiser.engine import Engine, ObjectiveScore
+from noiser.engine.elementwise import Expression
+from noiser.engine.interception import Interception, widened
+from noiser.engine.multipliers import multipliers
+from noiser.methods.baseline import BaselineName, baseline_row
+from noiser.methods.gradients import check_choice, objectives_of
+from noiser.methods.protocol import Scores
+from noiser.methods.tokens import movable_positions, sum_over_units
+
+__all__ = ["DeepLift", "rescale"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepLift:
+    """Contribution of each token to the difference between the prediction and that of a baseline input.
+
+    Input x and baseline b run side by side. At every elementwise nonlinearity f (SiLU, GELU, tanh, sigmoid, ReLU, in
+    one call or spelled out) the way back multiplies by Δf/Δx instead of f'(x), the rescale rule (Shrikumar et al. 2017,
+    section 3.5.1); products, attention, normalisation and the final softmax pass their gradients at x. A token's
+    contribution is Σ_d (x_d - b_d) m_d, with m the multipliers that arrive at its row of the embedding table; a unit's is
+    the sum over its tokens.
+
+    The contributions of a network of affine layers and elementwise nonlinearities add up to F(x) - F(b) exactly. A
+    transformer's do not: what is missing, F(x) - F(b) - Σ contributions, is in `info["delta"]`, one number a target.
+
+    Args:
+        baseline: what stands at every token that is not frozen: "zero", "pad", "unk" or "mean".
+        score: what is explained: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+
+    Raises:
+        UnknownNameError: an unknown name, with the nearest one.
+        ParameterError: the tokenizer lacks the baseline's token (when called).
+    """
+
+    baseline: BaselineName = "zero"
+    score: ObjectiveScore = "prob"
+
+    def __post_init__(self) -> None:
+        check_choice("baseline", self.baseline, get_args(BaselineName))
+        check_choice("score", self.score, get_args(ObjectiveScore))
+
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+        query, clean = engine.query, engine.table_rows
+        reference = clean.clone()
+        reference[list(movable_positions(query))] = baseline_row(engine.lm, self.baseline).to(clean)
+        interception = Interception(partial(rescale, length=len(clean)))
+        found = multipliers(engine, torch.stack([clean, reference]), interception, objectives_of(query, self.score))
+        contributions = torch.stack([((clean - reference) * each.gradient).sum(-1) for each in found])
+        differences = torch.stack([each.values[0] - each.values[1] for each in found])
+        return Scores(
+            scores=sum_over_units(query, contributions),
+            info={
+                "delta": (differences - contributions.sum(-1)).tolist(),
+                "difference": differences.tolist(),
+                "token_forwards": engine.token_forwards,
+                "passes": engine.passes,
+            },
+        )
+
+
+def rescale(x: Float[Tensor, "*shape"], f: Expression, length: int) -> Float[Tensor, "*shape"]:
+    """(f(x) - f(b)) / (x - b) for the input x and the baseline b, side by side in the first dimension.
+
+    f'(x) where the two are too near to tell their difference from rounding, and where they cannot be paired: tokens that
+    a mixture of experts sends to an expert in one run only.
+
+    Args:
+        x: [2, ...], or [2 * length, dim] where a model flattens its sequences.
+        f: the nonlinearity.
+        length: tokens in a sequence.
+    """
+    wide = widened(x)
+    slope = f.derivative(wide)
+    if not (x.ndim > 2 and len(x) == 2 or x.ndim == 2 and len(x) == 2 * length):
+        return slope
+    (x0, x1), (y0, y1) = wide.chunk(2), f(wide).chunk(2)
+    nearest = torch.finfo(wide.dtype).eps ** 0.5 * x0.abs().clamp_min(1)
+    near = (x0 - x1).abs() <= nearest
+    secant = torch.where(near, slope.chunk(2)[0], (y0 - y1) / torch.where(near, 1, x0 - x1))
+    return torch.cat([secant, secant])
