@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attribute import attribute, make_method
+from noiser.methods.gradients import InputXGradient
+from noiser.methods.integrated import GradientShap, IntegratedGradients
 from noiser.methods.noiser import Noiser
+from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores
+from noiser.methods.random import Random
+from noiser.methods.sequential import SequentialIntegratedGradients
 
-__all__ = ["METHODS", "Method", "Noiser", "Scores", "attribute", "make_method"]
+__all__ = [
+    "METHODS",
+    "AttentionRollout",
+    "GradientShap",
+    "InputXGradient",
+    "IntegratedGradients",
+    "LastAttention",
+    "Method",
+    "Noiser",
+    "Occlusion",
+    "Random",
+    "Scores",
+    "SequentialIntegratedGradients",
+    "attribute",
+    "make_method",
+]
 
 
 def _noiser_relative(**parameters: Any) -> Noiser:
@@ -18,4 +39,20 @@ def _noiser_relative(**parameters: Any) -> Noiser:
 METHODS.register("noiser", Noiser, summary="bounded noise on one unit at a time (the paper's method)")
 METHODS.register(
     "noiser_relative", _noiser_relative, summary="noise in proportion to each embedding, Hellinger score; no search"
+)
+METHODS.register(
+    "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
+)
+METHODS.register("random", Random, summary="softmax of uniform random numbers: the reference")
+METHODS.register("last_attention", LastAttention, summary="attention of the last layer, mean over heads")
+METHODS.register("attention_rollout", AttentionRollout, summary="attention multiplied through all layers")
+METHODS.register("input_x_gradient", InputXGradient, summary="gradient times embedding")
+METHODS.register(
+    "integrated_gradients", IntegratedGradients, summary="gradient integrated from a baseline to the input"
+)
+METHODS.register("gradient_shap", GradientShap, summary="gradient at random points between a baseline and the input")
+METHODS.register(
+    "sequential_integrated_gradients",
+    SequentialIntegratedGradients,
+    summary="gradient integrated for one unit at a time, the others as they are",
 )
