@@ -17,10 +17,10 @@ from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception, Rule, divide_gradient, widened
 from noiser.engine.multipliers import multipliers
 from noiser.errors import UnsupportedModelError
-from noiser.methods.gradients import check_choice
+from noiser.methods.checks import check_choice
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import sum_over_units
-from noiser.model.attention import _eager  # pyright: ignore[reportPrivateUsage]
+from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
 
 __all__ = ["AttnLrp", "Softmax", "identity", "relevance_rules"]
@@ -88,7 +88,7 @@ class AttnLrp:
 def _readable(lm: LanguageModel) -> contextlib.AbstractContextManager[None]:
     """Attention by functions that can be intercepted: eager, where the model has kernels from elsewhere."""
     kind = getattr(lm.model.config, "_attn_implementation", "eager")
-    return contextlib.nullcontext() if kind in ("eager", "sdpa") else _eager(lm.model)
+    return contextlib.nullcontext() if kind in ("eager", "sdpa") else eager_attention(lm.model)
 
 
 def _logit(logits: Float[Tensor, "batch vocab"], target: int, foil: int | None) -> Float[Tensor, " batch"]:

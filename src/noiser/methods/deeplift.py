@@ -14,7 +14,8 @@ from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception, widened
 from noiser.engine.multipliers import multipliers
 from noiser.methods.baseline import BaselineName, baseline_row
-from noiser.methods.gradients import check_choice, objectives_of
+from noiser.methods.checks import check_choice
+from noiser.methods.gradients import objectives_of
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
 

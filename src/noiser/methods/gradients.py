@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Engine, Objective, ObjectiveScore, Perturbation, gradients
-from noiser.errors import ParameterError, UnknownNameError
+from noiser.methods.checks import check_choice
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
 from noiser.model.query import Query
@@ -18,8 +18,6 @@ from noiser.model.query import Query
 __all__ = [
     "InputXGradient",
     "Reduce",
-    "check_choice",
-    "check_count",
     "clean_values",
     "objectives_of",
     "reduce_dimensions",
@@ -87,15 +85,3 @@ def clean_values(engine: Engine, objectives: list[Objective]) -> Float[Tensor, "
 def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce) -> Float[Tensor, "*rows"]:
     """From the contributions of an embedding's dimensions to one number."""
     return contributions.norm(dim=-1) if reduce == "l2" else contributions.sum(-1)
-
-
-def check_choice(kind: str, got: object, known: tuple[str, ...]) -> None:
-    """Raises UnknownNameError unless `got` is one of the known names."""
-    if got not in known:
-        raise UnknownNameError(kind, got, known)
-
-
-def check_count(name: str, value: object) -> None:
-    """Raises ParameterError unless the value is an integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ParameterError(f"{name} is {value!r}; expected an integer of at least 1.")

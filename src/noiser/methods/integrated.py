@@ -12,11 +12,10 @@ from torch import Tensor
 
 from noiser.engine import Engine, ObjectiveScore, Perturbation, gradients, replace_rows
 from noiser.errors import ParameterError
-from noiser.methods.baseline import BaselineName, baseline_row
+from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
+from noiser.methods.checks import check_choice, check_count
 from noiser.methods.gradients import (
     Reduce,
-    check_choice,
-    check_count,
     clean_values,
     objectives_of,
     reduce_dimensions,
@@ -55,7 +54,7 @@ class IntegratedGradients:
     def __post_init__(self) -> None:
         check_count("n_steps", self.n_steps)
         check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("baseline", self.baseline, get_args(BaselineName))
+        check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(ObjectiveScore))
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
@@ -101,7 +100,7 @@ class GradientShap:
         if not math.isfinite(self.stdev) or self.stdev < 0:
             raise ParameterError(f"stdev is {self.stdev!r}; expected a finite number of at least 0.")
         check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("baseline", self.baseline, get_args(BaselineName))
+        check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(ObjectiveScore))
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:

@@ -10,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Engine, Objective, ObjectiveScore, gradients, replace_rows
-from noiser.methods.baseline import BaselineName, baseline_row
+from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
+from noiser.methods.checks import check_choice, check_count
 from noiser.methods.gradients import (
     Reduce,
-    check_choice,
-    check_count,
     clean_values,
     objectives_of,
     reduce_dimensions,
@@ -56,7 +55,7 @@ class SequentialIntegratedGradients:
     def __post_init__(self) -> None:
         check_count("n_steps", self.n_steps)
         check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("baseline", self.baseline, get_args(BaselineName))
+        check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(ObjectiveScore))
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random

@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
 
-__all__ = ["attention_maps"]
+__all__ = ["attention_maps", "eager_attention"]
 
 
 def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
@@ -28,7 +28,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
     length = len(token_ids)
     options: dict[str, Any] = {"logits_to_keep": 1}
     accepted = {name: options[name] for name in options.keys() & inspect.signature(lm.model.forward).parameters.keys()}
-    with lm.running(), _eager(lm.model):
+    with lm.running(), eager_attention(lm.model):
         out = lm.model(
             inputs_embeds=lm.embed(token_ids)[None],
             use_cache=False,
@@ -57,7 +57,7 @@ def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> Unsupport
 
 
 @contextlib.contextmanager
-def _eager(model: Any) -> Generator[None]:
+def eager_attention(model: Any) -> Generator[None]:
     """Eager attention in the model and all its parts; what each configuration had comes back afterwards.
 
     The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back. Hooks

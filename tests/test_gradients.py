@@ -1,0 +1,341 @@
+"""Gradient methods against torch.autograd on the plain model, in float64, whole sequences, one target at a time."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import noiser
+from noiser.engine import Engine, Objective, Perturbation, gradients, replace_rows
+from noiser.engine import engine as engine_module
+from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError
+from noiser.methods import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
+from noiser.methods.tokens import movable_positions
+from noiser.model import build_query
+from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+
+PROMPT = "The quick fox sings"
+METHODS = [
+    InputXGradient(),
+    IntegratedGradients(n_steps=4),
+    GradientShap(samples=3, stdev=0.1),
+    SequentialIntegratedGradients(n_steps=3),
+]
+NAMES = [type(method).__name__ for method in METHODS]
+
+
+class Plain:
+    """A float64 copy of a model: an objective of table rows, and its gradient, by nothing but torch."""
+
+    def __init__(self, lm, *, score="prob", foil=None):
+        with torch.random.fork_rng():
+            self.model = copy.deepcopy(lm.model).double().eval()
+        self.scale, self.score, self.foil = lm.embedding_scale, score, foil
+
+    def rows(self, ids):
+        return self.model.get_input_embeddings()(ids).detach() / self.scale
+
+    def value(self, rows, row, target):
+        logits = self.model(inputs_embeds=rows[None] * self.scale, use_cache=False).logits[0, row]
+        values = logits.log_softmax(-1) if self.score == "logprob" else logits.softmax(-1)
+        return values[target] - (0 if self.foil is None else values[self.foil])
+
+    def gradient(self, rows, row, target):
+        rows = rows.clone().requires_grad_()
+        return torch.autograd.grad(self.value(rows, row, target), rows)[0]
+
+
+def reduced(contributions, reduce):
+    return contributions.sum(-1) if reduce == "sum" else contributions.norm(dim=-1)
+
+
+def over_units(token_scores, units):
+    return torch.stack([token_scores[list(unit.token_indices)].sum() for unit in units])
+
+
+def input_x_gradient(plain, query, g, method):
+    rows = plain.rows(query.token_ids)
+    return reduced(plain.gradient(rows, query.rows[g], query.target_ids[g]) * rows, method.reduce)
+
+
+def path_integral(plain, start, end, query, g, alphas, weights):
+    found = torch.zeros_like(end)
+    for alpha, weight in zip(alphas, weights, strict=True):
+        found += weight * plain.gradient(start + alpha * (end - start), query.rows[g], query.target_ids[g])
+    return found * (end - start)
+
+
+def nodes(n):
+    x, w = np.polynomial.legendre.leggauss(n)
+    return (x + 1) / 2, w / 2
+
+
+def integrated_gradients(plain, query, g, method):
+    rows = plain.rows(query.token_ids)
+    start = rows.clone()
+    start[list(movable_positions(query))] = 0
+    return reduced(path_integral(plain, start, rows, query, g, *nodes(method.n_steps)), method.reduce)
+
+
+def gradient_shap(plain, query, g, method):
+    generator = torch.Generator().manual_seed(0)
+    rows = plain.rows(query.token_ids)
+    moved = list(movable_positions(query))
+    start = rows.clone()
+    start[moved] = 0
+    found = torch.zeros_like(rows)
+    alphas = torch.rand(method.samples, generator=generator)
+    for alpha in alphas.double():
+        end = rows.clone()
+        if method.stdev:
+            end[moved] += method.stdev * torch.randn(len(moved), rows.shape[-1], generator=generator)
+        found += path_integral(plain, start, end, query, g, [alpha], [1 / method.samples])
+    return reduced(found, method.reduce)
+
+
+def sequential(plain, query, g, method):
+    rows = plain.rows(query.token_ids)
+    found = torch.zeros_like(rows)
+    for unit in query.units:
+        start = rows.clone()
+        start[list(unit.token_indices)] = 0
+        found += path_integral(plain, start, rows, query, g, *nodes(method.n_steps))
+    return reduced(found, method.reduce)
+
+
+REFERENCES = dict(zip(NAMES, [input_x_gradient, integrated_gradients, gradient_shap, sequential], strict=True))
+
+
+def check(lm, method, *, atol=2e-5, rtol=1e-3, **question):
+    """A method's scores, target by target, against the slow reference."""
+    att = noiser.attribute(lm, PROMPT, method=method, **question)
+    query = build_query(lm, PROMPT, **question)
+    plain = Plain(lm, score=method.score, foil=query.foil_id)
+    for g in range(len(query.rows)):
+        expected = over_units(REFERENCES[type(method).__name__](plain, query, g, method), query.units)
+        visible = query.visible[g]
+        assert att.scores[g, ~visible].isnan().all()
+        assert expected[visible].abs().max() > 10 * atol, "a reference that is nearly zero shows nothing"
+        torch.testing.assert_close(att.scores[g, visible].double(), expected[visible], atol=atol, rtol=rtol)
+    return att
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_autograd_in_every_family(family, method):
+    check(tiny(family), method)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_several_targets_equal_autograd_one_by_one(family, method):
+    att = check(tiny(family), method, max_new_tokens=3)
+    assert att.scores.shape[0] == 3
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+@pytest.mark.parametrize("reduce", ["l2", "sum"])
+def test_log_probability_foil_words_and_reductions(method, reduce):
+    method = type(method)(**{**vars(method), "reduce": reduce, "score": "logprob"})
+    att = check(tiny("qwen2"), method, foil=7, unit="word", atol=1e-4)
+    assert max(len(unit.token_indices) for unit in att.units) > 1
+    assert (att.scores >= 0).all() == (reduce == "l2")
+
+
+@pytest.mark.parametrize("unit", ["sentence", [(4, 9)]])
+def test_units_sum_their_tokens(unit):
+    lm = tiny("llama")
+    for method in METHODS[:3]:
+        tokens = noiser.attribute(lm, PROMPT, method=method)
+        units = noiser.attribute(lm, PROMPT, method=method, unit=unit)
+        by_position = {u.token_indices[0]: s for u, s in zip(tokens.units, tokens.scores[0], strict=True)}
+        expected = torch.stack([sum(by_position[i] for i in u.token_indices) for u in units.units])
+        torch.testing.assert_close(units.scores[0], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+def test_batches_do_not_matter(family, method):
+    lm = tiny(family)
+    small = noiser.wrap(lm.model, lm.tokenizer, batch_tokens=16)
+    whole = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
+    parts = noiser.attribute(small, PROMPT, method=method, max_new_tokens=2)
+    torch.testing.assert_close(parts.scores, whole.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+    assert parts.info["passes"] >= whole.info["passes"]
+
+
+def test_integrated_gradients_are_complete_and_say_what_is_left():
+    lm = tiny("gemma3")
+    for steps, most in ((300, 5e-3), (2, 1)):
+        att = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2)
+        engine = Engine(lm, build_query(lm, PROMPT, max_new_tokens=2))
+        positions = movable_positions(engine.query)
+        ((_, p),) = engine.distributions([replace_rows(positions, torch.zeros(32))])
+        for g, target in enumerate(att.targets):
+            difference = target.probability - float(p[0, g, target.token_id])
+            assert att.info["difference"][g] == pytest.approx(difference, abs=1e-6)
+            assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(difference, abs=1e-5)
+            assert abs(att.info["delta"][g]) < most
+
+
+def test_frozen_tokens_keep_their_rows():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT)
+    assert query.encoding.frozen[0]
+    assert movable_positions(query) == tuple(range(1, len(query.encoding.token_ids)))
+    every = build_query(lm, PROMPT, special_tokens="perturbed")
+    assert movable_positions(every) == tuple(range(len(query.encoding.token_ids)))
+
+
+def test_expected_gradients_converge_to_integrated_gradients():
+    lm = tiny("llama")
+    exact = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=200))
+    found = noiser.attribute(lm, PROMPT, method=GradientShap(samples=2000))
+    assert found.stderr is not None
+    assert ((found.scores - exact.scores).abs() < 4 * found.stderr + 1e-5).all()
+    assert (found.stderr < 0.1 * exact.scores.abs().max()).all()
+
+
+def test_standard_errors_equal_what_repeated_draws_show():
+    lm = tiny("llama")
+    runs = [noiser.attribute(lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed) for seed in range(40)]
+    spread = torch.stack([run.scores[0] for run in runs]).std(0)
+    claimed = torch.stack([run.stderr[0] for run in runs]).mean(0)
+    assert ((claimed / spread - 1).abs() < 0.5).all(), claimed / spread
+    assert noiser.attribute(lm, PROMPT, method=GradientShap(samples=1)).stderr is None
+    assert noiser.attribute(lm, PROMPT, method=GradientShap(reduce="l2")).stderr is None
+
+
+def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
+    lm = tiny("gemma3")
+    method = SequentialIntegratedGradients(n_steps=100)
+    att = noiser.attribute(lm, PROMPT, method=method, unit="word", max_new_tokens=2)
+    engine = Engine(lm, build_query(lm, PROMPT, unit="word", max_new_tokens=2))
+    ends = [replace_rows(unit.token_indices, torch.zeros(32)) for unit in engine.query.units]
+    for u, p in engine.distributions(ends):
+        for g, target in enumerate(att.targets):
+            if engine.query.visible[g, u]:
+                drop = target.probability - float(p[0, g, target.token_id])
+                assert float(att.scores[g, u]) == pytest.approx(drop, abs=1e-3)
+                assert float(att.scores[g, u]) + att.info["delta"][g][u] == pytest.approx(drop, abs=1e-5)
+
+
+def test_sequential_runs_only_what_stands_behind_the_unit():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT)
+    engine = Engine(lm, query)
+    SequentialIntegratedGradients(n_steps=50)(engine, torch.Generator())
+    length = len(query.encoding.token_ids)
+    shortest = sum(length - unit.token_indices[0] for unit in query.units)
+    assert engine.token_forwards < 1.5 * shortest * (2 * 50 + 1)
+
+
+def test_only_the_input_gets_gradients_and_flags_come_back():
+    model = tiny_model("llama")
+    parameters = list(model.parameters())
+    for i, parameter in enumerate(parameters):
+        parameter.requires_grad_(i % 2 == 0)
+        parameter.grad = torch.full_like(parameter, 3.0) if i % 2 == 0 else None
+    flags = [p.requires_grad for p in parameters]
+    lm = noiser.wrap(model, tiny_tokenizer())
+    with torch.no_grad():
+        some = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=2))
+        assert not torch.is_grad_enabled()
+    assert [p.requires_grad for p in parameters] == flags
+    assert all(p.grad is None or (p.grad == 3).all() for p in parameters)
+    assert all(module.training for module in model.modules())
+    model.requires_grad_(False)
+    none = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=2))
+    assert torch.equal(some.scores, none.scores)
+    assert not some.scores.requires_grad
+
+
+def test_flags_come_back_after_an_exception():
+    model = tiny_model("llama")
+    lm = noiser.wrap(model, tiny_tokenizer())
+    engine = Engine(lm, build_query(lm, PROMPT))
+    with torch.no_grad():
+        model.lm_head.weight[3, 0] = torch.nan
+    with pytest.raises(NumericalError):
+        InputXGradient()(engine, torch.Generator())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_half_precision_is_near(family, dtype):
+    lm = tiny(family)
+    half = noiser.wrap(copy.deepcopy(lm.model).to(dtype), lm.tokenizer)
+    target = int(Engine(lm, build_query(lm, PROMPT)).clean[0].argsort(descending=True)[40])
+    method = InputXGradient(reduce="l2")  # of an improbable token: its slope is below what float16 can hold
+    expected = noiser.attribute(lm, PROMPT, method=method, target=target).scores[0]
+    found = noiser.attribute(half, PROMPT, method=method, target=target).scores[0]
+    assert torch.corrcoef(torch.stack([expected, found]))[0, 1] > (0.97 if dtype is torch.bfloat16 else 0.999)
+
+
+def test_out_of_memory_halves_the_batch(monkeypatch):
+    lm = tiny("llama")
+    expected = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=6)).scores
+    forward, sizes = lm.model.forward, []
+
+    def tight(*args, **kwargs):
+        sizes.append(len(kwargs["inputs_embeds"]))
+        if sizes[-1] > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(noiser.LanguageModel, "_forward_parameters", frozenset({"logits_to_keep"}))
+    monkeypatch.setattr(lm.model, "forward", tight)
+    limit = 2
+    engine = Engine(lm, build_query(lm, PROMPT))
+    found = IntegratedGradients(n_steps=6)(engine, torch.Generator())
+    torch.testing.assert_close(found.scores, expected, atol=1e-6, rtol=1e-5)
+    assert max(sizes) > 2
+    limit = 0
+    with pytest.raises(ModelError, match="Not enough memory"):
+        InputXGradient()(engine, torch.Generator())
+
+
+def test_gradients_are_given_once_for_each_sample_and_wanted_target():
+    lm = tiny("gemma3")
+    engine = Engine(lm, build_query(lm, PROMPT, max_new_tokens=3))
+    assert engine_module.LOGIT_BYTES > 0
+    asked = [
+        Perturbation(positions=(2, 3), samples=5, rows=lambda rows: rows.expand(5, -1, -1), targets=(0, 2)),
+        Perturbation(positions=(5,), samples=1, rows=lambda rows: rows[None]),
+    ]
+    objectives = [Objective(target=token) for token in engine.query.target_ids]
+    seen = [
+        (found.perturbation, found.target, sample)
+        for found in gradients(engine, asked, objectives)
+        for sample in range(found.first, found.last)
+    ]
+    assert sorted(seen) == [(0, g, s) for g in (0, 2) for s in range(5)] + [(1, g, 0) for g in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IntegratedGradients(n_steps=0), "n_steps is 0; expected an integer of at least 1"),
+        (lambda: SequentialIntegratedGradients(n_steps=2.5), "n_steps is 2.5"),
+        (lambda: GradientShap(samples=0), "samples is 0"),
+        (lambda: GradientShap(stdev=-1.0), "stdev is -1.0; expected a finite number of at least 0"),
+    ],
+)
+def test_numbers_outside_their_domain(make, message):
+    with pytest.raises(ParameterError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("cls", [type(method) for method in METHODS])
+@pytest.mark.parametrize("name", ["reduce", "score", "baseline"])
+def test_unknown_names_suggest_the_nearest(cls, name):
+    if name == "baseline" and cls is InputXGradient:
+        pytest.skip("input x gradient has no baseline")
+    near = {"reduce": ("l1", "l2"), "score": ("probs", "prob"), "baseline": ("zeros", "zero")}[name]
+    with pytest.raises(UnknownNameError, match=f"Did you mean '{near[1]}'"):
+        cls(**{name: near[0]})
