@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.types import ModelIdentity, Span, Target
+from noiser.errors import ParameterError
+from noiser.types import ModelIdentity, Span, Target, Unit
 
-__all__ = ["Attribution"]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Attribution", "TopUnit"]
+
+
+class TopUnit(NamedTuple):
+    """A unit and its score for one target.
+
+    Attributes:
+        text: the unit's text without the whitespace around it, unless it is nothing but whitespace.
+        score: raw score.
+        index: column in `scores`, index in `units`.
+        span: the unit.
+    """
+
+    text: str
+    score: float
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    span: Span
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,3 +80,149 @@ class Attribution:
     prompt: str | tuple[Mapping[str, str], ...]
     versions: Mapping[str, str] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = (len(self.targets), len(self.units))
+        for name, expected in (("scores", shape), ("thresholds", shape), ("stderr", shape), ("k_min", shape[:1])):
+            values: Tensor | None = getattr(self, name)
+            if values is not None and values.shape != expected:
+                raise ParameterError(
+                    f"{name} has shape {list(values.shape)}; expected {list(expected)} for {shape[0]} targets "
+                    f"and {shape[1]} units."
+                )
+
+    def normalized(self, kind: str = "sum") -> Float[Tensor, "targets units"]:
+        """Scores made comparable between targets and methods, as a new tensor.
+
+        Each row is normalised by itself over the units that have a score; the others stay NaN. With s the scores:
+        "sum" s/Σs (the paper's choice), "positive" max(s, 0)/Σmax(s, 0), "abs_sum" |s|/Σ|s|, "minmax"
+        (s - min)/(max - min), "softmax", "none". A row whose denominator is 0 becomes uniform.
+
+        Raises:
+            UnknownNameError: another kind.
+            NumericalError: a score is infinite.
+        """
+        from noiser.attribution.normalize import normalize
+
+        return normalize(self.scores, kind)
+
+    def aggregate(self, unit: Unit = "word", reduce: str = "sum") -> Attribution:
+        """The same attribution over coarser units.
+
+        A unit goes to the word, sentence or span that holds its last visible character. Units of the prompt and
+        of the continuation are never joined, and special tokens stay alone. A score is NaN where any of its
+        parts is.
+
+        Args:
+            unit: "word", "sentence", or (start, end) character spans of `text`; units in no span are left out.
+            reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
+
+        Returns:
+            A new record. Its thresholds are the smallest of the parts. Its standard errors are the root of the sum
+            of squares for "sum", that divided by the number of parts for "mean", as if the parts' errors were
+            independent, and None otherwise. `info["aggregated"]` says what was done.
+
+        Raises:
+            UnitError: spans that overlap, are empty, leave the text, join prompt and continuation or hold no unit;
+                or the present units are coarser than what is asked for.
+            UnknownNameError: an unknown unit or reduction.
+        """
+        from noiser.attribution.aggregate import aggregate
+
+        return aggregate(self, unit, reduce)
+
+    def top(self, k: int = 5, target: int = 0) -> list[TopUnit]:
+        """The `k` units of highest score for a target, best first; equal scores in order of the text.
+
+        Raises:
+            ParameterError: k is below 1, or there is no such target.
+        """
+        if k < 1:
+            raise ParameterError(f"k is {k}; expected at least 1.")
+        if not -len(self.targets) <= target < len(self.targets):
+            raise ParameterError(f"target is {target}; expected an index below {len(self.targets)}, as in `targets`.")
+        row = self.scores[target]
+        order: list[int] = torch.argsort(row.nan_to_num(-torch.inf), descending=True, stable=True).tolist()
+        best = [index for index in order if not row[index].isnan()][:k]
+        spans = [self.units[index] for index in best]
+        return [
+            TopUnit(span.text.strip() or span.text, float(row[index]), index, span)
+            for index, span in zip(best, spans, strict=True)
+        ]
+
+    def to_dataframe(self) -> DataFrame:
+        """One row for each target and unit, in that order; NaN where there is no value.
+
+        Columns: target_index, target, unit_index, unit, start, end, score, stderr, threshold, k_min.
+        """
+        from noiser.attribution.table import to_dataframe
+
+        return to_dataframe(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything as JSON (docs/schema.md): the whole file or, on failure, nothing.
+
+        Raises:
+            OSError: the file cannot be written. What was there before still is.
+        """
+        from noiser.attribution import store
+
+        store.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Attribution:
+        """Reads what `save` wrote; scores come back exactly.
+
+        Raises:
+            StoredFileError: the file is damaged, of a newer schema, or no saved attribution.
+            OSError: the file cannot be opened.
+        """
+        from noiser.attribution import store
+
+        return store.load(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `save` writes, as plain dicts, lists, texts and numbers, with None for NaN."""
+        from noiser.attribution import store
+
+        return store.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
+        """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
+        from noiser.attribution import store
+
+        return store.from_dict(data)
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """A page that needs nothing else: no network, no scripts, every token escaped. Also written to `path`."""
+        from noiser.attribution import html
+
+        page = html.page(self)
+        if path is not None:
+            from noiser.attribution.store import write_text
+
+            write_text(path, page)
+        return page
+
+    def _repr_html_(self) -> str:
+        from noiser.attribution import html
+
+        return html.fragment(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from noiser.attribution import terminal
+
+        return terminal.render(self, console, options)
+
+    def __str__(self) -> str:
+        from noiser.attribution import terminal
+
+        return terminal.to_text(self)
+
+    def __repr__(self) -> str:
+        said = "".join(target.text for target in self.targets)
+        asked = self.text[: self.prompt_length]
+        asked = asked if len(asked) <= 50 else asked[:49] + "…"
+        shape = f"{len(self.targets)} × {len(self.units)} {self.unit}"
+        return f"Attribution({asked!r} → {said!r}, {self.method}, {self.model.name}, {shape})"

@@ -1,0 +1,174 @@
+"""Coarser units out of finer ones: token scores become word, sentence or span scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.errors import UnitError, UnknownNameError
+from noiser.spans import sentence_spans, snap, word_spans
+from noiser.types import Span, Unit
+
+if TYPE_CHECKING:
+    from noiser.attribution.record import Attribution
+
+__all__ = ["REDUCTIONS", "Reduction", "aggregate"]
+
+Reduction = Literal["sum", "mean", "max", "abs_max", "min", "l2"]
+Members = Float[Tensor, "targets members"]
+Reduced = Float[Tensor, " targets"]
+Columns = tuple[int, ...]
+
+
+def aggregate(att: Attribution, unit: Unit, reduce: str) -> Attribution:
+    """See `Attribution.aggregate`."""
+    if reduce not in REDUCTIONS:
+        raise UnknownNameError("reduction", reduce, REDUCTIONS)
+    name = unit if isinstance(unit, str) else "spans"
+    groups = _groups(att, unit)
+    scores = _by_group(att.scores, groups, REDUCTIONS[reduce])
+    spread = _STDERRS.get(reduce)
+    return replace(
+        att,
+        scores=scores,
+        units=tuple(_joined(att, columns) for columns in groups),
+        unit=name,
+        stderr=None if att.stderr is None or spread is None else _by_group(att.stderr, groups, spread),
+        thresholds=None if att.thresholds is None else _by_group(att.thresholds, groups, _min),
+        info={**att.info, "aggregated": {"from": att.unit, "reduce": reduce}},
+    )
+
+
+def _groups(att: Attribution, unit: Unit) -> list[Columns]:
+    """The columns of `att` that make up each new unit, in order."""
+    if not isinstance(unit, str):
+        return _groups_of_spans(att, unit)
+    if unit not in _COARSENESS:
+        raise UnknownNameError("unit", unit, _COARSENESS, "A list of (start, end) character spans is possible too.")
+    if _COARSENESS[unit] < _COARSENESS.get(att.unit, _COARSENESS["word"]) or (att.unit == "spans" and unit == "word"):
+        raise UnitError(
+            f"The scores belong to units of kind {att.unit!r}; expected finer ones to make {unit!r} units from. "
+            f"Attribute again with unit={unit!r}."
+        )
+    if unit == "token":
+        return [(column,) for column in range(len(att.units))]
+    split = word_spans if unit == "word" else sentence_spans
+    groups = [(column,) for column, span in enumerate(att.units) if span.start == span.end]
+    for start, end in ((0, att.prompt_length), (att.prompt_length, len(att.text))):
+        columns = [i for i, span in enumerate(att.units) if start <= span.start < end and span.start < span.end]
+        spans = [(start + a, start + b) for a, b in split(att.text[start:end])]
+        tokens = [(att.units[i].start, att.units[i].end) for i in columns]
+        groups += [tuple(columns[i] for i in group.tokens) for group in snap(att.text, spans, tokens)]
+    return sorted(groups)
+
+
+def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list[Columns]:
+    """The units whose last visible character each span holds; units in no span are left out."""
+    _check(att, spans)
+    owners = [_last_visible(att.text, span) for span in att.units]
+    groups: list[Columns] = []
+    for start, end in spans:
+        columns = tuple(i for i, last in enumerate(owners) if last is not None and start <= last < end)
+        if not columns:
+            raise UnitError(
+                f"The span ({start}, {end}), {att.text[start:end]!r}, holds no {att.unit} of this attribution; "
+                "expected at least one. Widen the span."
+            )
+        groups.append(columns)
+    return groups
+
+
+def _last_visible(text: str, span: Span) -> int | None:
+    """Offset of the last character that is not whitespace (of the last one, if all are); None for an empty span."""
+    if span.start == span.end:
+        return None
+    return span.start + (len(text[span.start : span.end].rstrip()) or span.end - span.start) - 1
+
+
+def _check(att: Attribution, spans: Sequence[tuple[int, int]]) -> None:
+    if not spans:
+        raise UnitError("The list of spans is empty; expected (start, end) character offsets of the text.")
+    previous = 0
+    for start, end in sorted(spans):
+        problem = None
+        if not 0 <= start <= end <= len(att.text):
+            problem = f"leaves the text, which has {len(att.text)} characters"
+        elif start == end:
+            problem = "is empty"
+        elif start < previous:
+            problem = "overlaps the span before it"
+        elif start < att.prompt_length < end:
+            problem = f"joins the prompt and its continuation, which begins at {att.prompt_length}"
+        if problem:
+            raise UnitError(
+                f"The span ({start}, {end}) {problem}; expected non-empty spans of the text that do not overlap. "
+                "Offsets count characters, and the end is behind the last one."
+            )
+        previous = end
+
+
+def _joined(att: Attribution, columns: Columns) -> Span:
+    members = [att.units[column] for column in columns]
+    if len(members) == 1:
+        return members[0]
+    start, end = min(member.start for member in members), max(member.end for member in members)
+    tokens = {index for member in members for index in member.token_indices}
+    return Span(att.text[start:end], start, end, tuple(sorted(tokens)))
+
+
+def _by_group(
+    values: Float[Tensor, "targets units"], groups: Sequence[Columns], reduction: Callable[[Members], Reduced]
+) -> Float[Tensor, "targets groups"]:
+    """Reduces each group of columns; NaN in a row where any member is NaN."""
+    if not groups:
+        return values.new_empty((len(values), 0))
+    columns: list[Tensor] = []
+    for group in groups:
+        members = values[:, list(group)]
+        columns.append(reduction(members).masked_fill(members.isnan().any(-1), torch.nan))
+    return torch.stack(columns, dim=-1)
+
+
+def _sum(members: Members) -> Reduced:
+    return members.sum(-1)
+
+
+def _mean(members: Members) -> Reduced:
+    return members.mean(-1)
+
+
+def _max(members: Members) -> Reduced:
+    return members.amax(-1)
+
+
+def _min(members: Members) -> Reduced:
+    return members.amin(-1)
+
+
+def _abs_max(members: Members) -> Reduced:
+    return members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _l2(members: Members) -> Reduced:
+    return members.norm(dim=-1)
+
+
+def _mean_stderr(members: Members) -> Reduced:
+    return members.norm(dim=-1) / members.shape[-1]
+
+
+REDUCTIONS: dict[str, Callable[[Members], Reduced]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "max": _max,
+    "abs_max": _abs_max,
+    "min": _min,
+    "l2": _l2,
+}
+_STDERRS: dict[str, Callable[[Members], Reduced]] = {"sum": _l2, "mean": _mean_stderr}
+_COARSENESS = {"token": 0, "word": 1, "sentence": 2}

@@ -1,0 +1,260 @@
+"""Heat maps as HTML that needs nothing else: styles inside, no scripts, no network, every text escaped.
+
+Colour never stands alone: a bar below a unit is a positive score and one above it a negative score, as thick as
+the colour is strong, and the numbers are in a table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from noiser.attribution.display import (
+    DARK_PAPER,
+    Cell,
+    cells,
+    check_comparable,
+    dark_ink,
+    facts,
+    label,
+    number_format,
+    parameter_texts,
+    provenance,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from noiser.attribution.record import Attribution
+
+__all__ = ["compare_html", "fragment", "page"]
+
+_DARK_HOSTS = '[data-theme="dark"] .noiser-att, [data-jp-theme-light="false"] .noiser-att, .vscode-dark .noiser-att'
+_LIGHT_HOSTS = '[data-theme="light"], [data-jp-theme-light="true"], .vscode-light'
+
+
+def page(att: Attribution) -> str:
+    """A complete page with the heat map of `att`."""
+    return _page(_body(att, "noiser"), f"{label(att.text[: att.prompt_length])[:80]} – {label(att.method)}")
+
+
+def fragment(att: Attribution) -> str:
+    """The heat map as a piece of a page, such as a notebook's output; several can stand on one page."""
+    return f"<style>{_css()}</style>{_body(att, f'noiser-{secrets.token_hex(6)}')}"
+
+
+def compare_html(attributions: Sequence[Attribution]) -> str:
+    """A complete page with several attributions of one prompt: a row a method, target by target.
+
+    Raises:
+        ParameterError: no attribution, or different prompts.
+    """
+    check_comparable(attributions)
+    first = attributions[0]
+    count = max(len(att.targets) for att in attributions)
+    sections = [_compared([att for att in attributions if row < len(att.targets)], row) for row in range(count)]
+    names = [label(att.targets[row].text) for row in range(count) for att in [_longest(attributions)]]
+    feet = "".join(_footer(att) for att in attributions)
+    body = f"{_chooser(names, 'noiser')}<div class=rows>{''.join(sections)}</div><footer>{feet}</footer>"
+    return _page(_card(body), f"{label(first.text[: first.prompt_length])[:80]} – {len(attributions)} methods")
+
+
+def _longest(attributions: Sequence[Attribution]) -> Attribution:
+    return max(attributions, key=lambda att: len(att.targets))
+
+
+@cache
+def _css() -> str:
+    sheet = files("noiser.attribution").joinpath("style.css").read_text(encoding="utf-8")
+    rule = re.search(r"^DARK (\{.*?\})\n", sheet, re.DOTALL | re.MULTILINE)
+    assert rule, "style.css has no rule DARK"
+    dark_ink_rule = "DARK-HOST .k { color: #000; }"
+    hosts = f"{_DARK_HOSTS} {rule[1]} {_nested(dark_ink_rule)}"
+    system = f":root:not({_LIGHT_HOSTS}) body:not({_LIGHT_HOSTS}) .noiser-att"
+    query = f"@media (prefers-color-scheme: dark) {{ {system} {rule[1]} {system} .k {{ color: #000; }} }}"
+    return re.sub(r"\s+", " ", sheet.replace(rule[0], f"{hosts} {query}\n"))
+
+
+def _nested(rule: str) -> str:
+    return " ".join(rule.replace("DARK-HOST", host) for host in _DARK_HOSTS.split(", "))
+
+
+def _page(body: str, title: str) -> str:
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n"
+        "<style>:root { color-scheme: light dark; } body { margin: 1.5rem; }\n"
+        f"{_css()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _card(inner: str) -> str:
+    return f'<div class="noiser-att">{inner}</div>'
+
+
+def _body(att: Attribution, identifier: str) -> str:
+    sections = "".join(_section(att, row) for row in range(len(att.targets)))
+    chooser = _chooser([label(target.text) for target in att.targets], identifier)
+    return _card(f"{chooser}<div class=rows>{sections}</div><footer>{_footer(att)}</footer>")
+
+
+def _chooser(names: Sequence[str], identifier: str) -> str:
+    """Radio buttons, with a style rule for each, that leave one target's rows; nothing for a single target."""
+    if len(names) < 2:
+        return ""
+    ids = [f"{identifier}-{index}" for index in range(len(names) + 1)]
+    inputs = "".join(
+        f'<input type=radio name="{identifier}" id="{name}"{"" if index else " checked"}>'
+        for index, name in enumerate(ids)
+    )
+    labels = "".join(
+        f'<label for="{name}" dir=auto>{escape(text)}</label>' for name, text in zip(ids, ["all", *names], strict=True)
+    )
+    rules = "".join(
+        f"#{name}:checked~.chips label[for={name}]{{background:var(--ink);color:var(--paper)}}"
+        f"#{name}:focus-visible~.chips label[for={name}]{{outline:2px solid var(--focus);outline-offset:2px}}"
+        + (f"#{name}:checked~.rows>:not(.t{index}){{display:none}}" if index else "")
+        for index, name in enumerate(ids)
+    )
+    return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
+
+
+def _section(att: Attribution, row: int) -> str:
+    pieces = cells(att, row)
+    return (
+        f'<section class="t{row + 1}">{_map(att, row, pieces)}{_facts(att, row, pieces)}'
+        f"<details><summary>scores in numbers</summary>{_table(att, row)}</details></section>"
+    )
+
+
+def _map(att: Attribution, row: int, pieces: Sequence[Cell], *, with_target: bool = True) -> str:
+    body = "".join(_cell(att, row, piece) for piece in pieces)
+    target = f"<b class=target dir=auto>{escape(label(att.targets[row].text))}</b>"
+    return f'<p class="map" dir="auto">{body}' + (f"<span class=to> → </span>{target}</p>" if with_target else "</p>")
+
+
+def _cell(att: Attribution, row: int, piece: Cell) -> str:
+    shown = visible(piece.text)
+    if piece.score is None:
+        return f"<span class=x>{escape(shown)}</span>"
+    body = shown.lstrip() or shown
+    sign = "n" if piece.weight < 0 else "p"
+    ink = " k" if dark_ink(piece.weight, DARK_PAPER) else ""
+    title = "\n".join(_title(att, row, column) for column in piece.columns)
+    return (
+        f'{escape(shown[: len(shown) - len(body)])}<span class="u {sign}{ink}" style="--a:{abs(piece.weight):.3f}" '
+        f'tabindex=0 title="{escape(title)}">{escape(body)}</span>'
+    )
+
+
+def _title(att: Attribution, row: int, column: int) -> str:
+    numbers = [f"score {_value(float(att.scores[row, column]))}"]
+    if att.stderr is not None and not math.isnan(error := float(att.stderr[row, column])):
+        numbers[0] += f" ± {_value(error)}"
+    if att.thresholds is not None and not math.isnan(threshold := float(att.thresholds[row, column])):
+        numbers.append(f"threshold {threshold:.3g}")
+    return f"{label(att.units[column].text)}: {', '.join(numbers)}"
+
+
+def _value(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _facts(att: Attribution, row: int, pieces: Sequence[Cell]) -> str:
+    largest = max((abs(piece.score) for piece in pieces if piece.score is not None), default=0.0)
+    known = escape(" · ".join(facts(att, row)))
+    if not largest:
+        return f"<p class=facts>{known}</p>"
+    show = number_format([largest])
+    negative = any(piece.weight < 0 for piece in pieces)
+    low, kind = (show(-largest), "scale") if negative else ("0", "scale one")
+    best = [
+        f"<b><bdi>{escape(label(unit.text))}</bdi></b> {_value(unit.score)}"
+        for unit in att.top(5, row)
+        if unit.score > 0
+    ]
+    strongest = f"<p class=facts>strongest: {' · '.join(best)}</p>" if best else ""
+    scale = f'<span dir=ltr>{low}<span class="{kind}" role=img aria-label="colour scale"></span>{show(largest)}</span>'
+    return f"<p class=facts>{known} · {scale}</p>{strongest}"
+
+
+def _table(att: Attribution, row: int) -> str:
+    raw = att.scores[row].tolist()
+    largest = max((abs(score) for score in raw if not math.isnan(score)), default=0.0) or 1.0
+    extra = [(name, values[row].tolist()) for name, values in (("±", att.stderr), ("threshold", att.thresholds))
+             if values is not None]  # fmt: skip
+    shows = [number_format(values) for _, values in extra]
+    head = "".join(f"<th scope=col>{name}</th>" for name in ["score", *(name for name, _ in extra)])
+    show, lines = number_format(raw), list[str]()
+    for column, score in enumerate(raw):
+        if math.isnan(score):
+            continue
+        others = "".join(
+            f"<td>{'' if math.isnan(values[column]) else form(values[column])}</td>"
+            for form, (_, values) in zip(shows, extra, strict=True)
+        )
+        bar = f'<i class="{"n" if score < 0 else "p"}" style="--a:{abs(score) / largest:.3f}"></i>'
+        lines.append(
+            f"<tr><th scope=row dir=auto>{escape(label(att.units[column].text))}</th><td>{show(score)}</td>{others}"
+            f"<td class=bar>{bar}</td></tr>"
+        )
+    return (
+        f"<div class=wide><table><thead><tr><th scope=col>{escape(att.unit)}</th>{head}<td></td></tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _footer(att: Attribution) -> str:
+    parameters = ", ".join(parameter_texts(att))
+    versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
+    texts = [" · ".join(provenance(att)), parameters, versions]
+    return f"<p>{escape(' · '.join(text for text in texts if text))}</p>"
+
+
+def _compared(attributions: Sequence[Attribution], row: int) -> str:
+    first = attributions[0]
+    rows = "".join(
+        f"<div class=row><h3>{escape(label(att.method))}</h3>{_map(att, row, cells(att, row), with_target=False)}</div>"
+        for att in attributions
+    )
+    target = f"<b class=target dir=auto>{escape(label(first.targets[row].text))}</b>"
+    known = f"<p class=facts>{target} {escape(' · '.join(facts(first, row)[:2]))}</p>"
+    same = all(att.units == first.units for att in attributions)
+    table = _joint_table(attributions, row) if same else "".join(_table(att, row) for att in attributions)
+    numbers = f"<details><summary>scores in numbers</summary>{table}</details>"
+    return f'<section class="t{row + 1}">{known}{rows}{numbers}</section>'
+
+
+def _joint_table(attributions: Sequence[Attribution], row: int) -> str:
+    """Units by methods; each method's column has its own colour scale."""
+    first = attributions[0]
+    head = "".join(f"<th scope=col>{escape(label(att.method))}</th>" for att in attributions)
+    raws = [att.scores[row].tolist() for att in attributions]
+    shows = [number_format(raw) for raw in raws]
+    tops = [max((abs(score) for score in raw if not math.isnan(score)), default=0.0) or 1.0 for raw in raws]
+    lines: list[str] = []
+    for column, unit in enumerate(first.units):
+        values = "".join(
+            _tinted(raw[column], top, form(raw[column])) for raw, top, form in zip(raws, tops, shows, strict=True)
+        )
+        lines.append(f"<tr><th scope=row dir=auto>{escape(label(unit.text))}</th>{values}</tr>")
+    return (
+        f"<div class=wide><table><thead><tr><th scope=col>{escape(first.unit)}</th>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _tinted(score: float, largest: float, text: str) -> str:
+    if math.isnan(score):
+        return "<td></td>"
+    weight = score / largest
+    ink = " k" if dark_ink(weight, DARK_PAPER) else ""
+    return f'<td><span class="v {"n" if score < 0 else "p"}{ink}" style="--a:{abs(weight):.3f}">{text}</span></td>'

@@ -1,0 +1,109 @@
+"""Normalisation of scores: raw, signed numbers made comparable between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from noiser.errors import NumericalError, UnknownNameError
+
+__all__ = ["NORMALIZATIONS", "Normalization", "normalize"]
+
+Normalization = Literal["sum", "positive", "abs_sum", "minmax", "softmax", "none"]
+
+
+def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[Tensor, "*rows units"]:
+    """Normalises every row by itself, over its valid units; a NaN entry has no score and stays NaN.
+
+    With s the valid scores of a row and n their number:
+
+    | kind | result | where it is not defined |
+    |---|---|---|
+    | `sum` | s / Σs, the paper's choice; the positive part exceeds 1 if some s are negative | Σs = 0: 1/n |
+    | `positive` | max(s, 0) / Σ max(s, 0) | no positive score: 1/n |
+    | `abs_sum` | abs(s) / Σ abs(s) | all zero: 1/n |
+    | `minmax` | (s − min s) / (max s − min s) | all equal: 1/n |
+    | `softmax` | exp(s) / Σ exp(s) | always defined |
+    | `none` | s | always defined |
+
+    `sum` divides by a negative number, and so turns the order round, where the negative scores outweigh the rest.
+
+    Args:
+        scores: raw scores, NaN where a unit has none.
+        kind: one of the names above.
+
+    Returns:
+        A new tensor of the same shape and type. It is NaN exactly where `scores` is.
+
+    Raises:
+        UnknownNameError: the kind is none of the names above.
+        NumericalError: a score is infinite, or so is the result.
+    """
+    if kind not in NORMALIZATIONS:
+        raise UnknownNameError("normalization", kind, NORMALIZATIONS)
+    if torch.isinf(scores).any():
+        raise NumericalError(
+            f"{int(torch.isinf(scores).sum())} of {scores.numel()} scores are infinite; expected finite numbers, or "
+            "NaN for units that have no score. Run the attribution again in float32 or bfloat16."
+        )
+    valid = ~torch.isnan(scores)
+    # float64 keeps a sum of float32 scores exact enough that cancellation to zero is seen as zero
+    result = NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype)
+    if torch.isinf(result).any():
+        raise NumericalError(
+            f"The scores cancel out so nearly that {kind!r} normalisation overflows; expected a sum away from zero. "
+            "Use normalized('abs_sum') or normalized('positive')."
+        )
+    return result.masked_fill(~valid, torch.nan)
+
+
+Row = Float[Tensor, "*rows units"]
+Valid = Bool[Tensor, "*rows units"]
+
+
+def _shares(weights: Row, valid: Valid) -> Row:
+    """`weights` divided by their sum; uniform over the valid units of rows where that is zero."""
+    weights = weights.masked_fill(~valid, 0)
+    total = weights.sum(-1, keepdim=True)
+    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(total == 0, uniform, weights / total.masked_fill(total == 0, 1))
+
+
+def _positive(scores: Row, valid: Valid) -> Row:
+    return _shares(scores.clamp(min=0), valid)
+
+
+def _abs_sum(scores: Row, valid: Valid) -> Row:
+    return _shares(scores.abs(), valid)
+
+
+def _minmax(scores: Row, valid: Valid) -> Row:
+    if not valid.any():
+        return scores
+    low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
+    high = scores.masked_fill(~valid, -torch.inf).amax(-1, keepdim=True)
+    spread = high - low
+    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(spread == 0, uniform, (scores - low) / spread.masked_fill(spread == 0, 1))
+
+
+def _softmax(scores: Row, valid: Valid) -> Row:
+    return scores.masked_fill(~valid, -torch.inf).softmax(-1)
+
+
+def _none(scores: Row, valid: Valid) -> Row:  # noqa: ARG001 - one signature for all
+    return scores
+
+
+NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
+    "sum": _shares,
+    "positive": _positive,
+    "abs_sum": _abs_sum,
+    "minmax": _minmax,
+    "softmax": _softmax,
+    "none": _none,
+}
