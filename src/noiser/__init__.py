@@ -19,14 +19,18 @@ from noiser.types import Target as Target
 if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
     from noiser.methods import AttentionRollout as AttentionRollout
+    from noiser.methods import ContextCite as ContextCite
     from noiser.methods import GradientShap as GradientShap
     from noiser.methods import InputXGradient as InputXGradient
     from noiser.methods import IntegratedGradients as IntegratedGradients
+    from noiser.methods import KernelShap as KernelShap
     from noiser.methods import LastAttention as LastAttention
+    from noiser.methods import Lime as Lime
     from noiser.methods import Noiser as Noiser
     from noiser.methods import Occlusion as Occlusion
     from noiser.methods import Random as Random
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
+    from noiser.methods import ShapleySampling as ShapleySampling
     from noiser.methods import attribute as attribute
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
@@ -44,6 +48,10 @@ _HOMES = {
     "Occlusion": "noiser.methods",
     "Random": "noiser.methods",
     "SequentialIntegratedGradients": "noiser.methods",
+    "Lime": "noiser.methods",
+    "KernelShap": "noiser.methods",
+    "ShapleySampling": "noiser.methods",
+    "ContextCite": "noiser.methods",
     "attribute": "noiser.methods",
     "load_model": "noiser.model",
     "wrap": "noiser.model",

@@ -6,27 +6,35 @@ from typing import Any
 
 from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attribute import attribute, make_method
+from noiser.methods.context_cite import ContextCite
 from noiser.methods.gradients import InputXGradient
 from noiser.methods.integrated import GradientShap, IntegratedGradients
+from noiser.methods.kernel_shap import KernelShap
+from noiser.methods.lime import Lime
 from noiser.methods.noiser import Noiser
 from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores
 from noiser.methods.random import Random
 from noiser.methods.sequential import SequentialIntegratedGradients
+from noiser.methods.shapley_sampling import ShapleySampling
 
 __all__ = [
     "METHODS",
     "AttentionRollout",
+    "ContextCite",
     "GradientShap",
     "InputXGradient",
     "IntegratedGradients",
+    "KernelShap",
     "LastAttention",
+    "Lime",
     "Method",
     "Noiser",
     "Occlusion",
     "Random",
     "Scores",
     "SequentialIntegratedGradients",
+    "ShapleySampling",
     "attribute",
     "make_method",
 ]
@@ -56,3 +64,7 @@ METHODS.register(
     SequentialIntegratedGradients,
     summary="gradient integrated for one unit at a time, the others as they are",
 )
+METHODS.register("lime", Lime, summary="weighted linear surrogate on inputs with random units missing")
+METHODS.register("kernel_shap", KernelShap, summary="Shapley values by weighted regression on coalitions of units")
+METHODS.register("shapley_sampling", ShapleySampling, summary="Shapley values by random orders, with standard errors")
+METHODS.register("context_cite", ContextCite, summary="sparse surrogate of the log-odds over sources (sentences)")

@@ -1,0 +1,180 @@
+"""Shapley values as a weighted linear regression (Lundberg and Lee 2017)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from noiser.engine import Engine
+from noiser.methods.baseline import BASELINES, BaselineName
+from noiser.methods.checks import check_choice, check_count
+from noiser.methods.coalitions import Coalitions, ScaleName
+from noiser.methods.protocol import Scores
+
+__all__ = ["KernelShap"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelShap:
+    """Scores each unit by its Shapley value, found by regression on coalitions of units.
+
+    With z in {0, 1}^n marking the units that are kept and f the prediction, the scores φ minimise
+
+        Σ_z π(z) (f(z) - f(0) - z·φ)²   with   Σ φ = f(X) - f(0),    π(z) = (n - 1) / (C(n, |z|) |z| (n - |z|)),
+
+    (their theorem 2). With all 2^n coalitions that is the Shapley value itself. With fewer, sizes are taken whole
+    from the outside in (one unit missing, one unit kept, ...) while they deserve it by their weight, and the rest of
+    `samples` is drawn from π in complementary pairs. The sum is met exactly in any case.
+
+    The coalitions are shared by all targets. π is a Pólya urn: a unit that joins a game of k units, s of them kept,
+    is kept with probability s / k. So coalitions drawn for the first target become coalitions for a later one,
+    with more units before it, by drawing from the urn, and the scores of a target do not depend on later targets.
+
+    Args:
+        samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before the
+            first target: exact up to 8 units. 2^n or more is exact.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `baseline_row`.
+        score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
+
+    Raises:
+        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
+    """
+
+    samples: int | None = None
+    baseline: BaselineName = "zero"
+    score: ScaleName = "prob"
+
+    def __post_init__(self) -> None:
+        if self.samples is not None:
+            check_count("samples", self.samples, least=2)
+        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("score", self.score, get_args(ScaleName))
+
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+        """Runs every coalition once for all targets, then solves for each target."""
+        coalitions = Coalitions(engine, self.baseline, self.score)
+        counts = [len(seen) for seen in coalitions.seen]
+        samples = self.samples or 16 * counts[0] + 128
+        order = engine.query.visible.sum(0).argsort(descending=True, stable=True)
+        exact = [samples >= 2**count for count in counts]
+        start = max([count for count, all_of_them in zip(counts, exact, strict=True) if all_of_them] or counts[:1])
+        game = draw_coalitions(start, len(order), samples, generator)
+        kept = torch.zeros(1 + len(game.kept), len(order), dtype=torch.bool)  # the first is the empty one
+        kept[1:, order] = game.kept
+        values = coalitions.values(kept)
+        empty = values[:, 0]
+        rows = [
+            shapley_regression(kept[1:, seen], values[g, 1:] - empty[g], game.weights, coalitions.clean[g] - empty[g])
+            for g, seen in enumerate(coalitions.seen)
+        ]
+        info = {"exact": exact, "baseline_value": empty.tolist()}
+        return Scores(
+            scores=coalitions.table(rows),
+            info=info | {"token_forwards": engine.token_forwards, "passes": engine.passes},
+        )
+
+
+class Weighted(NamedTuple):
+    """Coalitions and what each counts, in a measure that tends to the Shapley kernel.
+
+    The kernel's scale is the one in which a coalition of s among n units weighs (s-1)! (n-s-1)! / (n-1)!, which a
+    game inherits from every larger one.
+    """
+
+    kept: Bool[Tensor, "coalitions units"]
+    weights: Float64[Tensor, " coalitions"]
+
+
+def draw_coalitions(first: int, units: int, samples: int, generator: torch.Generator) -> Weighted:
+    """Coalitions of `first` units, neither empty nor whole, continued to coalitions of `units`.
+
+    Args:
+        first: units of the game that is drawn.
+        units: units before the last target, `first` or more.
+        samples: coalitions of the first game; 2^first or more are all.
+        generator: numbers for the first game are drawn before those for the others.
+    """
+    found = _draw(first, samples, generator)
+    for count in range(first, units):
+        found = _join(found, count, generator)
+    return found
+
+
+def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
+    """Sizes taken whole where their share of the samples covers all their coalitions; the rest in random pairs."""
+    kept: list[Tensor] = []
+    weights: list[float] = []
+    # A size s weighs C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)) in all.
+    mass = {s: units / (s * (units - s)) for s in range(1, units)}
+    while mass:
+        outermost = {s: math.comb(units, s) for s in {min(mass), max(mass)}}
+        share = sum(mass[s] for s in outermost) / sum(mass.values())
+        if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
+            break
+        for s, count in outermost.items():
+            kept += _all_of_size(units, s)
+            weights += [mass.pop(s) / count] * count
+    if mass:
+        pairs = max(1, (samples - len(kept)) // 2)
+        sizes = torch.tensor(list(mass.values())).multinomial(pairs, replacement=True, generator=generator) + min(mass)
+        weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
+        for size in sizes.tolist():
+            chosen = torch.randperm(units, generator=generator) < size
+            kept += [chosen, ~chosen]
+    table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
+    return Weighted(table, torch.tensor(weights, dtype=torch.float64))
+
+
+def _all_of_size(units: int, size: int) -> Iterator[Bool[Tensor, " units"]]:
+    for members in itertools.combinations(range(units), size):
+        kept = torch.zeros(units, dtype=torch.bool)
+        kept[list(members)] = True
+        yield kept
+
+
+def _join(game: Weighted, count: int, generator: torch.Generator) -> Weighted:
+    """The game of `count` units with one unit more, kept by the Pólya urn of the kernel.
+
+    Two coalitions of the larger game are the empty or the whole one in the smaller: they are added with their weight.
+    """
+    share = game.kept.double().mean(1)
+    joins = torch.rand(len(game.kept), generator=generator, dtype=torch.float64) < share
+    alone = torch.zeros(2, count + 1, dtype=torch.bool)
+    alone[0, :count] = alone[1, count] = True
+    kept = torch.cat([torch.cat([game.kept, joins[:, None]], dim=1), alone])
+    return Weighted(kept, torch.cat([game.weights, torch.full((2,), 1 / count, dtype=torch.float64)]))
+
+
+def shapley_regression(
+    kept: Bool[Tensor, "coalitions units"],
+    values: Float64[Tensor, " coalitions"],
+    weights: Float64[Tensor, " coalitions"],
+    gain: Float64[Tensor, ""],
+) -> Float64[Tensor, " units"]:
+    """The φ with Σ φ = gain that minimises Σ weights (values - kept·φ)²; of several, the one nearest to equal shares.
+
+    Args:
+        kept: coalitions; those that hold no unit or all of them are left out.
+        values: f(z) - f(0).
+        weights: of the Shapley kernel.
+        gain: f(X) - f(0).
+    """
+    import numpy as np
+
+    units = kept.shape[1]
+    sizes = kept.sum(1)
+    use = (sizes > 0) & (sizes < units)
+    z, scale = kept[use].double(), weights[use].sqrt()
+    # φ = gain / units + β with Σ β = 0: on centred rows the least-squares solution of least norm has that sum.
+    rest = values[use] - gain / units * sizes[use]
+    centred = z - z.mean(1, keepdim=True)
+    solution = np.linalg.lstsq((scale[:, None] * centred).numpy(), (scale * rest).numpy())[0]
+    beta = torch.as_tensor(solution, dtype=torch.float64)
+    return gain / units + beta - beta.mean()
