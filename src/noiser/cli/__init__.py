@@ -22,10 +22,11 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"noiser {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

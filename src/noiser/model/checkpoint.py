@@ -151,8 +151,9 @@ def _explained(source: str, error: Exception) -> Exception:
             "If you trust its authors, pass trust_remote_code=True (--trust-remote-code)."
         )
     what = "is damaged or incomplete" if Path(source).is_dir() else "could not be loaded"
+    said = " ".join(str(error).split()).removesuffix(".")
     return ModelError(
-        f"{where} {what}: {type(error).__name__}: {error}. Expected config.json, the tokenizer's files and the weights "
+        f"{where} {what}: {type(error).__name__}: {said}. Expected config.json, the tokenizer's files and the weights "
         "of a causal language model, as save_pretrained writes them."
     )
 

@@ -10,6 +10,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from noiser.errors import DependencyError, ModelError
 
@@ -53,14 +54,14 @@ class _Reader:
         self.data, self.path, self.at = data, path, 4
 
     def head(self) -> GgufHead:
-        version = self.scalar("I")
+        version = self.count("I")
         if version not in (2, 3):
             raise _damaged(self.path, f"version {version}", "version 2 or 3, little-endian")
-        n_tensors, n_pairs = self.scalar("Q"), self.scalar("Q")
+        n_tensors, n_pairs = self.count("Q"), self.count("Q")
         facts: dict[str, object] = {}
         for _ in range(n_pairs):
             key = self.string()
-            facts[key] = self.value(self.scalar("I"))
+            facts[key] = self.value(self.count("I"))
         tensors = [self.tensor() for _ in range(n_tensors)]
         alignment = facts.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
@@ -77,17 +78,17 @@ class _Reader:
         block_sizes = _block_sizes()
         self.string()
         n_weights = 1
-        for _ in range(self.scalar("I")):
-            n_weights *= self.scalar("Q")
-        block, n_bytes = block_sizes[self.scalar("I")]
-        return n_weights, n_weights // block * n_bytes, self.scalar("Q")
+        for _ in range(self.count("I")):
+            n_weights *= self.count("Q")
+        block, n_bytes = block_sizes[self.count("I")]
+        return n_weights, n_weights // block * n_bytes, self.count("Q")
 
     def value(self, kind: int) -> object:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
             return self.scalar(_SCALARS[kind])
-        inner, length = self.scalar("I"), self.scalar("Q")
+        inner, length = self.count("I"), self.count("Q")
         if inner in (_STRING, _ARRAY):
             for _ in range(length):
                 self.value(inner)
@@ -96,11 +97,14 @@ class _Reader:
         return None  # no array matters here
 
     def string(self) -> str:
-        length = self.scalar("Q")
+        length = self.count("Q")
         start = self.skip(length)
         return self.data[start : start + length].decode("utf-8", errors="replace")
 
-    def scalar(self, code: str) -> int:
+    def count(self, code: Literal["I", "Q"]) -> int:
+        return struct.unpack_from("<" + code, self.data, self.skip(4 if code == "I" else 8))[0]
+
+    def scalar(self, code: str) -> int | float | bool:
         return struct.unpack_from("<" + code, self.data, self.skip(struct.calcsize("<" + code)))[0]
 
     def skip(self, n_bytes: int) -> int:

