@@ -13,6 +13,7 @@ from collections.abc import Iterable
 __all__ = [
     "CacheError",
     "DependencyError",
+    "JudgeError",
     "ModelError",
     "ModelNotFoundError",
     "NoiserError",
@@ -89,3 +90,7 @@ class StoredFileError(NoiserError, ValueError):
 
 class DependencyError(NoiserError, ImportError):
     """An optional dependency that is not installed. The message has the command that installs it."""
+
+
+class JudgeError(NoiserError, RuntimeError):
+    """A judge that cannot work at all: no key, no such model, an endpoint that keeps failing."""
