@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Question", "Reading", "ScoreName", "hellinger"]
+from noiser.engine.distances import hellinger
+
+__all__ = ["Question", "Reading", "ScoreName"]
 
 ScoreName = Literal["prob", "logprob", "hellinger"]
 
@@ -75,12 +77,3 @@ class Question:
         weights = (self.clean / mean.clamp_min(torch.finfo(mean.dtype).tiny)).sqrt()
         overlap = 0.5 * (samples @ weights)
         return score, overlap / (2 * score).clamp_min(1e-12)
-
-
-def hellinger(p: Float[Tensor, "*batch vocab"], q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
-    """Hellinger distance sqrt(½ Σ (√p - √q)²) between distributions over the last dimension; 0 to 1.
-
-    >>> hellinger(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).item()
-    1.0
-    """
-    return ((p.sqrt() - q.sqrt()).square().sum(-1) / 2).sqrt()

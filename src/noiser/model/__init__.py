@@ -3,5 +3,6 @@
 from noiser.model.language_model import LanguageModel, wrap
 from noiser.model.loading import load_model
 from noiser.model.query import Query, build_query
+from noiser.model.rebuild import rebuild_query
 
-__all__ = ["LanguageModel", "Query", "build_query", "load_model", "wrap"]
+__all__ = ["LanguageModel", "Query", "build_query", "load_model", "rebuild_query", "wrap"]

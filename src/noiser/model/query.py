@@ -17,7 +17,7 @@ from noiser.model.text import Encoding, encode, encode_target, extend, token_tex
 from noiser.model.units import make_units
 from noiser.types import Prompt, Span, Unit
 
-__all__ = ["Query", "build_query"]
+__all__ = ["Query", "build_query", "check_length"]
 
 SpecialTokens = Literal["frozen", "perturbed"]
 
@@ -87,14 +87,14 @@ def build_query(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
     encoding = encode(lm.tokenizer, prompt)
-    _check_length(lm, len(encoding.token_ids))
+    check_length(lm, len(encoding.token_ids))
     if target is None:
-        _check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
+        check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
         ids = greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens)
     else:
         ids = _token_ids_of(lm, encoding, target, "target")
     ids, first, foil_id = _contrast(lm, encoding, ids, foil)
-    _check_length(lm, len(encoding.token_ids) + len(ids) - 1)
+    check_length(lm, len(encoding.token_ids) + len(ids) - 1)
 
     prompt_tokens = len(encoding.token_ids)
     whole = extend(lm.tokenizer, encoding, ids[:-1]) if len(ids) > 1 else encoding
@@ -116,7 +116,8 @@ def build_query(
     )
 
 
-def _check_length(lm: LanguageModel, length: int) -> None:
+def check_length(lm: LanguageModel, length: int) -> None:
+    """Raises PromptError when the model cannot read that many tokens."""
     limit = lm.context_length
     if limit is not None and length > limit:
         raise PromptError(
