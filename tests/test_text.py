@@ -209,6 +209,12 @@ def test_bad_targets(tokenizer, text):
         encode_target(tokenizer, encode(tokenizer, "the sport"), text)
 
 
+def test_a_prompt_of_bytes_that_the_context_cuts():
+    tokenizer = tokenizer_of("byte_fallback")
+    encoding = encode(tokenizer, "x" + "\x802\x80\x80\x80𐀀𐀀")
+    assert extend(tokenizer, encoding, encode_target(tokenizer, encoding, "2")).text == encoding.text + "2"
+
+
 def test_a_target_inside_a_word():
     tokenizer = tokenizer_of("byte_fallback")  # puts a space in front of what it is given
     encoding = encode(tokenizer, "she plays basket")

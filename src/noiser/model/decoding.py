@@ -11,7 +11,7 @@ from noiser.model.offsets import Offset, common_length, offsets_by_decoding
 
 __all__ = ["continuation_offsets", "continuation_text", "decode", "display_texts", "sequence_offsets"]
 
-_CONTEXT = 16  # tokens before a continuation that are decoded with it, so that its first space is kept
+_CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
 _CHUNK = 64  # tokens whose offsets are found together
 
 
@@ -24,14 +24,14 @@ def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
 
 def continuation_text(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> str:
     """What tokens read as behind others."""
-    context = list(before[-_CONTEXT:])
+    context = _context(tokenizer, before)
     whole = decode(tokenizer, [*context, *token_ids])
     return whole[common_length(decode(tokenizer, context), whole) :]
 
 
 def continuation_offsets(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
     """What tokens read as behind others, and the offset of each in it."""
-    context = list(before[-_CONTEXT:])
+    context = _context(tokenizer, before)
     cut = common_length(decode(tokenizer, context), decode(tokenizer, [*context, *token_ids]))
     return offsets_by_decoding(lambda count: decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
 
@@ -61,6 +61,14 @@ def display_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         data = _bytes_of(tokenizer, token_id) if "\ufffd" in piece else None
         shown.append(piece if data is None else data.decode("utf-8", errors="backslashreplace"))
     return shown
+
+
+def _context(tokenizer: Any, before: Sequence[int]) -> list[int]:
+    """The last tokens, from the start of a character on: bytes behind half a character may be read as none."""
+    size = _CONTEXT
+    while size < len(before) and "\ufffd" in decode(tokenizer, before[-size:]):
+        size *= 2
+    return list(before[-size:])
 
 
 def _ends_character(tokenizer: Any, token_ids: Sequence[int]) -> bool:
