@@ -1,0 +1,35 @@
+"""Metrics: whether an attribution can be believed. An Attribution and a model in, numbers out."""
+
+from noiser.metrics.bootstrap import Estimate, estimate, faithfulness_score, log_ratio
+from noiser.metrics.catalog import METRICS, Case, Metric, Scale, Summary
+from noiser.metrics.erasure import ErasureCurves, ErasureScores, erasure_curves, erasure_scores
+from noiser.metrics.localisation import Localisation, localisation
+from noiser.metrics.mass_matched import Curve, MassMatched, keep_rates, mass_matched
+from noiser.metrics.soft import SoftScores, soft_scores
+from noiser.metrics.stability import Stability, stability
+
+__all__ = [
+    "METRICS",
+    "Case",
+    "Curve",
+    "ErasureCurves",
+    "ErasureScores",
+    "Estimate",
+    "Localisation",
+    "MassMatched",
+    "Metric",
+    "Scale",
+    "SoftScores",
+    "Stability",
+    "Summary",
+    "erasure_curves",
+    "erasure_scores",
+    "estimate",
+    "faithfulness_score",
+    "keep_rates",
+    "localisation",
+    "log_ratio",
+    "mass_matched",
+    "soft_scores",
+    "stability",
+]

@@ -1,0 +1,101 @@
+"""Localisation: how much of the score is where a person says it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.attribution.normalize import normalize
+from noiser.errors import UnitError
+from noiser.types import Span
+
+__all__ = ["Localisation", "localisation"]
+
+REST = "rest"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Localisation:
+    """Shares of the score.
+
+    Attributes:
+        shares: for each name [targets], the normalised score on its spans; "rest" for all other units.
+        uniform: for each name [targets], the share of the units themselves: what scores without information give.
+        units: for each name, the indices of its units.
+        normalization: what made shares of the raw scores.
+    """
+
+    shares: Mapping[str, Float[Tensor, " targets"]]
+    uniform: Mapping[str, Float[Tensor, " targets"]]
+    units: Mapping[str, tuple[int, ...]]
+    normalization: str
+
+    def share(self, name: str) -> float:
+        """The share of a name, mean over targets."""
+        return float(self.shares[name].mean())
+
+
+def localisation(
+    att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]], normalization: str = "positive"
+) -> Localisation:
+    """The share of the normalised score on named parts of the text, and on the rest (paper, figure on LongRA).
+
+    A unit belongs as a whole to the name that has most of its visible characters, to the first of equals.
+
+    Args:
+        att: the attribution.
+        spans: for each name, (start, end) character spans of `att.text`; spans of different names do not overlap.
+        normalization: how raw scores become shares; see `Attribution.normalized`. With "positive", "abs_sum" and
+            "softmax" all shares are between 0 and 1 and sum to 1.
+
+    Raises:
+        UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
+    """
+    _check(att, spans)
+    owners = [_owner(att.text, unit, spans) for unit in att.units]
+    units = {name: tuple(i for i, owner in enumerate(owners) if owner == name) for name in (*spans, REST)}
+    for name in spans:
+        if not units[name]:
+            raise UnitError(
+                f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at "
+                "least one. Widen them."
+            )
+    shares = normalize(att.scores, normalization).nan_to_num(0.0)
+    valid = (~att.scores.isnan()).to(shares.dtype)
+    counts = valid.sum(-1)
+    return Localisation(
+        shares={name: shares[:, list(columns)].sum(-1) for name, columns in units.items()},
+        uniform={name: valid[:, list(columns)].sum(-1) / counts for name, columns in units.items()},
+        units=units,
+        normalization=normalization,
+    )
+
+
+def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    if REST in spans:
+        raise UnitError(f"A span is named {REST!r}, which is what remains; expected another name.")
+    if not any(spans.values()):
+        raise UnitError("There are no spans; expected (start, end) character spans of the text for at least one name.")
+    reached = 0
+    for (start, end), name in sorted(((start, end), name) for name, own in spans.items() for start, end in own):
+        if not 0 <= start < end <= len(att.text):
+            raise UnitError(
+                f"Span {(start, end)} of {name!r} is empty or leaves the text; expected "
+                f"0 <= start < end <= {len(att.text)}, in characters."
+            )
+        if start < reached:
+            raise UnitError(f"Span {(start, end)} of {name!r} overlaps another one; expected disjoint spans.")
+        reached = end
+
+
+def _owner(text: str, unit: Span, spans: Mapping[str, Sequence[tuple[int, int]]]) -> str:
+    own = text[unit.start : unit.end]
+    start = unit.start + (len(own) - len(own.lstrip()) if own.strip() else 0)
+    end = unit.start + len(own.rstrip() or own)
+    overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
+    best = max(overlaps, key=overlaps.__getitem__)
+    return best if overlaps[best] else REST
