@@ -18,18 +18,22 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["ACTIVATIONS", "ARITHMETIC", "Expression", "Recorder", "operation"]
 
-ACTIVATIONS = frozenset(
-    "abs celu clamp clamp_max clamp_min clip elu erf exp expit expm1 gelu hardsigmoid hardswish hardtanh leaky_relu "
-    "log1p log_sigmoid logsigmoid max maximum min minimum mish relu relu6 selu sigmoid silu softplus softsign tanh "
-    "threshold".split()
-)
+# fmt: off
+ACTIVATIONS = frozenset({
+    "abs", "celu", "clamp", "clamp_max", "clamp_min", "clip", "elu", "erf", "exp", "expit", "expm1", "gelu",
+    "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log1p", "log_sigmoid", "logsigmoid", "max",
+    "maximum", "min", "minimum", "mish", "prelu", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink",
+    "softsign", "tanh", "tanhshrink", "threshold",
+})
 """Functions that make a recipe a nonlinearity."""
 
-ARITHMETIC = frozenset(
-    "add clone div divide ge greater greater_equal gt le less less_equal lt mul multiply neg negative positive pow "
-    "radd rdiv reciprocal rmul rsqrt rsub rtruediv sqrt square sub subtract true_divide truediv where".split()
-)
+ARITHMETIC = frozenset({
+    "add", "clone", "div", "divide", "ge", "greater", "greater_equal", "gt", "le", "less", "less_equal", "lt", "mul",
+    "multiply", "neg", "negative", "positive", "pow", "radd", "rdiv", "reciprocal", "rmul", "rsqrt", "rsub", "rtruediv",
+    "sqrt", "square", "sub", "subtract", "true_divide", "truediv", "where",
+})
 """Functions that continue a recipe but alone do not make it a nonlinearity: scaling, powers, comparisons."""
+# fmt: on
 
 _BINARY = frozenset({"max", "min"})  # of one tensor they are reductions
 
@@ -73,6 +77,8 @@ class Expression:
         def value(argument: Any) -> Any:
             if isinstance(argument, Expression):
                 return argument._value(x, done)
+            if isinstance(argument, Tensor) and argument.is_floating_point():
+                return argument.to(x)
             return x if argument is _ROOT else argument
 
         if id(self) not in done:

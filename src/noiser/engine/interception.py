@@ -100,7 +100,7 @@ class _Bent(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (root,) = ctx.saved_tensors
         if ctx.found is None:  # several targets go back through the same forward pass
             ctx.found = ctx.slope(root.detach()).to(root.dtype)
@@ -112,7 +112,7 @@ def divide_gradient(x: Tensor, by: float) -> Tensor:
     if not x.requires_grad or by == 1:
         return x
     same = x.view_as(x)
-    same.register_hook(lambda gradient: gradient / by)
+    same.register_hook(partial(torch.mul, other=1 / by))
     return same
 
 

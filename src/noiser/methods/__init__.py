@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from noiser.methods.attention import AttentionRollout, LastAttention
+from noiser.methods.attn_lrp import AttnLrp
 from noiser.methods.attribute import attribute, make_method
 from noiser.methods.context_cite import ContextCite
+from noiser.methods.deeplift import DeepLift
 from noiser.methods.gradients import InputXGradient
 from noiser.methods.integrated import GradientShap, IntegratedGradients
 from noiser.methods.kernel_shap import KernelShap
@@ -21,7 +23,9 @@ from noiser.methods.shapley_sampling import ShapleySampling
 __all__ = [
     "METHODS",
     "AttentionRollout",
+    "AttnLrp",
     "ContextCite",
+    "DeepLift",
     "GradientShap",
     "InputXGradient",
     "IntegratedGradients",
@@ -59,6 +63,7 @@ METHODS.register(
     "integrated_gradients", IntegratedGradients, summary="gradient integrated from a baseline to the input"
 )
 METHODS.register("gradient_shap", GradientShap, summary="gradient at random points between a baseline and the input")
+METHODS.register("deeplift", DeepLift, summary="difference from a baseline, by the rescale rule at nonlinearities")
 METHODS.register(
     "sequential_integrated_gradients",
     SequentialIntegratedGradients,
@@ -68,3 +73,4 @@ METHODS.register("lime", Lime, summary="weighted linear surrogate on inputs with
 METHODS.register("kernel_shap", KernelShap, summary="Shapley values by weighted regression on coalitions of units")
 METHODS.register("shapley_sampling", ShapleySampling, summary="Shapley values by random orders, with standard errors")
 METHODS.register("context_cite", ContextCite, summary="sparse surrogate of the log-odds over sources (sentences)")
+METHODS.register("attn_lrp", AttnLrp, summary="relevance of the logit handed back layer by layer, attention included")

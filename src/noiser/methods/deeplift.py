@@ -8,6 +8,7 @@ from typing import get_args
 
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from noiser.engine import Engine, ObjectiveScore
 from noiser.engine.elementwise import Expression
@@ -27,10 +28,10 @@ class DeepLift:
     """Contribution of each token to the difference between the prediction and that of a baseline input.
 
     Input x and baseline b run side by side. At every elementwise nonlinearity f (SiLU, GELU, tanh, sigmoid, ReLU, in
-    one call or spelled out) the way back multiplies by Δf/Δx instead of f'(x), the rescale rule (Shrikumar et al. 2017,
-    section 3.5.1); products, attention, normalisation and the final softmax pass their gradients at x. A token's
-    contribution is Σ_d (x_d - b_d) m_d, with m the multipliers that arrive at its row of the embedding table; a unit's is
-    the sum over its tokens.
+    one call or spelled out) the way back multiplies by Δf/Δx instead of f'(x), the rescale rule (Shrikumar et al.
+    2017, section 3.5.1); products, attention, normalisation and the final softmax pass their gradients at x. A token's
+    contribution is Σ_d (x_d - b_d) m_d, with m the multipliers that arrive at its row of the embedding table; a
+    unit's is the sum over its tokens.
 
     The contributions of a network of affine layers and elementwise nonlinearities add up to F(x) - F(b) exactly. A
     transformer's do not: what is missing, F(x) - F(b) - Σ contributions, is in `info["delta"]`, one number a target.
@@ -51,7 +52,8 @@ class DeepLift:
         check_choice("baseline", self.baseline, get_args(BaselineName))
         check_choice("score", self.score, get_args(ObjectiveScore))
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        """Scores of every unit for every target; see `Method`."""
         query, clean = engine.query, engine.table_rows
         reference = clean.clone()
         reference[list(movable_positions(query))] = baseline_row(engine.lm, self.baseline).to(clean)
@@ -73,8 +75,8 @@ class DeepLift:
 def rescale(x: Float[Tensor, "*shape"], f: Expression, length: int) -> Float[Tensor, "*shape"]:
     """(f(x) - f(b)) / (x - b) for the input x and the baseline b, side by side in the first dimension.
 
-    f'(x) where the two are too near to tell their difference from rounding, and where they cannot be paired: tokens that
-    a mixture of experts sends to an expert in one run only.
+    f'(x) where the two are too near to tell their difference from rounding, and where they cannot be paired: tokens
+    that a mixture of experts sends to an expert in one run only.
 
     Args:
         x: [2, ...], or [2 * length, dim] where a model flattens its sequences.
@@ -83,7 +85,7 @@ def rescale(x: Float[Tensor, "*shape"], f: Expression, length: int) -> Float[Ten
     """
     wide = widened(x)
     slope = f.derivative(wide)
-    if not (x.ndim > 2 and len(x) == 2 or x.ndim == 2 and len(x) == 2 * length):
+    if x.shape[:1] != (2 if x.ndim > 2 else 2 * length,):
         return slope
     (x0, x1), (y0, y1) = wide.chunk(2), f(wide).chunk(2)
     nearest = torch.finfo(wide.dtype).eps ** 0.5 * x0.abs().clamp_min(1)
