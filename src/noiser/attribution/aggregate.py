@@ -25,7 +25,7 @@ Reduced = Float[Tensor, " targets"]
 Columns = tuple[int, ...]
 
 
-def aggregate(att: Attribution, unit: Unit, reduce: str) -> Attribution:
+def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
     """See `Attribution.aggregate`."""
     if reduce not in REDUCTIONS:
         raise UnknownNameError("reduction", reduce, REDUCTIONS)
@@ -44,7 +44,7 @@ def aggregate(att: Attribution, unit: Unit, reduce: str) -> Attribution:
     )
 
 
-def _groups(att: Attribution, unit: Unit) -> list[Columns]:
+def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
     """The columns of `att` that make up each new unit, in order."""
     if not isinstance(unit, str):
         return _groups_of_spans(att, unit)

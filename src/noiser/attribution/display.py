@@ -65,7 +65,7 @@ def visible(text: str) -> str:
     their code points.
 
     >>> visible("a\x1b[2J\tb")
-    'a␛[2J⇥b'
+    'a⟨U+001B⟩[2J⇥b'
     """
     return "".join(map(_visible_character, text))
 
@@ -75,13 +75,8 @@ def _visible_character(character: str) -> str:
         return "↵\n"
     if character == "\t":
         return "⇥"
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
     hidden = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and character not in _KEPT_FORMATS
-    return f"⟨U+{code:04X}⟩" if hidden else character
+    return f"⟨U+{ord(character):04X}⟩" if hidden else character
 
 
 def label(text: str) -> str:
@@ -137,7 +132,7 @@ def _total(scores: Sequence[float]) -> float | None:
 
 def strongest(att: Attribution, row: int, count: int) -> list[int]:
     """Columns of the `count` scores of largest magnitude, in order of the text."""
-    raw = att.scores[row].tolist()
+    raw: list[float] = att.scores[row].tolist()
     present = [column for column, score in enumerate(raw) if not math.isnan(score)]
     return sorted(sorted(present, key=lambda column: -abs(raw[column]))[:count])
 

@@ -28,14 +28,12 @@ from noiser.attribution.display import (
     provenance,
     visible,
 )
+from noiser.attribution.html_table import joint_table, score_table
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
 
 __all__ = ["compare_html", "fragment", "page"]
-
-_DARK_HOSTS = '[data-theme="dark"] .noiser-att, [data-jp-theme-light="false"] .noiser-att, .vscode-dark .noiser-att'
-_LIGHT_HOSTS = '[data-theme="light"], [data-jp-theme-light="true"], .vscode-light'
 
 
 def page(att: Attribution) -> str:
@@ -71,17 +69,7 @@ def _longest(attributions: Sequence[Attribution]) -> Attribution:
 @cache
 def _css() -> str:
     sheet = files("noiser.attribution").joinpath("style.css").read_text(encoding="utf-8")
-    rule = re.search(r"^DARK (\{.*?\})\n", sheet, re.DOTALL | re.MULTILINE)
-    assert rule, "style.css has no rule DARK"
-    dark_ink_rule = "DARK-HOST .k { color: #000; }"
-    hosts = f"{_DARK_HOSTS} {rule[1]} {_nested(dark_ink_rule)}"
-    system = f":root:not({_LIGHT_HOSTS}) body:not({_LIGHT_HOSTS}) .noiser-att"
-    query = f"@media (prefers-color-scheme: dark) {{ {system} {rule[1]} {system} .k {{ color: #000; }} }}"
-    return re.sub(r"\s+", " ", sheet.replace(rule[0], f"{hosts} {query}\n"))
-
-
-def _nested(rule: str) -> str:
-    return " ".join(rule.replace("DARK-HOST", host) for host in _DARK_HOSTS.split(", "))
+    return re.sub(r"\s+", " ", sheet)
 
 
 def _page(body: str, title: str) -> str:
@@ -91,7 +79,7 @@ def _page(body: str, title: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n"
-        "<style>:root { color-scheme: light dark; } body { margin: 1.5rem; }\n"
+        "<style>:root { color-scheme: light dark; }\nbody { margin: 1.5rem; }\n"
         f"{_css()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
@@ -131,7 +119,7 @@ def _section(att: Attribution, row: int) -> str:
     pieces = cells(att, row)
     return (
         f'<section class="t{row + 1}">{_map(att, row, pieces)}{_facts(att, row, pieces)}'
-        f"<details><summary>scores in numbers</summary>{_table(att, row)}</details></section>"
+        f"<details><summary>scores in numbers</summary>{score_table(att, row)}</details></section>"
     )
 
 
@@ -186,32 +174,6 @@ def _facts(att: Attribution, row: int, pieces: Sequence[Cell]) -> str:
     return f"<p class=facts>{known} · {scale}</p>{strongest}"
 
 
-def _table(att: Attribution, row: int) -> str:
-    raw = att.scores[row].tolist()
-    largest = max((abs(score) for score in raw if not math.isnan(score)), default=0.0) or 1.0
-    extra = [(name, values[row].tolist()) for name, values in (("±", att.stderr), ("threshold", att.thresholds))
-             if values is not None]  # fmt: skip
-    shows = [number_format(values) for _, values in extra]
-    head = "".join(f"<th scope=col>{name}</th>" for name in ["score", *(name for name, _ in extra)])
-    show, lines = number_format(raw), list[str]()
-    for column, score in enumerate(raw):
-        if math.isnan(score):
-            continue
-        others = "".join(
-            f"<td>{'' if math.isnan(values[column]) else form(values[column])}</td>"
-            for form, (_, values) in zip(shows, extra, strict=True)
-        )
-        bar = f'<i class="{"n" if score < 0 else "p"}" style="--a:{abs(score) / largest:.3f}"></i>'
-        lines.append(
-            f"<tr><th scope=row dir=auto>{escape(label(att.units[column].text))}</th><td>{show(score)}</td>{others}"
-            f"<td class=bar>{bar}</td></tr>"
-        )
-    return (
-        f"<div class=wide><table><thead><tr><th scope=col>{escape(att.unit)}</th>{head}<td></td></tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
 def _footer(att: Attribution) -> str:
     parameters = ", ".join(parameter_texts(att))
     versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
@@ -228,33 +190,6 @@ def _compared(attributions: Sequence[Attribution], row: int) -> str:
     target = f"<b class=target dir=auto>{escape(label(first.targets[row].text))}</b>"
     known = f"<p class=facts>{target} {escape(' · '.join(facts(first, row)[:2]))}</p>"
     same = all(att.units == first.units for att in attributions)
-    table = _joint_table(attributions, row) if same else "".join(_table(att, row) for att in attributions)
+    table = joint_table(attributions, row) if same else "".join(score_table(att, row) for att in attributions)
     numbers = f"<details><summary>scores in numbers</summary>{table}</details>"
     return f'<section class="t{row + 1}">{known}{rows}{numbers}</section>'
-
-
-def _joint_table(attributions: Sequence[Attribution], row: int) -> str:
-    """Units by methods; each method's column has its own colour scale."""
-    first = attributions[0]
-    head = "".join(f"<th scope=col>{escape(label(att.method))}</th>" for att in attributions)
-    raws = [att.scores[row].tolist() for att in attributions]
-    shows = [number_format(raw) for raw in raws]
-    tops = [max((abs(score) for score in raw if not math.isnan(score)), default=0.0) or 1.0 for raw in raws]
-    lines: list[str] = []
-    for column, unit in enumerate(first.units):
-        values = "".join(
-            _tinted(raw[column], top, form(raw[column])) for raw, top, form in zip(raws, tops, shows, strict=True)
-        )
-        lines.append(f"<tr><th scope=row dir=auto>{escape(label(unit.text))}</th>{values}</tr>")
-    return (
-        f"<div class=wide><table><thead><tr><th scope=col>{escape(first.unit)}</th>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def _tinted(score: float, largest: float, text: str) -> str:
-    if math.isnan(score):
-        return "<td></td>"
-    weight = score / largest
-    ink = " k" if dark_ink(weight, DARK_PAPER) else ""
-    return f'<td><span class="v {"n" if score < 0 else "p"}{ink}" style="--a:{abs(weight):.3f}">{text}</span></td>'

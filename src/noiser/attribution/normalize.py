@@ -13,6 +13,8 @@ from noiser.errors import NumericalError, UnknownNameError
 
 __all__ = ["NORMALIZATIONS", "Normalization", "normalize"]
 
+_FLOAT32_STEP = 2.0**-23
+
 Normalization = Literal["sum", "positive", "abs_sum", "minmax", "softmax", "none"]
 
 
@@ -23,14 +25,15 @@ def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[
 
     | kind | result | where it is not defined |
     |---|---|---|
-    | `sum` | s / Σs, the paper's choice; the positive part exceeds 1 if some s are negative | Σs = 0: 1/n |
+    | `sum` | s / Σs, the paper's choice; the positive part exceeds 1 if some s are negative | Σs = 0 ¹: 1/n |
     | `positive` | max(s, 0) / Σ max(s, 0) | no positive score: 1/n |
     | `abs_sum` | abs(s) / Σ abs(s) | all zero: 1/n |
     | `minmax` | (s − min s) / (max s − min s) | all equal: 1/n |
     | `softmax` | exp(s) / Σ exp(s) | always defined |
     | `none` | s | always defined |
 
-    `sum` divides by a negative number, and so turns the order round, where the negative scores outweigh the rest.
+    ¹ to the precision of float32: abs(Σs) ≤ 2^-23 Σ abs(s). Where negative scores outweigh the rest, `sum` divides by a
+    negative number and so turns the order round.
 
     Args:
         scores: raw scores, NaN where a unit has none.
@@ -41,7 +44,7 @@ def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[
 
     Raises:
         UnknownNameError: the kind is none of the names above.
-        NumericalError: a score is infinite, or so is the result.
+        NumericalError: a score is infinite.
     """
     if kind not in NORMALIZATIONS:
         raise UnknownNameError("normalization", kind, NORMALIZATIONS)
@@ -51,13 +54,7 @@ def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[
             "NaN for units that have no score. Run the attribution again in float32 or bfloat16."
         )
     valid = ~torch.isnan(scores)
-    # float64 keeps a sum of float32 scores exact enough that cancellation to zero is seen as zero
     result = NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype)
-    if torch.isinf(result).any():
-        raise NumericalError(
-            f"The scores cancel out so nearly that {kind!r} normalisation overflows; expected a sum away from zero. "
-            "Use normalized('abs_sum') or normalized('positive')."
-        )
     return result.masked_fill(~valid, torch.nan)
 
 
@@ -71,6 +68,12 @@ def _shares(weights: Row, valid: Valid) -> Row:
     total = weights.sum(-1, keepdim=True)
     uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(total == 0, uniform, weights / total.masked_fill(total == 0, 1))
+
+
+def _sum(scores: Row, valid: Valid) -> Row:
+    present = scores.masked_fill(~valid, 0)
+    cancels = present.sum(-1, keepdim=True).abs() <= _FLOAT32_STEP * present.abs().sum(-1, keepdim=True)
+    return _shares(scores.masked_fill(cancels, 0), valid)
 
 
 def _positive(scores: Row, valid: Valid) -> Row:
@@ -100,7 +103,7 @@ def _none(scores: Row, valid: Valid) -> Row:  # noqa: ARG001 - one signature for
 
 
 NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
-    "sum": _shares,
+    "sum": _sum,
     "positive": _positive,
     "abs_sum": _abs_sum,
     "minmax": _minmax,

@@ -106,7 +106,7 @@ class Attribution:
 
         return normalize(self.scores, kind)
 
-    def aggregate(self, unit: Unit = "word", reduce: str = "sum") -> Attribution:
+    def aggregate(self, unit: Unit | str = "word", reduce: str = "sum") -> Attribution:
         """The same attribution over coarser units.
 
         A unit goes to the word, sentence or span that holds its last visible character. Units of the prompt and
@@ -177,9 +177,9 @@ class Attribution:
             StoredFileError: the file is damaged, of a newer schema, or no saved attribution.
             OSError: the file cannot be opened.
         """
-        from noiser.attribution import store
+        from noiser.attribution import restore
 
-        return store.load(path)
+        return restore.load(path)
 
     def to_dict(self) -> dict[str, Any]:
         """What `save` writes, as plain dicts, lists, texts and numbers, with None for NaN."""
@@ -190,9 +190,9 @@ class Attribution:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
         """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
-        from noiser.attribution import store
+        from noiser.attribution import restore
 
-        return store.from_dict(data)
+        return restore.from_dict(data)
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A page that needs nothing else: no network, no scripts, every token escaped. Also written to `path`."""

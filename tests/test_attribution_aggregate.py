@@ -1,0 +1,161 @@
+"""Coarser units, and the strongest ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attribution_for_tests import NAN, make, rich_example
+from noiser.attribution import Attribution
+from noiser.errors import ParameterError, UnitError, UnknownNameError
+from noiser.types import Span
+
+
+def texts(att):
+    return [unit.text for unit in att.units]
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [
+        ("sum", [0.25, -0.2, 0.4]),
+        ("mean", [0.125, -0.2, 0.4]),
+        ("max", [0.5, -0.2, 0.4]),
+        ("min", [-0.25, -0.2, 0.4]),
+        ("abs_max", [0.5, -0.2, 0.4]),
+        ("l2", [(0.25**2 + 0.5**2) ** 0.5, 0.2, 0.4]),
+    ],
+)
+def test_words_by_hand(reduce, expected):
+    words = make(scores=((-0.25, 0.5, -0.2, 0.4),)).aggregate("word", reduce=reduce)
+    assert texts(words) == ["LeBron", " plays", " sport"]
+    assert words.unit == "word"
+    torch.testing.assert_close(words.scores, torch.tensor([expected]))
+    assert words.units[0] == Span("LeBron", 0, 6, (0, 1))
+    assert words.info["aggregated"] == {"from": "token", "reduce": reduce}
+
+
+def test_abs_max_keeps_the_sign():
+    assert make(("a", "b"), ((-0.5, 0.25),)).aggregate("word", "abs_max").scores.tolist() == [[-0.5]]
+
+
+def test_standard_errors_and_thresholds():
+    words = rich_example().aggregate("word")
+    torch.testing.assert_close(words.stderr[0, 0], torch.tensor((0.01**2 + 0.02**2) ** 0.5))
+    torch.testing.assert_close(words.thresholds[0, 0], torch.tensor(0.1))
+    torch.testing.assert_close(words.k_min, rich_example().k_min, equal_nan=True)
+    mean = rich_example().aggregate("word", "mean")
+    torch.testing.assert_close(mean.stderr[0, 0], torch.tensor((0.01**2 + 0.02**2) ** 0.5 / 2))
+    assert rich_example().aggregate("word", "max").stderr is None
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "abs_max", "l2"])
+def test_a_unit_is_nan_where_a_part_is(reduce):
+    words = make(scores=((0.1, NAN, -0.2, 0.4), (1.0, 2.0, 3.0, 4.0))).aggregate("word", reduce)
+    assert words.scores.isnan().tolist() == [[True, False, False], [False, False, False]]
+
+
+def test_prompt_and_continuation_are_not_joined():
+    pieces = ("a", " foot", "ball")
+    scores = ((0.1, 0.2, 0.3),)
+    joined = make(pieces, scores).aggregate("word")
+    apart = make(pieces, scores, prompt_length=len("a foot")).aggregate("word")
+    assert texts(joined) == ["a", " football"]
+    assert texts(apart) == ["a", " foot", "ball"]
+    assert len(make(pieces, scores, prompt_length=len("a foot")).aggregate("sentence").units) == 2
+
+
+def test_special_tokens_stay_alone():
+    units = (Span("<bos>", 0, 0, (0,)), Span("Hel", 0, 3, (1,)), Span("lo", 3, 5, (2,)), Span("<eos>", 5, 5, (3,)))
+    att = make(("Hello",), ((0.1, 0.2, 0.3, 0.4),), units=units)
+    assert texts(att.aggregate("word")) == ["<bos>", "Hello", "<eos>"]
+
+
+def test_sentences():
+    att = make(("Hi", " you.", " Go", " on."), ((1.0, 2.0, 3.0, 4.0),))
+    sentences = att.aggregate("word").aggregate("sentence")
+    assert texts(sentences) == ["Hi you.", " Go on."]
+    assert sentences.scores.tolist() == [[3.0, 7.0]]
+
+
+def test_own_spans_leave_the_rest_out():
+    att = make().aggregate([(13, 18), (0, 6)])
+    assert att.unit == "spans"
+    assert texts(att) == [" sport", "LeBron"]
+    torch.testing.assert_close(att.scores, torch.tensor([[0.4, 0.4]]))
+
+
+def test_pieces_of_one_character_go_together():
+    units = (Span("é", 0, 1, (0,)), Span("é", 0, 1, (1,)), Span(" b", 1, 3, (2,)))
+    att = make(("é b",), ((1.0, 2.0, 4.0),), units=units).aggregate("word")
+    assert att.units[0] == Span("é", 0, 1, (0, 1))
+    assert att.scores.tolist() == [[3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([], "empty"),
+        ([(0, 4), (3, 6)], "overlaps"),
+        ([(2, 2)], r"\(2, 2\) is empty"),
+        ([(0, 99)], "leaves the text, which has 18"),
+        ([(5, 3)], "leaves the text"),
+        ([(-1, 3)], "leaves the text"),
+        ([(2, 3)], "holds no token"),
+    ],
+)
+def test_bad_spans(spans, message):
+    with pytest.raises(UnitError, match=message):
+        make().aggregate(spans)
+
+
+def test_a_span_across_the_end_of_the_prompt():
+    with pytest.raises(UnitError, match="joins the prompt and its continuation, which begins at 6"):
+        make(prompt_length=6).aggregate([(0, 12)])
+
+
+def test_finer_units_cannot_be_made():
+    with pytest.raises(UnitError, match="unit='word'"):
+        make().aggregate("sentence").aggregate("word")
+    with pytest.raises(UnitError, match="unit='token'"):
+        make().aggregate("word").aggregate("token")
+
+
+def test_unknown_names():
+    with pytest.raises(UnknownNameError, match="Did you mean 'mean'"):
+        make().aggregate("word", reduce="meen")
+    with pytest.raises(UnknownNameError, match="Did you mean 'word'"):
+        make().aggregate("words")
+
+
+def test_top_is_in_order_and_leaves_nan_out():
+    att = make(("a", " b", "\n", " d"), ((0.1, 0.3, NAN, 0.3),))
+    assert [(unit.text, unit.index) for unit in att.top()] == [("b", 1), ("d", 3), ("a", 0)]
+    assert att.top(1)[0].span == att.units[1]
+    assert make(("\n",), ((1.0,),)).top()[0].text == "\n"
+    assert rich_example().top(1, target=-1)[0].text == "basket"
+    for arguments in ({"k": 0}, {"target": 1}, {"target": -2}):
+        with pytest.raises(ParameterError):
+            att.top(**arguments)
+
+
+def test_dataframe_is_tidy():
+    frame = rich_example().to_dataframe()
+    columns = "target_index target unit_index unit start end score stderr threshold k_min"
+    assert list(frame.columns) == columns.split()
+    assert len(frame) == 14
+    row = frame.iloc[8]
+    assert (row.target_index, row.target, row.unit_index, row.unit, row.start, row.end) == (1, "ball", 1, "Bron", 2, 6)
+    assert row.score == pytest.approx(0.3)
+    assert row.threshold == pytest.approx(0.2)
+    assert frame.score.isna().sum() == 1
+    assert frame.k_min.isna().sum() == 7
+    assert make().to_dataframe()[["stderr", "threshold", "k_min"]].isna().all(axis=None)
+
+
+def test_wrong_shapes_are_refused():
+    record = SimpleNamespace(**vars(make()) | {"stderr": torch.zeros(1, 3)})  # past the checks that tests add
+    with pytest.raises(ParameterError, match=r"stderr has shape \[1, 3\]; expected \[1, 4\]"):
+        Attribution.__post_init__(record)

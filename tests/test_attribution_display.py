@@ -1,0 +1,333 @@
+"""Terminal and HTML: what they show, and that no text can do anything but be shown."""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from attribution_for_tests import NAN, make, rich_example
+from noiser.attribution.display import cells, dark_ink, label, number_format, tint, visible
+from noiser.attribution.html import compare_html
+from noiser.attribution.terminal import compare_text
+from noiser.errors import ParameterError
+from noiser.types import Span, Target
+
+ESCAPE = "\x1b"
+HOSTILE = (
+    "<script>alert(1)</script>", ' "quoted"', " o'k", " &amp;", "</p>", "<!--", "[bold]", " [/]", ":smile:", "\x1b[2J",
+    "\x9b31m", "\u202e", "\r", "\x07", "\n\n", "\t", "\u2028", " 😀", "]]>", "{{x}}", "javascript:", " שלום",
+)  # fmt: skip
+
+
+def hostile(**changes):
+    scores = tuple((-1) ** i * 0.1 * i for i in range(len(HOSTILE)))
+    target = Target('"><b onclick=x>\x1b[0m', 1, 0.5, 1)
+    fields = {"targets": (target,), "method": "<i>@1", "parameters": {"<u>": "\x1b]0;x\x07"}, "foil": target}
+    return make(HOSTILE, (scores,), **(fields | changes))
+
+
+class Page(HTMLParser):
+    """Tags, attributes and the text of each heat map."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.maps, self.texts, self._open = [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "input"):
+            self._open.append((tag, dict(attrs)))
+        if dict(attrs).get("class") == "map":
+            self.maps.append("")
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag
+
+    def handle_comment(self, data):
+        raise AssertionError(f"comment {data!r}")
+
+    def handle_data(self, data):
+        if self._open and self._open[-1][0] == "style":
+            return
+        self.texts.append(data)
+        if any(attrs.get("class") == "map" for _, attrs in self._open):
+            self.maps[-1] += data
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def shown(thing, **options):
+    file = io.StringIO()
+    Console(file=file, width=200, **options).print(thing)
+    return file.getvalue()
+
+
+def without_codes(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@given(st.text(st.characters(codec=None)))
+def test_visible_text_holds_nothing_that_a_terminal_obeys(text):
+    categories = {unicodedata.category(character) for character in visible(text).replace("\n", "")}
+    assert not categories & {"Cc", "Cs", "Zl", "Zp"}
+    assert "\n" not in label(text)
+    assert label(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" sport ", "sport"), ("  ", "␣␣"), ("\n", "↵"), ("a\nb", "a↵b"), ("", "∅"), ("\x1b[0m", "⟨U+001B⟩[0m"),
+        ("\u202eabc", "⟨U+202E⟩abc"), ("👩‍🚀", "👩‍🚀"), ("é", "é"),
+    ],
+)  # fmt: skip
+def test_labels(text, expected):
+    assert label(text) == expected
+
+
+def test_cells_follow_each_other_and_hold_all_of_the_text():
+    units = (Span("<bos>", 0, 0, (0,)), Span("😀", 6, 7, (1,)), Span("😀", 6, 7, (2,)), Span(" b", 7, 9, (3,)))
+    att = make(("user: 😀 b\n",), ((0.1, 0.2, 0.3, -1.0),), units=units)
+    found = [(cell.text, cell.columns, round(cell.weight, 3)) for cell in cells(att, 0)]
+    assert found == [("<bos>", (0,), 0.1), ("user: ", (), 0), ("😀", (1, 2), 0.5), (" b", (3,), -1.0), ("\n", (), 0)]
+
+
+def test_a_row_shows_what_stands_before_its_target():
+    att = rich_example()
+    assert ["".join(cell.text for cell in cells(att, row)) for row in (0, 1)] == [
+        "LeBron plays the sport of",
+        "LeBron plays the sport of basket",
+    ]
+    units = tuple(unit for unit in att.units if unit.end <= att.prompt_length)
+    alone = replace(
+        att, units=units, **{name: getattr(att, name)[:, :6] for name in ("scores", "stderr", "thresholds")}
+    )
+    assert [cells(alone, row)[-1].text for row in (0, 1)] == [" of", " basket"]
+
+
+def test_a_row_without_scores_or_with_zeros_only():
+    for scores in ((NAN, NAN), (0.0, 0.0)):
+        att = make(("a", " b"), (scores,))
+        assert all(cell.weight == 0 for cell in cells(att, 0))
+        assert "target0" in str(att)
+        assert "target0" in without_codes(shown(att, force_terminal=True, color_system="truecolor"))
+        assert "target0" in att.to_html()
+
+
+@pytest.mark.parametrize("paper", [(24, 26, 32), (255, 255, 255)])
+@pytest.mark.parametrize("weight", [step / 20 for step in range(-20, 21)])
+def test_ink_can_be_read_on_every_tint(weight, paper):
+    shares = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in tint(weight, paper))
+    ]
+    luminance = 0.2126 * shares[0] + 0.7152 * shares[1] + 0.0722 * shares[2]
+    contrast = (luminance + 0.05) / 0.05 if dark_ink(weight, paper) else 1.05 / (luminance + 0.05)
+    assert contrast >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.3123, -0.00001], ["0.3123", "0.0000"]), ([31.2, NAN], ["31.20", "nan"]), ([0.0], ["0.00"]),
+        ([1e-7], ["1.00e-07"]), ([2e9], ["2.00e+09"]), ([12345.6], ["12346"]),
+    ],
+)  # fmt: skip
+def test_numbers(values, expected):
+    show = number_format(values)
+    assert [show(value) for value in values] == expected
+
+
+def test_text_that_is_no_terminal_has_no_escape_codes(capsys):
+    print(rich_example())
+    out = capsys.readouterr().out
+    assert ESCAPE not in out
+    assert re.search(r"Bron +0\.1200 ± 0\.0200  █+\n", out)
+    assert re.search(r"plays +-0\.0500 ± 0\.0030  ░+\n", out)
+    assert "LeBron plays the sport of → basket\n" in out
+    assert "LeBron plays the sport of basket → ball\n" in out
+    assert "rather than “foot” (0.1, rank 2) · k_min 0.1\n" in out
+    assert out.count("k_min") == 1
+    assert "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3" in out
+
+
+def test_a_terminal_gets_colours_and_no_color_takes_them_away(monkeypatch):
+    monkeypatch.setattr("sys.stdout", Terminal())
+    coloured = str(rich_example())
+    assert "\x1b[" in coloured
+    assert "LeBron plays the sport of → basket" in without_codes(coloured)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert ESCAPE not in str(rich_example())
+    assert ESCAPE not in compare_text([rich_example()])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert ESCAPE not in str(rich_example())
+
+
+def test_full_score_is_orange_and_full_negative_is_blue():
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    segments = console.render(make(("a", " b", " c"), ((1.0, -1.0, 0.0),)))
+    found = {s.text: tuple(s.style.bgcolor.triplet) for s in segments if s.style and s.style.bgcolor}
+    assert (found["a"], found["b"], found["c"]) == ((230, 159, 0), (86, 180, 233), (24, 26, 32))
+
+
+@pytest.mark.parametrize("system", ["standard", "256", "truecolor"])
+def test_no_text_injects_escape_codes_or_markup(system):
+    text = shown(hostile(), force_terminal=True, color_system=system)
+    plain = without_codes(text)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]", plain)
+    assert visible("".join(HOSTILE)).split("\n")[0] in plain
+    for piece in ("[bold]", " [/]", ":smile:", "⟨U+001B⟩[2J", "⟨U+009B⟩31m"):
+        assert piece in plain
+
+
+def test_plain_text_of_hostile_tokens(capsys):
+    print(hostile())
+    print(compare_text([hostile(), replace(hostile(), units=hostile().units[:1], scores=torch.ones(1, 1))]))
+    out = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]", out)
+    assert "[bold]" in out
+    assert ":smile:" in out
+
+
+def test_a_terminal_without_unicode(monkeypatch):
+    class Ascii(Terminal):
+        encoding = "ascii"
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr("sys.stdout", Ascii())
+    text = str(rich_example())
+    text.encode("ascii")
+    assert "0.1200 +/- 0.0200  #" in text
+
+
+def test_many_targets_and_many_units_are_cut_with_a_note():
+    many = make(("a",), ((0.5,),) * 25)
+    assert "… and 5 more targets" in str(many)
+    assert str(many).count("→") == 20
+    long = make(tuple(f" w{i}" for i in range(100)), (tuple(i / 100 for i in range(100)),))
+    assert "(the 60 strongest of 100 units)" in str(long)
+    assert " w99" in str(long)
+    assert "\n  w39 " not in str(long)
+    assert "strongest of 100 units" in compare_text([long, long])
+
+
+def test_repr_is_one_short_line():
+    assert repr(rich_example()) == (
+        "Attribution('LeBron plays the sport of' → ' basketball', noiser@1, gemma-3-270m, 2 × 7 token)"
+    )
+    assert len(repr(make(("x\n" * 500,), ((1.0,),)))) < 200
+
+
+def test_comparison_in_text(capsys):
+    one = rich_example()
+    other = replace(one, method="occlusion@1", scores=one.scores + 1)
+    print(compare_text([one, other]))
+    out = capsys.readouterr().out
+    assert re.search(r"token +noiser@1 +occlusion@1\n  Le +0\.3100 +1\.310\n", out)
+    assert re.search(r"\n  basket +0\.9000 +1\.900\n", out)
+    words = compare_text([one, other.aggregate("word")])
+    assert re.search(r"occlusion@1\n  LeBron +2\.430", words)
+
+
+def test_only_the_same_prompt_can_be_compared():
+    for compare in (compare_text, compare_html):
+        with pytest.raises(ParameterError, match="2 different prompts"):
+            compare([make(), make(("other",), ((1.0,),))])
+        with pytest.raises(ParameterError, match="nothing to compare"):
+            compare([])
+
+
+@pytest.mark.parametrize(
+    "make_html", [lambda att: att.to_html(), lambda att: att._repr_html_(), lambda att: compare_html([att, att])]
+)
+def test_html_shows_hostile_text_as_text(make_html):
+    page = Page(make_html(hostile()))
+    expected = visible("".join(HOSTILE))
+    assert all(text.startswith(expected) for text in page.maps)
+    assert len(page.maps) >= 1
+    allowed = "html head meta title style body div section p span b bdi i h3 footer"
+    allowed += " details summary table thead tbody tr th td"
+    assert set(page.tags) <= set(allowed.split())
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    titles = [value for name, value in page.attributes if name == "title"]
+    assert any(value.startswith('"quoted": score ') for value in titles)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", make_html(hostile()))
+
+
+@given(st.text(st.characters(codec=None), min_size=1, max_size=20))
+def test_html_shows_any_text(text):
+    target = Target(text, 1, 0.5, 1)
+    page = Page(make((text, text), ((0.5, -1.0),), targets=(target,)).to_html())
+    assert page.maps == [f"{visible(text)}{visible(text)} → {label(text)}"]
+
+
+def test_html_needs_no_network_and_no_scripts():
+    for text in (rich_example().to_html(), compare_html([rich_example()])):
+        assert "<script" not in text
+        assert not re.search(r"https?:|url\(|@import|src=|href=", text)
+        assert "default-src 'none'" in text
+        assert 'dir="auto"' in text
+
+
+def test_html_says_in_numbers_what_it_says_in_colours():
+    text = rich_example().to_html()
+    assert 'title="Bron: score 0.12 ± 0.02, threshold 0.2"' in text
+    assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: score -0\.05', text)
+    assert "<td>-0.0500</td><td>0.0030</td><td>0.3000</td>" in text
+    for fact in ("probability 0.432", "rank 1", "k_min 0.1", "rather than “foot”", "samples=10", "seed 3", "float32"):
+        assert fact in text
+
+
+def test_several_targets_can_be_chosen_without_scripts():
+    text = rich_example().to_html()
+    assert "#noiser-2:checked~.rows>:not(.t2){display:none}" in text
+    page = Page(text)
+    assert page.tags.count("input") == 3
+    assert page.tags.count("section") == 2
+    assert "input" not in Page(make().to_html()).tags
+
+
+def test_two_fragments_on_one_page_do_not_share_their_chooser():
+    names = [re.search(r'name="([^"]+)"', rich_example()._repr_html_())[1] for _ in range(2)]
+    assert names[0] != names[1]
+    assert rich_example().to_html() == rich_example().to_html()
+
+
+def test_the_page_is_written_to_a_file(tmp_path):
+    text = rich_example().to_html(tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == text
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+
+def test_comparison_in_html():
+    one = rich_example()
+    page = Page(compare_html([one, replace(one, method="occlusion@1"), one.aggregate("word")]))
+    assert len(page.maps) == 6
+    assert page.texts.count("occlusion@1") >= 2
+    joint = Page(compare_html([one, replace(one, method="occlusion@1")]))
+    assert joint.tags.count("table") == 2
