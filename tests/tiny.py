@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import noiser
 
@@ -47,22 +47,30 @@ _CORPUS = [
     "The quick brown fox jumps over the lazy dog near the river bank.",
     "A teacher in the village plays the violin, and the children sing along.",
     "When it rains in the mountains, the trains to the coast run late.",
+    "Capital cities have museums, markets and bridges over rivers.",
 ]
+
+
+def _merges(alphabet: set[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary and merges that join the first bytes of every word: trained ones differ between processes."""
+    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", *sorted(alphabet)])}
+    merges = []
+    for word in " ".join(_CORPUS).replace(" ", " Ġ").split(" "):
+        for end in range(1, min(6, len(word))):
+            if word[: end + 1] not in vocabulary and len(vocabulary) < _SIZES["vocab_size"]:
+                merges.append((word[:end], word[end]))
+                vocabulary[word[: end + 1]] = len(vocabulary)
+    return vocabulary, merges
 
 
 @cache
 def tiny_tokenizer(bos: bool = True) -> transformers.PreTrainedTokenizerFast:
-    """Byte-level BPE over a few sentences, with a BOS that it adds itself."""
-    tokenizer = Tokenizer(models.BPE())
+    """Byte-level BPE with the beginnings of some words, and a BOS that it adds itself."""
+    vocabulary, merges = _merges(set(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=384,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

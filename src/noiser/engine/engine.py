@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.perturbation import Perturbation
-from noiser.engine.plan import Batch, Piece, Work, plan_batches
+from noiser.engine.plan import Batch, Piece, Work, pack_batches, plan_batches
 from noiser.errors import ModelError
 from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.packing import Group, packed_logits
 from noiser.model.prefix import Prefix, record_prefix
 from noiser.model.query import Query
 
@@ -86,29 +87,32 @@ class Engine:
         """
         parts: dict[int, list[Float[Tensor, "samples targets vocab"]]] = {}
         missing = [p.samples for p in perturbations]
-        for batch in self.plan(perturbations):
-            for piece, distributions in self.run(batch, partial(self._forward, perturbations)):
+        packed = self._prefix is not None and self.lm.device.type == "cpu" and self.lm.packs
+        forward = self._packed_forward if packed else self._forward
+        for batch in self.plan(perturbations, packed=packed):
+            for piece, distributions in self.run(batch, partial(forward, perturbations)):
                 parts.setdefault(piece.index, []).append(distributions)
-                missing[piece.index] -= piece.last - piece.first
+                missing[piece.index] -= piece.samples
                 if not missing[piece.index]:
                     ready = parts.pop(piece.index)
                     yield piece.index, ready[0] if len(ready) == 1 else torch.cat(ready)
 
-    def plan(self, perturbations: Sequence[Perturbation], *, copies: int = 1) -> list[Batch]:
+    def plan(self, perturbations: Sequence[Perturbation], *, copies: int = 1, packed: bool = False) -> list[Batch]:
         """Batches that hold all samples of the perturbations.
 
         Args:
             perturbations: what has to run.
             copies: how many times the memory of a plain forward pass each token takes.
+            packed: whether each sequence has its own start and stop, or all of a batch the same.
         """
         work = [Work(self._start(p), max(self.rows(p)) + 1, p.samples) for p in perturbations]
         vocabulary_bytes = self.clean.shape[-1] * 4 * max((len(self.rows(p)) for p in perturbations), default=1)
-        return plan_batches(
-            work,
-            max_tokens=max(1, self._batch_tokens // copies),
-            max_sequences=max(1, LOGIT_BYTES // (vocabulary_bytes * copies)),
-            overhead=128 if self.lm.device.type == "cpu" else 4096,
-        )
+        max_tokens = max(1, self._batch_tokens // copies)
+        max_sequences = max(1, LOGIT_BYTES // (vocabulary_bytes * copies))
+        if packed:
+            return pack_batches(work, max_tokens=max_tokens, max_sequences=max_sequences)
+        overhead = 128 if self.lm.device.type == "cpu" else 4096
+        return plan_batches(work, max_tokens=max_tokens, max_sequences=max_sequences, overhead=overhead)
 
     def _start(self, perturbation: Perturbation) -> int:
         # One clean token at least is run behind a prefix: a sequence cannot be empty.
@@ -158,14 +162,27 @@ class Engine:
             found = self.lm.probabilities(
                 inputs, positions=[row - batch.start for row in rows], prefix=self.prefix(batch)
             )
-        self.count(batch, rows)
-        offset = 0
-        for piece in batch.pieces:
+        self.count(batch, len(rows) * batch.sequences)
+        parts = found.split([piece.samples for piece in batch.pieces])
+        for piece, part in zip(batch.pieces, parts, strict=True):
             wanted = [rows.index(row) for row in self.rows(perturbations[piece.index])]
-            size = piece.last - piece.first
-            part = found[offset : offset + size]
             yield piece, part if wanted == list(range(len(rows))) else part[:, wanted]
-            offset += size
+
+    def _packed_forward(
+        self, perturbations: Sequence[Perturbation], batch: Batch
+    ) -> Iterator[tuple[Piece, Float[Tensor, "samples targets vocab"]]]:
+        assert self._prefix is not None
+        with self.lm.running():
+            groups = [
+                Group(piece.start, self._piece_inputs(piece, perturbations), self.rows(perturbations[piece.index]))
+                for piece in batch.pieces
+            ]
+            found = packed_logits(self.lm, groups, self._prefix)
+            self.count(batch, sum(part.shape[0] * part.shape[1] for part in found))
+            for piece, logits in zip(batch.pieces, found, strict=True):
+                distributions = logits.softmax(-1)
+                check_finite(distributions, self.lm.dtype)
+                yield piece, distributions
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""
@@ -175,32 +192,33 @@ class Engine:
         """The clean cache in front of a batch; None if it begins with the sequence."""
         return self._prefix.branch(batch.start, batch.sequences) if self._prefix and batch.start else None
 
-    def count(self, batch: Batch, rows: Sequence[int], passes: int = 1) -> None:
+    def count(self, batch: Batch, head_rows: int, passes: int = 1) -> None:
         """Books the work of a batch; `passes` is its backward passes too, each as much as a forward pass."""
         self.token_forwards += batch.tokens * passes
         self.passes += passes
-        self.head_rows += batch.sequences * len(rows)
+        self.head_rows += head_rows
 
     def inputs(self, batch: Batch, perturbations: Sequence[Perturbation]) -> Float[Tensor, "batch length dim"]:
-        """The embeddings that the model reads for a batch, from its start to its stop."""
-        inputs = self._embeddings[batch.start : batch.stop].repeat(batch.sequences, 1, 1)
-        offset = 0
-        for piece in batch.pieces:
-            perturbation = perturbations[piece.index]
-            positions = torch.tensor(perturbation.positions, device=inputs.device)
-            rows = perturbation.rows(self.table_rows[positions])[piece.first : piece.last]
-            inside = positions < batch.stop
-            size = piece.last - piece.first
-            changed = (rows * self.lm.embedding_scale).to(inputs.dtype)
-            inputs[offset : offset + size, positions[inside] - batch.start] = changed[:, inside]
-            offset += size
+        """The embeddings that the model reads for a batch whose sequences have one start and stop."""
+        return torch.cat([self._piece_inputs(piece, perturbations) for piece in batch.pieces])
+
+    def _piece_inputs(
+        self, piece: Piece, perturbations: Sequence[Perturbation]
+    ) -> Float[Tensor, "samples length dim"]:
+        inputs = self._embeddings[piece.start : piece.stop].repeat(piece.samples, 1, 1)
+        perturbation = perturbations[piece.index]
+        positions = torch.tensor(perturbation.positions, device=inputs.device)
+        rows = perturbation.rows(self.table_rows[positions])[piece.first : piece.last]
+        inside = positions < piece.stop
+        changed = (rows * self.lm.embedding_scale).to(inputs.dtype)
+        inputs[:, positions[inside] - piece.start] = changed[:, inside]
         return inputs
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    singles = [Piece(p.index, i, i + 1) for p in batch.pieces for i in range(p.first, p.last)]
+    singles = [p._replace(first=i, last=i + 1) for p in batch.pieces for i in range(p.first, p.last)]
     middle = len(singles) // 2
-    return batch._replace(pieces=tuple(singles[:middle])), batch._replace(pieces=tuple(singles[middle:]))
+    return Batch(tuple(singles[:middle])), Batch(tuple(singles[middle:]))
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

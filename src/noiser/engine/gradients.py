@@ -103,7 +103,7 @@ def _passes(
         positions = [row - batch.start for row in rows]
         logits = engine.lm.logits(inputs, positions=positions, prefix=engine.prefix(batch))
         check_finite(logits.detach().softmax(-1), engine.lm.dtype)
-        engine.count(batch, rows, passes=1 + len(rows))
+        engine.count(batch, batch.sequences * len(rows), passes=1 + len(rows))
         for number, row in enumerate(rows):
             target = engine.query.rows.index(row)
             values, found = _backward(logits, number, inputs, objectives[target], keep=number + 1 < len(rows))
@@ -148,7 +148,7 @@ def _pieces(
     found: Float[Tensor, "batch length dim"],
 ) -> Iterator[Gradient]:
     offset = 0
-    for index, first, last in batch.pieces:
+    for index, first, last, *_ in batch.pieces:
         samples = slice(offset, offset + last - first)
         offset += last - first
         wanted = perturbations[index].targets

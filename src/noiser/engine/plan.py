@@ -1,7 +1,7 @@
 """Which perturbed sequences run together in one forward pass.
 
-A batch starts at the first position that any of its sequences changes; everything before comes from the clean
-prefix. Sequences whose first change comes later recompute clean tokens for nothing, but a pass of its own costs
+Where the model can run sequences of different lengths end to end, batches are packed and nothing is wasted. Otherwise
+a batch starts at the first position that any of its sequences changes; everything before comes from the clean prefix. Sequences whose first change comes later recompute clean tokens for nothing, but a pass of its own costs
 them a fixed overhead. The partition that costs least is found by dynamic programming over the sequences sorted by
 their first change.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Batch", "Work", "plan_batches"]
+__all__ = ["Batch", "Piece", "Work", "pack_batches", "plan_batches"]
 
 
 class Work(NamedTuple):
@@ -23,27 +23,43 @@ class Work(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Samples `first` to `last` of perturbation `index`."""
+    """Samples `first` to `last` of perturbation `index`, run from `start` to `stop`."""
 
     index: int
     first: int
     last: int
-
-
-class Batch(NamedTuple):
-    """Sequences that run from `start` to `stop` in one pass."""
-
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
 
     @property
-    def sequences(self) -> int:
-        return sum(piece.last - piece.first for piece in self.pieces)
+    def samples(self) -> int:
+        return self.last - self.first
 
     @property
     def tokens(self) -> int:
-        return self.sequences * (self.stop - self.start)
+        return self.samples * (self.stop - self.start)
+
+
+class Batch(NamedTuple):
+    """Sequences that run in one pass: all from `start` to `stop`, or packed, each piece from its own."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def start(self) -> int:
+        return min(piece.start for piece in self.pieces)
+
+    @property
+    def stop(self) -> int:
+        return max(piece.stop for piece in self.pieces)
+
+    @property
+    def sequences(self) -> int:
+        return sum(piece.samples for piece in self.pieces)
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
 
 
 def plan_batches(
@@ -86,11 +102,35 @@ def plan_batches(
     return [batch for group in reversed(groups) for batch in _split(group, work, max_tokens, max_sequences)]
 
 
+def pack_batches(work: Sequence[Work], *, max_tokens: int, max_sequences: int) -> list[Batch]:
+    """Splits work into packed batches, in which every sequence has its own start and stop: no token is run for nothing.
+
+    Returns:
+        Batches filled up to the limits, latest start first. Perturbations with the same start and stop lie side by side.
+    """
+    batches: list[Batch] = []
+    pieces: list[Piece] = []
+    tokens = sequences = 0
+    for index in sorted(range(len(work)), key=lambda i: (-work[i].start, work[i].stop, i)):
+        start, stop, samples = work[index]
+        first = 0
+        while first < samples:
+            room = min((max_tokens - tokens) // (stop - start), max_sequences - sequences)
+            if room < 1 and pieces:
+                batches.append(Batch(tuple(pieces)))
+                pieces, tokens, sequences = [], 0, 0
+                continue
+            piece = Piece(index, first, min(first + max(room, 1), samples), start, stop)
+            pieces.append(piece)
+            first, tokens, sequences = piece.last, tokens + piece.tokens, sequences + piece.samples
+    return [*batches, Batch(tuple(pieces))] if pieces else batches
+
+
 def _split(group: list[int], work: Sequence[Work], max_tokens: int, max_sequences: int) -> list[Batch]:
     start, stop = min(work[i].start for i in group), max(work[i].stop for i in group)
     if len(group) > 1:
-        return [Batch(start, stop, tuple(Piece(i, 0, work[i].samples) for i in group))]
+        return [Batch(tuple(Piece(i, 0, work[i].samples, start, stop) for i in group))]
     (index,) = group
     samples = work[index].samples
     size = max(1, min(max_tokens // (stop - start), max_sequences, samples))
-    return [Batch(start, stop, (Piece(index, i, min(i + size, samples)),)) for i in range(0, samples, size)]
+    return [Batch((Piece(index, i, min(i + size, samples), start, stop),)) for i in range(0, samples, size)]

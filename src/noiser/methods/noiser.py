@@ -233,15 +233,17 @@ class _Run:
         for (g, u), reading in readings.items():
             scores[g, u], stderr[g, u] = reading.score, reading.stderr
             used[g, u] = torch.nan if k[g, u] is None else k[g, u]
-        for group, search in zip(self._groups(), searches, strict=False):
-            for g in group:
-                thresholds[g] = torch.where(self.engine.query.visible[g], search.thresholds(len(self.units)), torch.nan)
-        smallest = thresholds.nan_to_num(torch.inf).amin(1)
+        k_min = torch.full(shape[:1], torch.nan)
         complete = self.method.bounding in ("k_min", "k_max_per_unit") or self.method.all_thresholds
+        for group, search in zip(self._groups(), searches, strict=False):
+            found = search.thresholds(len(self.units))
+            for g in group:
+                thresholds[g] = torch.where(self.engine.query.visible[g], found, torch.nan)
+                k_min[g] = found.nan_to_num(torch.inf).min() if complete else torch.nan
         return Scores(
             scores=scores,
             thresholds=thresholds,
-            k_min=torch.where(smallest.isfinite() & complete, smallest, torch.nan),
+            k_min=k_min,
             stderr=stderr,
             info={"k": used.tolist(), "token_forwards": self.engine.token_forwards, "passes": self.engine.passes},
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
-from noiser.model.language_model import LanguageModel
 
-__all__ = ["attention_maps", "eager_attention"]
+if TYPE_CHECKING:
+    from noiser.model.language_model import LanguageModel
+
+__all__ = ["attention_implementation", "attention_maps", "eager_attention"]
 
 
 def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
@@ -56,9 +58,14 @@ def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> Unsupport
     )
 
 
+def eager_attention(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Eager attention in the model and all its parts; what each configuration had comes back afterwards."""
+    return attention_implementation(model, "eager")
+
+
 @contextlib.contextmanager
-def eager_attention(model: Any) -> Generator[None]:
-    """Eager attention in the model and all its parts; what each configuration had comes back afterwards.
+def attention_implementation(model: Any, name: str) -> Generator[None]:
+    """An attention implementation in the model and all its parts; what each configuration had comes back afterwards.
 
     The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back. Hooks
     that transformers installs to collect the weights are taken out again.
@@ -69,7 +76,7 @@ def eager_attention(model: Any) -> Generator[None]:
     flagged = {id(module) for module in model.modules() if "_output_capturing_hooks_installed" in vars(module)}
     try:
         for config in configs:
-            config._attn_implementation_internal = "eager"
+            config._attn_implementation_internal = name
         yield
     finally:
         for config, setting in zip(configs, settings, strict=True):

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from noiser.errors import NumericalError, UnsupportedModelError
+from noiser.model.packing import can_pack
 from noiser.model.prefix import Prefix, can_reuse_prefix
 from noiser.types import ModelIdentity
 
@@ -114,9 +115,17 @@ class LanguageModel:
     @cached_property
     def reuses_prefix(self) -> bool:
         """Whether a cached prefix gives the same logits as the whole sequence; measured once on eight tokens."""
-        ids = torch.linspace(1, self.vocabulary_size - 1, 8).long()
         with self.running():
-            return can_reuse_prefix(self, self.embed(ids))
+            return can_reuse_prefix(self, self.embed(self._eight_tokens()))
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether sequences of different lengths can run end to end in one pass; measured once on eight tokens."""
+        with self.running():
+            return self.reuses_prefix and can_pack(self, self.embed(self._eight_tokens()))
+
+    def _eight_tokens(self) -> Int[Tensor, " length"]:
+        return torch.linspace(1, self.vocabulary_size - 1, 8).long()
 
     @cached_property
     def _forward_parameters(self) -> frozenset[str]:

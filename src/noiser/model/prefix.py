@@ -37,6 +37,18 @@ class Prefix:
                 layer.values = layer.values.expand(batch, -1, -1, -1)
         return Prefix(cache, length)
 
+    def shared(self, length: int) -> Prefix:
+        """The first `length` tokens for one sequence, with everything that a sliding window would have let go."""
+        from transformers.cache_utils import Cache, DynamicLayer
+
+        layers: list[Any] = []
+        for recorded in self.cache.layers:
+            layer = DynamicLayer()
+            layer.lazy_initialization(recorded.keys, recorded.values)
+            layer.keys, layer.values = recorded.keys[..., :length, :], recorded.values[..., :length, :]
+            layers.append(layer)
+        return Prefix(Cache(layers=layers), length)
+
 
 def record_prefix(
     lm: LanguageModel, embeddings: Float[Tensor, "length dim"], positions: list[int]
