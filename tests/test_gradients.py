@@ -1,4 +1,7 @@
-"""Gradient methods against torch.autograd on the plain model, in float64, whole sequences, one target at a time."""
+"""Gradient methods against torch.autograd on the plain model, in float64, whole sequences, one target at a time.
+
+What converges is tested on GPT-2: elsewhere a norm of rows alone makes the path steep near a zero baseline.
+"""
 
 from __future__ import annotations
 
@@ -168,8 +171,8 @@ def test_batches_do_not_matter(family, method):
 
 
 def test_integrated_gradients_are_complete_and_say_what_is_left():
-    lm = tiny("gemma3")
-    for steps, most in ((300, 5e-3), (2, 1)):
+    lm = tiny("gpt2")
+    for steps, most in ((50, 1e-4), (2, 1)):
         att = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2)
         engine = Engine(lm, build_query(lm, PROMPT, max_new_tokens=2))
         positions = movable_positions(engine.query)
@@ -191,7 +194,7 @@ def test_frozen_tokens_keep_their_rows():
 
 
 def test_expected_gradients_converge_to_integrated_gradients():
-    lm = tiny("llama")
+    lm = tiny("gpt2")
     exact = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=200))
     found = noiser.attribute(lm, PROMPT, method=GradientShap(samples=2000))
     assert found.stderr is not None
@@ -200,7 +203,7 @@ def test_expected_gradients_converge_to_integrated_gradients():
 
 
 def test_standard_errors_equal_what_repeated_draws_show():
-    lm = tiny("llama")
+    lm = tiny("gpt2")
     runs = [noiser.attribute(lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed) for seed in range(40)]
     spread = torch.stack([run.scores[0] for run in runs]).std(0)
     claimed = torch.stack([run.stderr[0] for run in runs]).mean(0)
@@ -210,7 +213,7 @@ def test_standard_errors_equal_what_repeated_draws_show():
 
 
 def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
-    lm = tiny("gemma3")
+    lm = tiny("gpt2")
     method = SequentialIntegratedGradients(n_steps=100)
     att = noiser.attribute(lm, PROMPT, method=method, unit="word", max_new_tokens=2)
     engine = Engine(lm, build_query(lm, PROMPT, unit="word", max_new_tokens=2))
@@ -326,14 +329,14 @@ def test_gradients_are_given_once_for_each_sample_and_wanted_target():
         (lambda: GradientShap(stdev=-1.0), "stdev is -1.0; expected a finite number of at least 0"),
     ],
 )
-def test_numbers_outside_their_domain(make, message):
+def test_numbers_outside_their_domain(make, message, unchecked):
     with pytest.raises(ParameterError, match=message):
         make()
 
 
 @pytest.mark.parametrize("cls", [type(method) for method in METHODS])
 @pytest.mark.parametrize("name", ["reduce", "score", "baseline"])
-def test_unknown_names_suggest_the_nearest(cls, name):
+def test_unknown_names_suggest_the_nearest(cls, name, unchecked):
     if name == "baseline" and cls is InputXGradient:
         pytest.skip("input x gradient has no baseline")
     near = {"reduce": ("l1", "l2"), "score": ("probs", "prob"), "baseline": ("zeros", "zero")}[name]
