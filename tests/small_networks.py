@@ -1,0 +1,113 @@
+"""Networks small enough to work out by hand, behind what `noiser.wrap` asks of a model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+import noiser
+from tiny import tiny_tokenizer
+
+DIM, HIDDEN, VOCABULARY = 8, 12, 384
+
+
+class Network(nn.Module):
+    """Embedding, mean over all tokens so far, then `body`, then the head."""
+
+    dtype = torch.float32
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.config = transformers.LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=DIM,
+            num_attention_heads=1,
+            eos_token_id=1,
+            bos_token_id=0,
+            pad_token_id=1,
+        )
+        self.generation_config = transformers.GenerationConfig()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.table = nn.Embedding(VOCABULARY, DIM)
+            self.build()
+        self.eval()
+
+    def build(self):
+        self.head = nn.Linear(DIM, VOCABULARY, bias=False)
+
+    def body(self, mean):
+        return mean
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, inputs_embeds=None, input_ids=None, **options):
+        x = self.table(input_ids) if inputs_embeds is None else inputs_embeds
+        mean = x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+        return SimpleNamespace(logits=self.head(self.body(mean)))
+
+
+class Chain(Network):
+    """Two nonlinearities one behind the other, with biases, and no product."""
+
+    def build(self):
+        self.first, self.second = nn.Linear(DIM, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def body(self, mean):
+        return torch.tanh(self.second(nn.functional.silu(self.first(mean))))
+
+
+class Gated(Network):
+    """RMSNorm, then a gate: head(silu(gate(n)) * up(n))."""
+
+    eps = 1e-3
+
+    def build(self):
+        self.weight = nn.Parameter(torch.rand(DIM) + 0.5)
+        self.gate, self.up = nn.Linear(DIM, HIDDEN, bias=False), nn.Linear(DIM, HIDDEN, bias=False)
+        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+
+    def body(self, mean):
+        n = self.weight * (mean * torch.rsqrt(mean.pow(2).mean(-1, keepdim=True) + self.eps))
+        return nn.functional.silu(self.gate(n)) * self.up(n)
+
+
+class GatedByHand:
+    """The same network and its backward pass in numpy, one step at a time."""
+
+    def __init__(self, network):
+        self.w, self.gate, self.up, self.head = (
+            p.detach().double().numpy()
+            for p in (network.weight, network.gate.weight, network.up.weight, network.head.weight)
+        )
+        self.eps = network.eps
+
+    def forward(self, x):
+        self.mean = x.mean(0)
+        self.factor = 1 / np.sqrt((self.mean**2).mean() + self.eps)
+        n = self.w * self.mean * self.factor
+        self.g, self.u = self.gate @ n, self.up @ n
+        self.silu = self.g / (1 + np.exp(-self.g))
+        return self.head @ (self.silu * self.u)
+
+    def backward(self, slope, slope_of_gate, *, share=1.0, norm_is_constant=False):
+        """From the slope of the logits to the slope of the mean."""
+        h = self.head.T @ slope
+        n = share * (self.gate.T @ (h * self.u * slope_of_gate) + self.up.T @ (h * self.silu))
+        scaled = n * self.w * self.factor
+        if norm_is_constant:
+            return scaled
+        return scaled - self.mean * (scaled @ self.mean) * self.factor**2 / len(self.mean)
+
+
+def wrapped(network):
+    return noiser.wrap(network, tiny_tokenizer())
