@@ -45,9 +45,17 @@ def one_by_one(lm, query, perturbations):
     return results
 
 
+def unpacked(lm):
+    """The same model, whose batches have one start and stop."""
+    other = wrap(lm.model, lm.tokenizer)
+    other.packs = False
+    return other
+
+
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_whole_sequences_in_every_family(family):
-    lm = tiny(family)
+def test_equals_whole_sequences_in_every_family(family, packed):
+    lm = tiny(family) if packed else unpacked(tiny(family))
     query = build_query(lm, PROMPT, max_new_tokens=3, target=None if family != "mamba" else "dog")
     perturbations = some_perturbations(query, lm.embedding_dim, targets=len(query.target_ids))
     found = dict(Engine(lm, query).distributions(perturbations))
@@ -59,11 +67,13 @@ def test_prefix_is_reused_where_it_can_be_and_never_where_it_cannot():
     assert all(tiny(family).reuses_prefix == (family != "mamba") for family in FAMILIES)
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
 @pytest.mark.parametrize("batch_tokens", [1, 17, 64])
-def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens):
+def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens, packed):
     big = tiny(family)
     small = wrap(big.model, big.tokenizer, batch_tokens=batch_tokens)
+    small.packs = packed and big.packs
     query = build_query(big, PROMPT, max_new_tokens=2)
     perturbations = some_perturbations(query, big.embedding_dim, targets=len(query.target_ids))
     expected = dict(Engine(big, query).distributions(perturbations))
@@ -71,6 +81,23 @@ def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens):
     for index, found in engine.distributions(perturbations):
         torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
     assert engine.passes > 3
+
+
+def test_packs_wherever_attention_goes_through_the_registry():
+    assert {family for family in FAMILIES if not tiny(family).packs} == {"falcon", "mamba"}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_half_precision_stays_close_to_float32(packed):
+    exact = tiny("llama")
+    half = wrap(tiny_model("llama").bfloat16(), exact.tokenizer)
+    half.packs = packed and half.packs
+    query = build_query(exact, PROMPT)
+    perturbations = some_perturbations(query, 32, targets=1)
+    expected = dict(Engine(exact, query).distributions(perturbations))
+    for index, found in Engine(half, query).distributions(perturbations):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected[index], atol=0.02, rtol=0.3)
 
 
 def test_only_the_suffix_is_run():

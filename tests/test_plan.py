@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noiser.engine.plan import Work, plan_batches
+from noiser.engine.plan import Work, pack_batches, plan_batches
 
 works = st.lists(
     st.builds(lambda start, length, samples: Work(start, start + length, samples), *[st.integers(1, 30)] * 3),
@@ -35,6 +35,17 @@ def test_the_plan_costs_no_more_than_one_batch_each_or_one_for_all(work, overhea
     start, stop = min(w.start for w in work), max(w.stop for w in work)
     together = sum(w.samples for w in work) * (stop - start) + overhead
     assert cost(plan) <= min(separate, together)
+
+
+@given(works, st.integers(1, 400), st.integers(1, 50))
+def test_packed_batches_run_every_sample_once_and_no_token_for_nothing(work, max_tokens, max_sequences):
+    batches = pack_batches(work, max_tokens=max_tokens, max_sequences=max_sequences)
+    seen = [(p.index, i) for b in batches for p in b.pieces for i in range(p.first, p.last)]
+    assert sorted(seen) == [(i, s) for i, w in enumerate(work) for s in range(w.samples)]
+    assert sum(b.tokens for b in batches) == sum(w.samples * (w.stop - w.start) for w in work)
+    for batch in batches:
+        assert batch.sequences <= max_sequences
+        assert batch.tokens <= max_tokens or batch.sequences == 1
 
 
 def test_neighbours_share_a_pass_only_while_it_pays():
