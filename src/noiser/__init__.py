@@ -18,8 +18,12 @@ from noiser.types import Target as Target
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
+    from noiser.evaluation import Evaluation as Evaluation
+    from noiser.evaluation import evaluate as evaluate
     from noiser.methods import AttentionRollout as AttentionRollout
+    from noiser.methods import AttnLrp as AttnLrp
     from noiser.methods import ContextCite as ContextCite
+    from noiser.methods import DeepLift as DeepLift
     from noiser.methods import GradientShap as GradientShap
     from noiser.methods import InputXGradient as InputXGradient
     from noiser.methods import IntegratedGradients as IntegratedGradients
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttentionRollout": "noiser.methods",
     "Attribution": "noiser.attribution",
+    "AttnLrp": "noiser.methods",
+    "DeepLift": "noiser.methods",
+    "Evaluation": "noiser.evaluation",
     "GradientShap": "noiser.methods",
     "InputXGradient": "noiser.methods",
     "IntegratedGradients": "noiser.methods",
@@ -53,10 +60,11 @@ _HOMES = {
     "ShapleySampling": "noiser.methods",
     "ContextCite": "noiser.methods",
     "attribute": "noiser.methods",
+    "evaluate": "noiser.evaluation",
     "load_model": "noiser.model",
     "wrap": "noiser.model",
 }
-_ROOMS = {"attribution", "engine", "errors", "methods", "model", "registry", "types"}
+_ROOMS = {"attribution", "engine", "errors", "evaluation", "judges", "methods", "metrics", "model", "registry", "types"}
 
 __version__ = "0.1.0"
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]

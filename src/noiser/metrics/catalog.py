@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
@@ -63,6 +63,8 @@ class Case:
         rates: of the mass-matched curves.
         spans: named character spans, for localisation.
         again: attributes the same prompt with another seed, for stability.
+        gold: the answer that a data set gives, for answerability; None for the model's own.
+        judge: for answerability.
     """
 
     lm: LanguageModel
@@ -74,6 +76,8 @@ class Case:
     rates: tuple[float, ...] = RATES
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     again: Callable[[int], Attribution] | None = None
+    gold: str | None = None
+    judge: Any = None
 
     @cached_property
     def subject(self) -> Subject:
@@ -92,13 +96,17 @@ class Metric:
 
     Attributes:
         measure: from a case to named numbers, the columns; an error says why it has none.
+        measure_all: likewise for all cases at once, in their order, where that is quicker; one of the two is there.
         summaries: the numbers over prompts, by name.
         others: the scale of the means of all columns that no summary names; None: they are not summed up.
+        needs_judge: whether cases must have a judge.
     """
 
-    measure: Callable[[Case], Mapping[str, float]]
+    measure: Callable[[Case], Mapping[str, float]] | None = None
+    measure_all: Callable[[Sequence[Case]], Sequence[Mapping[str, float]]] | None = None
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     others: Scale | None = None
+    needs_judge: bool = False
 
 
 METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
@@ -109,7 +117,7 @@ def _joined(*metrics: Metric) -> Metric:
     """All that several metrics measure."""
 
     def measure(case: Case) -> dict[str, float]:
-        return {name: value for metric in metrics for name, value in metric.measure(case).items()}
+        return {name: value for metric in metrics if metric.measure for name, value in metric.measure(case).items()}
 
     return Metric(measure=measure, summaries={n: s for metric in metrics for n, s in metric.summaries.items()})
 

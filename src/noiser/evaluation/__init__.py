@@ -1,0 +1,6 @@
+"""Evaluation: prompts, a method and metrics in; numbers with intervals out."""
+
+from noiser.evaluation.result import Evaluation, Skipped
+from noiser.evaluation.run import evaluate
+
+__all__ = ["Evaluation", "Skipped", "evaluate"]

@@ -1,0 +1,70 @@
+"""What may be evaluated: prompts, chats, attributions, records of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from noiser.attribution import Attribution
+from noiser.errors import ParameterError
+from noiser.types import Prompt
+
+__all__ = ["Item", "read_examples"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Item:
+    """One thing to evaluate.
+
+    Attributes:
+        index: its place among the examples.
+        prompt: the prompt; of an attribution, the one that it was made from.
+        target: what to explain; None for the greedy continuation.
+        spans: named character spans, for localisation.
+        attribution: the attribution, if it is there already.
+    """
+
+    index: int
+    prompt: Prompt
+    target: str | int | None = None
+    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    attribution: Attribution | None = None
+
+
+def read_examples(examples: object) -> list[Item]:
+    """Items out of one example or several.
+
+    An example is a text, a list of chat messages, an `Attribution`, or anything with an attribute `prompt` and
+    perhaps `target` and `spans`.
+
+    Raises:
+        ParameterError: something else.
+    """
+    if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
+        return [_item(0, examples)]
+    if not isinstance(examples, Iterable):
+        raise ParameterError(
+            f"The examples are a {type(examples).__name__}; expected texts, chats, attributions or "
+            "objects with `prompt`."
+        )
+    return [_item(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
+
+
+def _is_chat(example: object) -> bool:
+    messages: list[Any] | None = list(cast("Sequence[Any]", example)) if isinstance(example, list | tuple) else None
+    return bool(messages) and all(isinstance(message, Mapping) for message in messages or ())
+
+
+def _item(index: int, example: Any) -> Item:
+    if isinstance(example, Attribution):
+        return Item(index=index, prompt=example.prompt, attribution=example)
+    if isinstance(example, str) or _is_chat(example):
+        return Item(index=index, prompt=example)
+    if not hasattr(example, "prompt"):
+        raise ParameterError(
+            f"Example {index} is a {type(example).__name__}; expected a text, a list of chat messages, an Attribution, "
+            "or an object with an attribute `prompt`."
+        )
+    spans = getattr(example, "spans", None)
+    return Item(index=index, prompt=example.prompt, target=getattr(example, "target", None), spans=spans)

@@ -1,0 +1,219 @@
+"""`noiser.evaluate`: prompts in, numbers with intervals out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from noiser.attribution import Attribution
+from noiser.errors import ParameterError
+from noiser.evaluation.examples import Item, read_examples
+from noiser.evaluation.result import Evaluation, Skipped
+from noiser.methods import Method, attribute, make_method
+from noiser.metrics.bootstrap import mean
+from noiser.metrics.catalog import METRICS, Case, Metric, Summary
+from noiser.metrics.checks import check_count, check_shares
+from noiser.metrics.mass_matched import RATES
+from noiser.model import LanguageModel
+from noiser.types import Unit
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    lm: LanguageModel,
+    examples: object,
+    method: str | Method = "noiser",
+    metrics: str | Iterable[str] = ("faithfulness",),
+    *,
+    judge: Any = None,
+    unit: Unit = "token",
+    max_new_tokens: int = 1,
+    seed: int = 0,
+    masks: int | None = None,
+    normalization: str | None = None,
+    rates: Sequence[float] = RATES,
+    profile: Literal["paper", "authors"] = "paper",
+    confidence: float = 0.95,
+    progress: Callable[[float, float], None] | None = None,
+) -> Evaluation:
+    """Attributes prompts and measures whether the attributions can be believed.
+
+    Nothing is left out silently: what fails on a prompt is in `Evaluation.skipped`, with its reason, and the others go
+    on. A wrong method, metric or setting is an error at once.
+
+    Args:
+        lm: from `noiser.load_model` or `noiser.wrap`.
+        examples: one or several: a text, chat messages, an `Attribution` (measured as it is, whatever `method` is),
+            or an object with `prompt` and perhaps `target` (explained in place of the greedy continuation) and `spans`
+            (named character spans, for localisation).
+        method: a registry name, or a method with its hyper-parameters.
+        metrics: names; `noiser.metrics.METRICS.names()` lists them.
+        judge: of "answerability": "local", "openai:MODEL", or a judge.
+        unit: what gets a score; see `noiser.attribute`.
+        max_new_tokens: tokens of the continuation to explain where an example has no target.
+        seed: of masks, random references and intervals; example i is attributed with seed + i.
+        masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
+        normalization: how scores become shares; None for each metric's own ("sum" for soft scores, "positive" for
+            localisation and answerability).
+        rates: of the mass-matched curves.
+        profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
+        confidence: of the intervals.
+        progress: called with (done, expected) prompts.
+
+    Raises:
+        UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
+    """
+    items, chosen = read_examples(examples), _profiled(make_method(method), profile)
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
+    _check(masks, confidence, names)
+    run = _Run(
+        lm=lm,
+        method=chosen,
+        options={
+            "unit": unit,
+            "max_new_tokens": max_new_tokens,
+            "special_tokens": "perturbed" if profile == "authors" else None,
+        },
+        settings={
+            "seed": seed,
+            "masks": masks,
+            "normalization": normalization,
+            "profile": profile,
+            "rates": check_shares("rates", rates, at_least=2),
+            "judge": _judge(judge, lm, entries),
+        },
+        metrics=entries,
+    )
+    for done, item in enumerate(items):
+        run.take(item)
+        if progress is not None:
+            progress(done + 1, len(items))
+    run.take_together()
+    return Evaluation(
+        records=tuple(run.records),
+        skipped=tuple(run.skipped),
+        metrics=tuple(entries),
+        summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
+        | run.found,
+        method=run.method_name or str(method),
+        model=lm.identity,
+        settings=run.settings | {"judge": getattr(run.settings["judge"], "name", None)} | {"unit": unit},
+        confidence=confidence,
+    )
+
+
+def _check(masks: int | None, confidence: float, names: Sequence[str]) -> None:
+    if masks is not None:
+        check_count("masks", masks)
+    if not 0 < confidence < 1:
+        raise ParameterError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95.")
+    if not names:
+        raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
+
+
+def _profiled(method: Method, profile: str) -> Method:
+    """The method in the authors' profile, if it has one."""
+    if profile != "authors" or not dataclasses.is_dataclass(method) or not hasattr(method, "profile"):
+        return method
+    return dataclasses.replace(method, profile=profile)
+
+
+def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:
+    judged = [name for name, metric in metrics.items() if metric.needs_judge]
+    if not judged:
+        return None
+    if judge is None:
+        raise ParameterError(f"{judged[0]} has no judge; expected judge='local', 'openai:MODEL', or a judge.")
+    from noiser.judges import make_judge
+
+    return make_judge(judge, lm=lm)
+
+
+class _Run:
+    """The work in progress: records, summaries found on the way, and what was skipped."""
+
+    def __init__(
+        self,
+        *,
+        lm: LanguageModel,
+        method: Method,
+        options: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        self.lm, self.method, self.options, self.settings, self.metrics = lm, method, options, dict(settings), metrics
+        self.records: list[dict[str, Any]] = []
+        self.skipped: list[Skipped] = []
+        self.found: dict[str, Summary] = {}
+        self.method_name = ""
+        self._together: list[tuple[dict[str, Any], Case]] = []
+
+    def take(self, item: Item) -> None:
+        """Attributes and measures one item."""
+        row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
+        self.records.append(row)
+        try:
+            case = self._case(item)
+        except Exception as error:
+            self._skip(row, None, error)
+            return
+        row |= _about(case.att)
+        self.method_name = self.method_name or case.att.method
+        for name, metric in self.metrics.items():
+            if metric.measure is None:
+                continue
+            try:
+                self._fill(row, metric, metric.measure(case))
+            except Exception as error:
+                self._skip(row, name, error)
+        self._together.append((row, dataclasses.replace(case)))  # without what the case remembers
+
+    def take_together(self) -> None:
+        """Runs the metrics that measure all prompts at once."""
+        for name, metric in self.metrics.items():
+            if metric.measure_all is None or not self._together:
+                continue
+            try:
+                found = metric.measure_all([case for _, case in self._together])
+                for (row, _), columns in zip(self._together, found, strict=True):
+                    self._fill(row, metric, columns)
+            except Exception as error:
+                for row, _ in self._together:
+                    self._skip(row, name, error)
+
+    def _case(self, item: Item) -> Case:
+        def again(seed: int) -> Attribution:
+            return attribute(self.lm, item.prompt, method=self.method, target=item.target, seed=seed, **self.options)
+
+        # A seed of its own for each prompt, or random scores would favour the same positions in all of them.
+        return Case(
+            lm=self.lm,
+            att=item.attribution or again(self.settings["seed"] + item.index),
+            spans=item.spans,
+            gold=item.target if isinstance(item.target, str) else None,
+            again=None if item.attribution else again,
+            **self.settings,
+        )
+
+    def _fill(self, row: dict[str, Any], metric: Metric, columns: Mapping[str, float]) -> None:
+        row |= columns
+        if metric.others is not None:
+            named = {column for summary in metric.summaries.values() for column in summary.columns}
+            self.found |= {name: Summary(mean, (name,), metric.others) for name in columns if name not in named}
+
+    def _skip(self, row: dict[str, Any], metric: str | None, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        row["error"] = "; ".join(filter(None, [row["error"], f"{metric}: {text}" if metric else text]))
+        self.skipped.append(Skipped(row["index"], row["prompt"], metric, text))
+
+
+def _about(att: Attribution) -> dict[str, Any]:
+    return {
+        "method": att.method,
+        "target": "".join(target.text for target in att.targets),
+        "probability": att.targets[0].probability,
+        "units": len(att.units),
+    }
