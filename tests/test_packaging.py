@@ -1,0 +1,143 @@
+"""Set-up scripts and versions: what a fresh machine relies on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+BASH = shutil.which("bash") or "bash"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def requirements() -> list[Requirement]:
+    project = PROJECT["project"]
+    installed = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["demo"],
+        *PROJECT["dependency-groups"]["dev"],
+    ]
+    return [Requirement(text) for text in [*installed, *PROJECT["build-system"]["requires"]]]
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=str)
+def test_tested_version_is_in_the_range_we_promise(requirement):
+    version = pinned()[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version, prereleases=True)
+
+
+def test_importing_noiser_is_light():
+    code = "import sys, noiser; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    assert set(ran.stdout.split()) & {"torch", "transformers", "pandas", "numpy", "typer", "rich"} == set()
+    total = re.search(r"\| +(\d+) \| noiser$", ran.stderr, re.MULTILINE)
+    print(f"import noiser: {int(total[1]) / 1e6:.3f} s")
+
+
+@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", ".ci/run"])
+def test_scripts_can_be_run_and_parsed(name):
+    assert os.access(ROOT / name, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / name], check=True)
+
+
+def test_unknown_argument_of_the_test_script():
+    ran = subprocess.run([ROOT / "scripts/test", "--quick"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (2, "usage: scripts/test [all|fast]\n")
+
+
+# ---- scripts/environment.sh ------------------------------------------------------------------------------------------
+
+
+def bash(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    code = f". scripts/environment.sh\n{code}"
+    return subprocess.run([BASH, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def bin_folder(tmp_path) -> Path:
+    """A PATH with nothing on it but what a test puts there."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def put(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_first_python_that_works_is_taken(bin_folder):
+    put(bin_folder, "python3.13", "echo 'not installed' >&2; exit 127")  # as a version manager's stand-in does
+    put(bin_folder, "python3.12", "exit 1")  # too old, or without venv
+    put(bin_folder, "python3", "exit 0")
+    ran = bash("find_python", ROOT, PATH=f"{bin_folder}")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "python3\n", "")
+
+
+def test_chosen_python_comes_first(bin_folder):
+    put(bin_folder, "mine", "exit 0")
+    put(bin_folder, "python3", "exit 0")
+    assert bash("find_python", ROOT, PATH=f"{bin_folder}", PYTHON="mine").stdout == "mine\n"
+
+
+def test_no_python_is_a_clear_error(bin_folder):
+    put(bin_folder, "python3", "exit 1")
+    ran = bash("ensure_environment", ROOT, PATH=f"{bin_folder}")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "No Python 3.11 or newer" in ran.stderr
+    assert "set PYTHON" in ran.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A checkout of its own, so that no test touches the real .venv."""
+    for name in ("pyproject.toml", "constraints.txt", "scripts/environment.sh"):
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "checkout" / name)
+    return tmp_path / "checkout"
+
+
+def set_up(checkout: Path, install: str = "true") -> subprocess.CompletedProcess[str]:
+    """Runs the set-up with a real, empty virtual environment and installs that only report."""
+    code = f'install() {{ echo "install $1"; {install}; }}\nensure_environment && command -v python'
+    return bash(code, checkout, PATH=os.environ["PATH"], PYTHON=sys.executable, HOME=os.environ.get("HOME", "/"))
+
+
+@pytest.mark.slow
+def test_set_up_happens_once(checkout):
+    inside = f"{checkout}/.venv/bin/python\n"
+    first = set_up(checkout)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("Setting up .venv with Python")
+    assert (
+        first.stdout.index("install pip") < first.stdout.index("install torch") < first.stdout.index("install noiser")
+    )
+    assert first.stdout.endswith(inside)
+    assert set_up(checkout).stdout == inside
+    with (checkout / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    assert set_up(checkout).stdout.startswith("Setting up .venv")
+
+
+@pytest.mark.slow
+def test_failed_set_up_is_not_taken_for_done(checkout):
+    failed = set_up(checkout, install='[ "$1" != torch ]')
+    assert failed.returncode == 1
+    assert "Set-up failed; the next run starts it again." in failed.stderr
+    assert "install noiser" not in failed.stdout
+    assert set_up(checkout).stdout.startswith("Setting up .venv")
