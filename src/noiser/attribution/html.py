@@ -169,7 +169,7 @@ def _facts(att: Attribution, row: int, pieces: Sequence[Cell]) -> str:
         for unit in att.top(5, row)
         if unit.score > 0
     ]
-    strongest = f"<p class=facts>strongest: {' · '.join(best)}</p>" if best else ""
+    strongest = f"<p class=facts>highest: {' · '.join(best)}</p>" if best else ""
     scale = f'<span dir=ltr>{low}<span class="{kind}" role=img aria-label="colour scale"></span>{show(largest)}</span>'
     return f"<p class=facts>{known} · {scale}</p>{strongest}"
 
