@@ -571,7 +571,6 @@ def test_killed_conversion_is_done_again(cache):
     ("which", "prompt", "expected"),
     [
         ("gemma", "LeBron James professionally plays the sport of", " basketball"),
-        ("gemma", "The capital of France is", " Paris"),
         ("smol", "The capital of France is", " Paris"),
     ],
 )

@@ -84,7 +84,7 @@ def load_parts(name_or_path: str | os.PathLike[str], options: Options) -> tuple[
 
 
 def _load_from_hub(name: str, options: Options) -> tuple[Any, Any, ModelIdentity]:
-    cached = _is_cached(name, options.revision)
+    cached = _commit(name, options.revision) is not None
     near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.75)
     if near and "/" not in name and not cached:
         raise _not_found(name, f"did you mean {near[0]!r}?")
@@ -92,9 +92,10 @@ def _load_from_hub(name: str, options: Options) -> tuple[Any, Any, ModelIdentity
     if not online and not cached:
         raise _not_found(name, "the hub cannot be reached, and the model is not in the hub's local cache.")
     try:
-        return _with_identity(name, *load_checkpoint(name, options, local_only=not online))
+        parts = load_checkpoint(name, options, local_only=not online)
     except ModelNotFoundError as error:
         raise _not_found(name, str(error)) from error
+    return _with_identity(name, *parts, revision=_commit(name, options.revision))
 
 
 def _load_converted(name: str, converted: Converted, options: Options) -> tuple[Any, Any, ModelIdentity]:
@@ -112,15 +113,19 @@ def _load_converted(name: str, converted: Converted, options: Options) -> tuple[
 def _with_identity(
     name: str, model: Any, tokenizer: Any, revision: str | None = None
 ) -> tuple[Any, Any, ModelIdentity]:
-    commit = getattr(model.config, "_commit_hash", None)
     dtype = str(model.dtype).removeprefix("torch.")
-    return model, tokenizer, ModelIdentity(name, revision or commit, dtype, type(model).__name__)
+    return model, tokenizer, ModelIdentity(name, revision, dtype, type(model).__name__)
 
 
-def _is_cached(name: str, revision: str | None) -> bool:
+def _commit(name: str, revision: str | None) -> str | None:
+    """The commit of a model in the hub's local cache, or None if it is not there.
+
+    Its files lie in a folder named by the commit that `revision` stood for when it was last asked of the hub.
+    """
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(config).parent.name if isinstance(config, str) else None
 
 
 def _hub_answers() -> bool:
