@@ -5,7 +5,7 @@ import noiser
 PROMPTS = (
     "LeBron James professionally plays the sport of",
     "The Eiffel Tower is a famous landmark in the city of",
-    "Toko Yasuda, the guitar player, was born in the country of",
+    "To repair the leaking roof before winter, the carpenter climbed up the",
 )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from noiser.errors import NoiserError as NoiserError
 from noiser.types import Span as Span
 from noiser.types import Target as Target
+from noiser.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
@@ -40,33 +41,34 @@ if TYPE_CHECKING:
     from noiser.model import load_model as load_model
     from noiser.model import wrap as wrap
 
-_HOMES = {
-    "AttentionRollout": "noiser.methods",
-    "Attribution": "noiser.attribution",
-    "AttnLrp": "noiser.methods",
-    "DeepLift": "noiser.methods",
-    "Evaluation": "noiser.evaluation",
-    "GradientShap": "noiser.methods",
-    "InputXGradient": "noiser.methods",
-    "IntegratedGradients": "noiser.methods",
-    "LanguageModel": "noiser.model",
-    "LastAttention": "noiser.methods",
-    "Noiser": "noiser.methods",
-    "Occlusion": "noiser.methods",
-    "Random": "noiser.methods",
-    "SequentialIntegratedGradients": "noiser.methods",
-    "Lime": "noiser.methods",
-    "KernelShap": "noiser.methods",
-    "ShapleySampling": "noiser.methods",
-    "ContextCite": "noiser.methods",
-    "attribute": "noiser.methods",
-    "evaluate": "noiser.evaluation",
-    "load_model": "noiser.model",
-    "wrap": "noiser.model",
+_NAMES = {
+    "attribution": ["Attribution"],
+    "evaluation": ["Evaluation", "evaluate"],
+    "methods": [
+        "AttentionRollout",
+        "AttnLrp",
+        "ContextCite",
+        "DeepLift",
+        "GradientShap",
+        "InputXGradient",
+        "IntegratedGradients",
+        "KernelShap",
+        "LastAttention",
+        "Lime",
+        "Noiser",
+        "Occlusion",
+        "Random",
+        "SequentialIntegratedGradients",
+        "ShapleySampling",
+        "attribute",
+    ],
+    "model": ["LanguageModel", "load_model", "wrap"],
 }
+_HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names}
 _ROOMS = {"attribution", "engine", "errors", "evaluation", "judges", "methods", "metrics", "model", "registry", "types"}
 
-__version__ = "0.1.0"
+from noiser.version import __version__ as __version__
+
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]
 
 

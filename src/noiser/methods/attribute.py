@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 
-from noiser import __version__
 from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress
 from noiser.errors import ParameterError
@@ -18,6 +17,7 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.query import build_query
 from noiser.model.text import token_texts
 from noiser.types import Prompt, Target, Unit
+from noiser.version import __version__
 
 __all__ = ["attribute", "make_method"]
 
