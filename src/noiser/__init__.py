@@ -67,7 +67,6 @@ _NAMES = {
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names}
 _ROOMS = {"attribution", "engine", "errors", "evaluation", "judges", "methods", "metrics", "model", "registry", "types"}
 
-from noiser.version import __version__ as __version__
 
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]
 
