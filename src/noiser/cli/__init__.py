@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from noiser import __version__
-from noiser.cli.attribute import attribute
+from noiser.cli.attribute import attribute, compare
+from noiser.cli.evaluate import evaluate
 from noiser.cli.listing import methods, models
 from noiser.cli.running import command
 
@@ -38,5 +39,5 @@ def main(
     """Which parts of the input made a language model say that?"""
 
 
-for function in (attribute, methods, models):
+for function in (attribute, compare, evaluate, methods, models):
     app.command()(command(function))
