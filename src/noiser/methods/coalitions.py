@@ -105,7 +105,7 @@ class Coalitions:
         logarithm = target.clamp_min(tiny).log()
         return logarithm - other.clamp_min(tiny).log() if contrast else logarithm
 
-    def table(self, rows: Sequence[Float64[Tensor, " seen"]]) -> Float[Tensor, "targets units"]:
+    def table(self, rows: Sequence[Float64[Tensor, " _"]]) -> Float[Tensor, "targets units"]:
         """Numbers for the units that each target sees, as one table with NaN elsewhere."""
         table = torch.full(self._visible.shape, torch.nan)
         for line, seen, row in zip(table, self.seen, rows, strict=True):

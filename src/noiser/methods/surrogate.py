@@ -50,7 +50,8 @@ def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples
     features = scaler.fit_transform(kept.double().numpy())
     if not values.var(correction=0):
         return Surrogate(torch.zeros(kept.shape[1], dtype=torch.float64), float(values[0]), torch.nan)
-    model: Any = Lasso(alpha=alpha, max_iter=100_000).fit(features, values.numpy())
+    # random_state is unused, but without it scikit-learn draws from NumPy's global generator
+    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0).fit(features, values.numpy())
     weights = model.coef_ / scaler.scale_
     intercept = model.intercept_ - scaler.mean_ @ weights
     return _surrogate(weights, intercept, kept, values, torch.ones_like(values))

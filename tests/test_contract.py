@@ -1,0 +1,323 @@
+"""What every registered method must do; a new method is tested by being registered."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import noiser
+from noiser.engine import Engine
+from noiser.errors import DependencyError, UnsupportedModelError
+from noiser.methods import METHODS, make_method
+from noiser.model import build_query
+from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+
+METHOD_NAMES = METHODS.names()
+PROMPT = "The quick fox sings"
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The dog sings near the river."}]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+# Small hyper-parameters for what would be slow; a method that is not here runs with its defaults.
+CHEAP = {
+    "noiser": {"samples": 2, "steps": 2},
+    "noiser_relative": {"samples": 2},
+    "lime": {"samples": 8},
+    "kernel_shap": {"samples": 12},
+    "shapley_sampling": {"permutations": 3},
+    "context_cite": {"samples": 12},
+    "integrated_gradients": {"n_steps": 4},
+    "gradient_shap": {"samples": 3},
+    "sequential_integrated_gradients": {"n_steps": 3},
+}
+# What reads attention has nothing to read in a state-space model.
+MAY_REFUSE = {("last_attention", "mamba"), ("attention_rollout", "mamba"), ("attn_lrp", "mamba")}
+# What compares whole distributions has no place for a pair of tokens.
+NO_FOIL = {"noiser_relative"}
+
+each_method = pytest.mark.parametrize("name", METHOD_NAMES)
+
+
+def method_of(name):
+    try:
+        return make_method(name, **CHEAP.get(name, {}))
+    except DependencyError as error:
+        pytest.skip(str(error))
+
+
+def run(lm, name, prompt=PROMPT, **options):
+    return noiser.attribute(lm, prompt, method=method_of(name), **options)
+
+
+def with_chat_template(family):
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return noiser.wrap(tiny(family).model, tokenizer)
+
+
+def assert_scored(att):
+    """Scores have the shape, and are finite exactly where the unit stands before the target."""
+    assert att.scores.shape == (len(att.targets), len(att.units))
+    assert att.scores.dtype == torch.float32
+    first = att.targets and max(unit.token_indices[-1] for unit in att.units if unit.end <= att.prompt_length)
+    ends = torch.tensor([unit.token_indices[-1] for unit in att.units])
+    rows = torch.tensor([first + g for g in range(len(att.targets))])
+    visible = ends[None] <= rows[:, None]
+    assert torch.equal(att.scores.isfinite(), visible), att.scores
+    assert torch.equal(att.scores.isnan(), ~visible)
+    if att.stderr is not None:
+        assert att.stderr.shape == att.scores.shape
+        assert not att.stderr.isinf().any()
+    assert all(not unit.text.startswith("<s>") for unit in att.units)
+
+
+def assert_close(found, expected, relative=1e-5):
+    """Equal relative to the scores' own scale; or to a few roundings of a probability near 1 where they are tiny."""
+    scale = float(expected.nan_to_num(0).abs().max())
+    torch.testing.assert_close(found, expected, atol=relative * scale + 2e-7, rtol=0, equal_nan=True)
+
+
+@each_method
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_every_visible_unit_of_every_target_in_every_family(name, family):
+    lm = tiny(family)
+    if (name, family) in MAY_REFUSE:
+        with pytest.raises(UnsupportedModelError, match=rf"{type(lm.model).__name__} .*; expected .*'occlusion'"):
+            run(lm, name)
+        return
+    one = run(lm, name)
+    assert_scored(one)
+    several = run(lm, name, max_new_tokens=2)
+    assert_scored(several)
+    assert len(several.targets) > 1
+    assert several.scores[0, len(one.units) :].isnan().all()
+    assert_close(several.scores[0, : len(one.units)], one.scores[0], relative=1e-4)
+
+
+@each_method
+def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
+    lm = tiny("gemma3")
+    first, again, other = (run(lm, name, max_new_tokens=2, seed=seed) for seed in (5, 5, 6))
+    assert torch.equal(first.scores.nan_to_num(0), again.scores.nan_to_num(0))
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+    method_of(name)(Engine(lm, build_query(lm, PROMPT)), generator)
+    draws = not torch.equal(generator.get_state(), before)
+    same = torch.equal(first.scores.nan_to_num(0), other.scores.nan_to_num(0))
+    assert same is not draws
+
+
+@each_method
+@pytest.mark.parametrize(("family", "batch_tokens"), [("gemma3", 1), ("gpt2", 50)])
+def test_scores_do_not_depend_on_the_batch_budget(name, family, batch_tokens):
+    big = tiny(family)
+    small = noiser.wrap(big.model, big.tokenizer, batch_tokens=batch_tokens)
+    assert_close(run(small, name, max_new_tokens=2).scores, run(big, name, max_new_tokens=2).scores)
+
+
+@each_method
+def test_a_foil_is_answered_or_refused(name):
+    lm = tiny("llama")
+    foil = (run(lm, name).targets[0].token_id + 1) % lm.vocabulary_size
+    if name in NO_FOIL:
+        with pytest.raises(noiser.NoiserError, match="foil"):
+            run(lm, name, foil=foil)
+        return
+    att = run(lm, name, foil=foil)
+    assert_scored(att)
+    assert att.foil.token_id == foil
+
+
+@each_method
+@pytest.mark.parametrize("unit", ["word", "sentence", [(0, 9), (10, 19)]])
+def test_units_of_several_tokens(name, unit):
+    prompt = "The quick fox. It sings in the rain"
+    att = run(tiny("gemma3"), name, prompt=prompt, unit=unit, target=5)
+    assert att.scores.shape == (1, len(att.units))
+    assert att.scores.isfinite().all()
+    assert any(len(u.token_indices) > 1 for u in att.units)
+
+
+@each_method
+def test_chat_scores_the_messages_alone(name):
+    lm = with_chat_template("llama")
+    att = run(lm, name, prompt=CHAT, max_new_tokens=2)
+    text = "".join(unit.text for unit in att.units if unit.end <= att.prompt_length)
+    assert text == "".join(message["content"] for message in CHAT)
+    prompt_units = [i for i, unit in enumerate(att.units) if unit.end <= att.prompt_length]
+    assert att.scores[:, prompt_units].isfinite().all()
+
+
+@each_method
+def test_half_precision(name):
+    lm = noiser.wrap(tiny_model("gemma3").bfloat16().eval(), tiny_tokenizer())
+    assert_scored(run(lm, name, max_new_tokens=2))
+    assert all(p.dtype == torch.bfloat16 for p in lm.model.parameters())
+
+
+@each_method
+def test_hyper_parameters_come_back_from_the_result(name, tmp_path):
+    method = method_of(name)
+    att = noiser.attribute(tiny("llama"), PROMPT, method=method, max_new_tokens=2, seed=3)
+    assert make_method(att.method, **att.parameters) == method
+    att.save(tmp_path / "a.json")
+    loaded = noiser.Attribution.load(tmp_path / "a.json")
+    torch.testing.assert_close(loaded.scores, att.scores, atol=0, rtol=0, equal_nan=True)
+    assert (loaded.method, loaded.seed, loaded.units, loaded.targets) == (att.method, 3, att.units, att.targets)
+    assert make_method(loaded.method, **loaded.parameters) == method
+
+
+@each_method
+def test_is_frozen_and_keyword_only(name):
+    method = method_of(name)
+    fields = dataclasses.fields(method)
+    assert all(field.kw_only for field in fields)
+    if fields:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method, fields[0].name, None)
+    hash(method)
+    with pytest.raises(noiser.NoiserError, match="no_such_parameter"):
+        make_method(name, no_such_parameter=1)
+
+
+# ---- the caller's things stay as they were -----------------------------------------------------------------------
+
+
+class ModelFailedError(Exception):
+    """What the caller's own code raises inside the model."""
+
+
+def careless(family):
+    """A model as a caller may have left it: half in training mode, partly frozen, with a hook and a gradient."""
+    model = tiny_model(family)
+    first, second, *_ = model.parameters()
+    first.requires_grad_(False)
+    second.grad = torch.ones_like(second)
+    list(model.modules())[-1].eval()
+    calls = []
+    model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1) if fail_at(calls) else None)
+    return noiser.wrap(model, copy.deepcopy(tiny_tokenizer())), calls
+
+
+_FAILURE = {"at": None}
+
+
+def fail_at(calls):
+    if _FAILURE["at"] == len(calls):
+        raise ModelFailedError
+    return True
+
+
+def state_of(lm):
+    """Everything of the caller's, and of the process, that a method could change."""
+    model, tokenizer = lm.model, lm.tokenizer
+    modules = {
+        name: (type(module), module.training, sorted(vars(module)), hooks_of(module))
+        for name, module in model.named_modules()
+    }
+    parameters = {
+        name: (p.requires_grad, p.data_ptr(), p._version, p.dtype, None if p.grad is None else p.grad.sum().item())
+        for name, p in model.named_parameters()
+    }
+    buffers = {name: (b.data_ptr(), b._version) for name, b in model.named_buffers()}
+    config = (
+        model.config.to_json_string(),
+        model.config._attn_implementation,
+        model.generation_config.to_json_string(),
+    )
+    text = (
+        len(tokenizer),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+        tokenizer.special_tokens_map,
+        tokenizer.chat_template,
+        tokenizer.model_max_length,
+        tokenizer.backend_tokenizer.to_str(),
+    )
+    return {"modules": modules, "parameters": parameters, "buffers": buffers, "config": config, "tokenizer": text}
+
+
+def hooks_of(module):
+    return {key: list(value) for key, value in vars(module).items() if "hook" in key and isinstance(value, dict)}
+
+
+def state_of_process():
+    return {
+        "numpy": tuple(map(str, np.random.get_state(legacy=True))),
+        "torch": tuple(torch.get_rng_state().tolist()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "defaults": (torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()),
+        "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
+        "attention": sorted(ALL_ATTENTION_FUNCTIONS.keys()),
+        "functions": {
+            id(f) for room in (torch, torch.nn.functional, torch.Tensor) for f in vars(room).values() if callable(f)
+        },
+        "verbosity": transformers.logging.get_verbosity(),
+    }
+
+
+@each_method
+@pytest.mark.parametrize("family", ["opt", "gemma2"])
+def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
+    lm, calls = careless(family)
+    _FAILURE["at"] = None
+    run(tiny(family), name)  # what is imported or cached on first use belongs to nobody
+    before, process = state_of(lm), state_of_process()
+    run(lm, name, max_new_tokens=2)
+    assert state_of(lm) == before
+    assert state_of_process() == process
+    # the second run needs fewer passes: what was measured of the model is known by now
+    calls.clear()
+    run(lm, name, max_new_tokens=2)
+    passes = len(calls)
+    assert passes
+    for at in sorted({0, passes // 2, passes - 1}):
+        calls.clear()
+        _FAILURE["at"] = at
+        try:
+            with pytest.raises(ModelFailedError):
+                run(lm, name, max_new_tokens=2)
+        finally:
+            _FAILURE["at"] = None
+        assert state_of(lm) == before, f"after a failure in pass {at} of {passes}"
+        assert state_of_process() == process
+
+
+_WITHOUT_CHECKS = """
+import random
+import sklearn.linear_model  # draws when it is imported
+import noiser, tiny, test_contract
+lm = tiny.tiny("llama")
+for name in test_contract.METHOD_NAMES:
+    random.seed(0)
+    before = random.getstate()
+    test_contract.run(lm, name)
+    assert random.getstate() == before, name
+"""
+
+
+@pytest.mark.slow
+def test_leaves_the_state_of_pythons_random_numbers():
+    """In a process of its own: the run-time type checker of the tests draws from it."""
+    folder = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder.parent / "src"), str(folder)])}
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_CHECKS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@each_method
+def test_training_mode_and_dropout_play_no_part(name):
+    trained = noiser.wrap(tiny_model("opt"), tiny_tokenizer())
+    assert_close(run(trained, name).scores, run(tiny("opt"), name).scores)
