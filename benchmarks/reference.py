@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 
 @torch.no_grad()
-def mean_distribution(model, ids, positions, noise, k, scale, row):
+def mean_distribution(
+    model: Any, ids: Tensor, positions: Sequence[int], noise: Tensor, k: float | Tensor, scale: float, row: int
+) -> Tensor:
     """P̄: the mean over the noise samples of the next-token distribution at `row`."""
     clean = model.get_input_embeddings()(ids)
     inputs = clean.repeat(len(noise), 1, 1)
@@ -16,9 +22,9 @@ def mean_distribution(model, ids, positions, noise, k, scale, row):
     return logits.softmax(-1).mean(0)
 
 
-def threshold(flips, steps, last_probe=False):
+def threshold(flips: Callable[[float], bool], steps: int, last_probe: bool = False) -> float:
     """Bisection of [0, 1] for one unit."""
-    low, high, probe = 0.0, 1.0, None
+    low, high, probe = 0.0, 1.0, 1.0
     for _ in range(steps):
         probe = (low + high) / 2
         low, high = (low, probe) if flips(probe) else (probe, high)
@@ -31,7 +37,19 @@ def threshold(flips, steps, last_probe=False):
 
 
 @torch.no_grad()
-def noiser(model, ids, units, row, target, noise, *, scale=1.0, steps=10, last_probe=False, foil=None):
+def noiser(
+    model: Any,
+    ids: Tensor,
+    units: Sequence[Sequence[int]],
+    row: int,
+    target: int,
+    noise: Tensor,
+    *,
+    scale: float = 1.0,
+    steps: int = 10,
+    last_probe: bool = False,
+    foil: int | None = None,
+) -> tuple[list[float], list[float]]:
     """Thresholds of every unit, and scores of every unit at the smallest threshold, for one target.
 
     Args:
@@ -49,11 +67,11 @@ def noiser(model, ids, units, row, target, noise, *, scale=1.0, steps=10, last_p
     clean = model(input_ids=ids[None]).logits[0, row].float().softmax(-1)
     predicted = int(clean.argmax())
 
-    def value(p):
+    def value(p: Tensor) -> Tensor:
         return p[target] - (0 if foil is None else p[foil])
 
-    def flips_at(unit):
-        def flips(k):
+    def flips_at(unit: Sequence[int]) -> Callable[[float], bool]:
+        def flips(k: float) -> bool:
             p = mean_distribution(model, ids, unit, noise, k, scale, row)
             if foil is None:
                 return int(p.argmax()) != predicted

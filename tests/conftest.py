@@ -16,7 +16,7 @@ with warnings.catch_warnings():
 
     install_import_hook("noiser", "checking.checked")
 
-import noiser  # noqa: E402
+import noiser
 
 
 @pytest.fixture

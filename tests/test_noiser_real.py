@@ -61,8 +61,8 @@ def test_equals_the_reference_on_a_short_prompt_with_all_samples(real):
     compare(real, SHORT, samples=10, steps=10)
 
 
-def test_equals_the_reference_on_sixty_tokens(gemma):
-    att = compare(gemma, LONG, samples=2, steps=3)
+def test_equals_the_reference_on_sixty_tokens(smol):
+    att = compare(smol, LONG, samples=2, steps=3)
     assert 55 <= len(att.units) <= 65
 
 
@@ -80,7 +80,8 @@ def test_any_batch_budget_gives_the_same_scores(gemma):
 
 def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     program = (
-        "import noiser, torch; torch.set_num_threads(2); lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
+        "import noiser, torch; torch.set_num_threads(2)\n"
+        "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
         f"print(noiser.attribute(lm, {LEBRON!r}, seed=3).scores.tolist())"
     )
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]

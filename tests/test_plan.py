@@ -17,12 +17,14 @@ works = st.lists(
 @given(works, st.integers(1, 400), st.integers(1, 50), st.integers(0, 500))
 def test_every_sample_runs_exactly_once_within_the_limits(work, max_tokens, max_sequences, overhead):
     batches = plan_batches(work, max_tokens=max_tokens, max_sequences=max_sequences, overhead=overhead)
-    seen = [(p.index, i) for b in batches for p in b.pieces for i in range(p.first, p.last)]
+    seen = [(p.perturbation, i) for b in batches for p in b.pieces for i in range(p.first, p.last)]
     assert sorted(seen) == [(i, s) for i, w in enumerate(work) for s in range(w.samples)]
     for batch in batches:
         assert batch.sequences <= max_sequences
         assert batch.tokens <= max_tokens or batch.sequences == 1
-        assert all(batch.start <= work[p.index].start and batch.stop >= work[p.index].stop for p in batch.pieces)
+        assert all(
+            batch.start <= work[p.perturbation].start and batch.stop >= work[p.perturbation].stop for p in batch.pieces
+        )
 
 
 @given(works, st.integers(0, 500))
@@ -40,7 +42,7 @@ def test_the_plan_costs_no_more_than_one_batch_each_or_one_for_all(work, overhea
 @given(works, st.integers(1, 400), st.integers(1, 50))
 def test_packed_batches_run_every_sample_once_and_no_token_for_nothing(work, max_tokens, max_sequences):
     batches = pack_batches(work, max_tokens=max_tokens, max_sequences=max_sequences)
-    seen = [(p.index, i) for b in batches for p in b.pieces for i in range(p.first, p.last)]
+    seen = [(p.perturbation, i) for b in batches for p in b.pieces for i in range(p.first, p.last)]
     assert sorted(seen) == [(i, s) for i, w in enumerate(work) for s in range(w.samples)]
     assert sum(b.tokens for b in batches) == sum(w.samples * (w.stop - w.start) for w in work)
     for batch in batches:
@@ -51,7 +53,7 @@ def test_packed_batches_run_every_sample_once_and_no_token_for_nothing(work, max
 def test_neighbours_share_a_pass_only_while_it_pays():
     work = [Work(0, 10, 10), Work(1, 10, 10), Work(9, 10, 10)]
     batches = plan_batches(work, max_tokens=10**6, max_sequences=10**6, overhead=15)
-    assert [{p.index for p in b.pieces} for b in batches] == [{2}, {0, 1}]
+    assert [{p.perturbation for p in b.pieces} for b in batches] == [{2}, {0, 1}]
 
 
 def test_nothing_to_do():

@@ -38,7 +38,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 16, "dropout": 0.1}),
     "olmo2": ("Olmo2Config", {}),
-    "falcon": ("FalconConfig", {"alibi": False, "num_kv_heads": 2, "new_decoder_architecture": True, "head_dim": _ABSENT}),
+    "falcon": (
+        "FalconConfig",
+        {"alibi": False, "num_kv_heads": 2, "new_decoder_architecture": True, "head_dim": _ABSENT},
+    ),
     "granite": ("GraniteConfig", {"embedding_multiplier": 12.0, "logits_scaling": 8.0}),
     "mamba": ("MambaConfig", {"state_size": 4, "expand": 2, "max_position_embeddings": _ABSENT}),
 }

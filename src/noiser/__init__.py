@@ -68,7 +68,7 @@ _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in n
 _ROOMS = {"attribution", "engine", "errors", "evaluation", "judges", "methods", "metrics", "model", "registry", "types"}
 
 
-__all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]
+__all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

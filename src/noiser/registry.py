@@ -30,6 +30,7 @@ class Entry(Generic[T]):
 
     @property
     def versioned_name(self) -> str:
+        """Name and version, such as "noiser@1"."""
         return f"{self.name}@{self.version}"
 
 

@@ -91,11 +91,11 @@ class Engine:
         forward = self._packed_forward if packed else self._forward
         for batch in self.plan(perturbations, packed=packed):
             for piece, distributions in self.run(batch, partial(forward, perturbations)):
-                parts.setdefault(piece.index, []).append(distributions)
-                missing[piece.index] -= piece.samples
-                if not missing[piece.index]:
-                    ready = parts.pop(piece.index)
-                    yield piece.index, ready[0] if len(ready) == 1 else torch.cat(ready)
+                parts.setdefault(piece.perturbation, []).append(distributions)
+                missing[piece.perturbation] -= piece.samples
+                if not missing[piece.perturbation]:
+                    ready = parts.pop(piece.perturbation)
+                    yield piece.perturbation, ready[0] if len(ready) == 1 else torch.cat(ready)
 
     def plan(self, perturbations: Sequence[Perturbation], *, copies: int = 1, packed: bool = False) -> list[Batch]:
         """Batches that hold all samples of the perturbations.
@@ -165,7 +165,7 @@ class Engine:
         self.count(batch, len(rows) * batch.sequences)
         parts = found.split([piece.samples for piece in batch.pieces])
         for piece, part in zip(batch.pieces, parts, strict=True):
-            wanted = [rows.index(row) for row in self.rows(perturbations[piece.index])]
+            wanted = [rows.index(row) for row in self.rows(perturbations[piece.perturbation])]
             yield piece, part if wanted == list(range(len(rows))) else part[:, wanted]
 
     def _packed_forward(
@@ -174,7 +174,9 @@ class Engine:
         assert self._prefix is not None
         with self.lm.running():
             groups = [
-                Group(piece.start, self._piece_inputs(piece, perturbations), self.rows(perturbations[piece.index]))
+                Group(
+                    piece.start, self._piece_inputs(piece, perturbations), self.rows(perturbations[piece.perturbation])
+                )
                 for piece in batch.pieces
             ]
             found = packed_logits(self.lm, groups, self._prefix)
@@ -186,7 +188,7 @@ class Engine:
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""
-        return sorted({row for piece in batch.pieces for row in self.rows(perturbations[piece.index])})
+        return sorted({row for piece in batch.pieces for row in self.rows(perturbations[piece.perturbation])})
 
     def prefix(self, batch: Batch) -> Prefix | None:
         """The clean cache in front of a batch; None if it begins with the sequence."""
@@ -202,11 +204,9 @@ class Engine:
         """The embeddings that the model reads for a batch whose sequences have one start and stop."""
         return torch.cat([self._piece_inputs(piece, perturbations) for piece in batch.pieces])
 
-    def _piece_inputs(
-        self, piece: Piece, perturbations: Sequence[Perturbation]
-    ) -> Float[Tensor, "samples length dim"]:
+    def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
         inputs = self._embeddings[piece.start : piece.stop].repeat(piece.samples, 1, 1)
-        perturbation = perturbations[piece.index]
+        perturbation = perturbations[piece.perturbation]
         positions = torch.tensor(perturbation.positions, device=inputs.device)
         rows = perturbation.rows(self.table_rows[positions])[piece.first : piece.last]
         inside = positions < piece.stop

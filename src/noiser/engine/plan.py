@@ -1,7 +1,8 @@
 """Which perturbed sequences run together in one forward pass.
 
 Where the model can run sequences of different lengths end to end, batches are packed and nothing is wasted. Otherwise
-a batch starts at the first position that any of its sequences changes; everything before comes from the clean prefix. Sequences whose first change comes later recompute clean tokens for nothing, but a pass of its own costs
+a batch starts at the first position that any of its sequences changes; everything before comes from the clean
+prefix. Sequences whose first change comes later recompute clean tokens for nothing, but a pass of its own costs
 them a fixed overhead. The partition that costs least is found by dynamic programming over the sequences sorted by
 their first change.
 """
@@ -23,9 +24,9 @@ class Work(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Samples `first` to `last` of perturbation `index`, run from `start` to `stop`."""
+    """Samples `first` to `last` of one perturbation, run from `start` to `stop`."""
 
-    index: int
+    perturbation: int
     first: int
     last: int
     start: int
@@ -33,10 +34,12 @@ class Piece(NamedTuple):
 
     @property
     def samples(self) -> int:
+        """How many sequences it is."""
         return self.last - self.first
 
     @property
     def tokens(self) -> int:
+        """How many tokens its sequences have."""
         return self.samples * (self.stop - self.start)
 
 
@@ -47,18 +50,22 @@ class Batch(NamedTuple):
 
     @property
     def start(self) -> int:
+        """The first position that any sequence runs."""
         return min(piece.start for piece in self.pieces)
 
     @property
     def stop(self) -> int:
+        """Behind the last position that any sequence runs."""
         return max(piece.stop for piece in self.pieces)
 
     @property
     def sequences(self) -> int:
+        """How many sequences run."""
         return sum(piece.samples for piece in self.pieces)
 
     @property
     def tokens(self) -> int:
+        """How many tokens run."""
         return sum(piece.tokens for piece in self.pieces)
 
 
@@ -106,7 +113,7 @@ def pack_batches(work: Sequence[Work], *, max_tokens: int, max_sequences: int) -
     """Splits work into packed batches, in which every sequence has its own start and stop: no token is run for nothing.
 
     Returns:
-        Batches filled up to the limits, latest start first. Perturbations with the same start and stop lie side by side.
+        Batches filled up to the limits, latest start first. Perturbations with the same start and stop are neighbours.
     """
     batches: list[Batch] = []
     pieces: list[Piece] = []

@@ -45,7 +45,8 @@ __all__ = [
 
 
 def _noiser_relative(**parameters: Any) -> Noiser:
-    return Noiser(**({"bounding": "relative", "score": "hellinger"} | parameters))
+    defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger"}
+    return Noiser(**(defaults | parameters))
 
 
 METHODS.register("noiser", Noiser, summary="bounded noise on one unit at a time (the paper's method)")

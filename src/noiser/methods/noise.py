@@ -71,5 +71,7 @@ def _expected_maximum(dim: int) -> float:
     """∫ 1 - P(max |n_i| <= x) dx, with P = erf(x / √2)^d."""
     from scipy.integrate import quad
 
-    value, _ = quad(lambda x: 1 - math.erf(x / math.sqrt(2)) ** dim, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])
-    return float(value)
+    def above(x: float) -> float:
+        return 1 - math.erf(x / math.sqrt(2)) ** dim
+
+    return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])

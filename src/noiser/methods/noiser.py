@@ -21,9 +21,7 @@ from noiser.methods.search import Bisection, Mode
 
 __all__ = ["Bounding", "Noiser"]
 
-Bounding = Literal[
-    "k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"
-]
+Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
 _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
 
 
@@ -96,6 +94,7 @@ class Noiser:
         return "perturbed" if self.profile == "authors" else "frozen"
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+        """Searches, bounds and scores; see the class."""
         if engine.query.foil_id is not None and self.score == "hellinger":
             raise ParameterError(
                 "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' with one."
@@ -176,7 +175,7 @@ class _Run:
             ]
             self.evaluate(Probed(u, k, g) for asked in seen_by for (u, k), at in asked.items() for g in at)
             for search, asked in zip(searches, seen_by, strict=True):
-                search.update({(u, k): any(self.read[Probed(u, k, g)].flips for g in at) for (u, k), at in asked.items()})
+                search.update({(u, k): self._any_flips(u, k, at) for (u, k), at in asked.items()})
         if any(search.tied for search in searches):
             warnings.warn(
                 "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "
@@ -184,6 +183,9 @@ class _Run:
                 stacklevel=2,
             )
         return searches
+
+    def _any_flips(self, unit: int, k: float, targets: Iterable[int]) -> bool:
+        return any(self.read[Probed(unit, k, g)].flips for g in targets)
 
     def _groups(self) -> list[list[int]]:
         """The targets that share a search."""
@@ -232,7 +234,7 @@ class _Run:
         scores, stderr, used, thresholds = (torch.full(shape, torch.nan) for _ in range(4))
         for (g, u), reading in readings.items():
             scores[g, u], stderr[g, u] = reading.score, reading.stderr
-            used[g, u] = torch.nan if k[g, u] is None else k[g, u]
+            used[g, u] = float("nan") if (bound := k[g, u]) is None else bound
         k_min = torch.full(shape[:1], torch.nan)
         complete = self.method.bounding in ("k_min", "k_max_per_unit") or self.method.all_thresholds
         for group, search in zip(self._groups(), searches, strict=False):

@@ -64,7 +64,7 @@ class Bisection:
         self._retire()
 
     def thresholds(self, count: int) -> Float[Tensor, " units"]:
-        """k of every unit that was searched to the end; NaN for the others."""
+        """The k of every unit that was searched to the end; NaN for the others."""
         found = torch.full((count,), torch.nan, dtype=torch.float64)
         for unit, (low, high) in self._interval.items():
             found[unit] = (low + high) / 2 if self.last_probe else low

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,7 @@ class LanguageModel:
         return frozenset(inspect.signature(self.model.forward).parameters)
 
     @contextlib.contextmanager
-    def running(self, *, gradients: bool = False) -> Iterator[None]:
+    def running(self, *, gradients: bool = False) -> Generator[None]:
         """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards."""
         training = [module for module in self.model.modules() if module.training]
         for module in training:
