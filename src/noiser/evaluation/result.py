@@ -168,7 +168,11 @@ class Evaluation:
 
         return as_text(self)
 
-    def _repr_html_(self) -> str:
+    def to_html(self) -> str:
+        """A table, with every text escaped."""
         from noiser.evaluation.display import as_html
 
         return as_html(self)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
