@@ -49,8 +49,8 @@ class Attribution:
         targets: what each row explains, in order.
         thresholds: [targets, units], the noise each unit tolerates; NaN where not searched. None for methods
             other than Noiser.
-        k_min: [targets], the noise that was used to score; NaN where it differs between units. None for methods
-            other than Noiser.
+        k_min: [targets], the smallest threshold; NaN where it was not searched for. None for methods other than
+            Noiser. The noise that each score was made with is `info["k"]`.
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
         foil: the alternative token of a contrastive attribution, or None.
         unit: "token", "word", "sentence" or "spans".
