@@ -59,8 +59,9 @@ class DeepLift:
         reference[list(movable_positions(query))] = baseline_row(engine.lm, self.baseline).to(clean)
         interception = Interception(partial(rescale, length=len(clean)))
         found = multipliers(engine, torch.stack([clean, reference]), interception, objectives_of(query, self.score))
-        contributions = torch.stack([((clean - reference) * each.gradient).sum(-1) for each in found])
-        differences = torch.stack([each.values[0] - each.values[1] for each in found])
+        moved = (clean - reference).cpu().double()  # small differences of large sums
+        contributions = torch.stack([(moved * each.gradient.cpu()).sum(-1) for each in found])
+        differences = torch.stack([each.values[0] - each.values[1] for each in found]).cpu()
         return Scores(
             scores=sum_over_units(query, contributions),
             info={
