@@ -11,10 +11,10 @@ from noiser.model.query import Query
 __all__ = ["check_choice", "check_count", "check_positive", "check_probability", "refuse_foil"]
 
 
-def check_choice(kind: str, got: object, known: Sequence[str]) -> None:
-    """Raises UnknownNameError, with the nearest name, unless `got` is one of `known`."""
+def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
+    """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of `known`."""
     if got not in known:
-        raise UnknownNameError(kind, got, known)
+        raise UnknownNameError(kind, got, known, hint)
 
 
 def check_count(name: str, got: object, least: int = 1) -> None:

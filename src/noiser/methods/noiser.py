@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Engine, Perturbation, add_noise
-from noiser.errors import ParameterError, UnknownNameError
+from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
 from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, Reading, ScoreName
@@ -75,18 +74,16 @@ class Noiser:
     noise: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value in (("samples", self.samples), ("steps", self.steps)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore
-                raise ParameterError(f"{name} is {value!r}; expected an integer of at least 1.")
+        check_count("samples", self.samples)
+        check_count("steps", self.steps)
         if isinstance(self.bounding, str):
-            _check_name("bounding", self.bounding, get_args(Bounding), "A number is also accepted, as k itself.")
-        elif not math.isfinite(self.bounding) or self.bounding <= 0:
-            raise ParameterError(f"bounding is {self.bounding!r}; expected a positive number or a name.")
-        _check_name("score", self.score, get_args(ScoreName))
-        _check_name("scope", self.scope, ("target", "continuation"))
-        _check_name("profile", self.profile, ("paper", "authors"))
-        if not math.isfinite(self.r) or self.r <= 0:
-            raise ParameterError(f"r is {self.r!r}; expected a positive number.")
+            check_choice("bounding", self.bounding, get_args(Bounding), "A number is also accepted, as k itself.")
+        else:
+            check_positive("bounding", self.bounding)
+        check_choice("score", self.score, get_args(ScoreName))
+        check_choice("scope", self.scope, ("target", "continuation"))
+        check_choice("profile", self.profile, ("paper", "authors"))
+        check_positive("r", self.r)
 
     @property
     def special_tokens(self) -> Literal["frozen", "perturbed"]:
@@ -95,10 +92,7 @@ class Noiser:
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
         """Searches, bounds and scores; see the class."""
-        if engine.query.foil_id is not None and self.score == "hellinger":
-            raise ParameterError(
-                "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' with one."
-            )
+        refuse_foil(engine.query, self.score)
         run = _Run(self, engine, generator)
         searches = run.search()
         k = run.bounds(searches)
@@ -258,8 +252,3 @@ class _Run:
             return sum(each)
         typical = sum(each) / len(each) * self.method.steps * len(rows)
         return 2 * sum(each) + typical
-
-
-def _check_name(kind: str, got: object, known: tuple[str, ...], hint: str = "") -> None:
-    if got not in known:
-        raise UnknownNameError(kind, got, known, hint)
