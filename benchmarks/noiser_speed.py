@@ -10,10 +10,10 @@ the noise samples as its batch and logits at every position. Results must agree,
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -26,7 +26,8 @@ from noiser.model import LanguageModel, Query, build_query
 TEXT = (
     "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched "
     "the fishing boats come home across the bay, counting them one by one until the last of them had passed the rocks "
-    "and reached the harbour, where the families of the crew were waiting on the"
+    "and reached the harbour, where the families of the crew were waiting on the old "
+    "stone pier with blankets, lanterns and a kettle of hot soup for everyone who came"
 )
 
 
@@ -63,6 +64,21 @@ def lower_bound(query: Query, samples: int) -> int:
 def run_ours(lm: LanguageModel, query: Query, method: noiser.Noiser) -> tuple[Engine, Scores]:
     engine = Engine(lm, query)
     return engine, method(engine, torch.Generator().manual_seed(0))
+
+
+def memory(field: str) -> float:
+    """GiB of this process: VmRSS, what it holds, or VmHWM, the most it has held (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**20
+
+
+def memory_above_model(lm: LanguageModel, tokens: int) -> float:
+    """GiB that an attribution takes at its peak, beyond what the loaded model holds."""
+    query = build_query(lm, prompt_of(lm, tokens))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    run_ours(lm, query, noiser.Noiser(bounding="none"))
+    return memory("VmHWM") - before
 
 
 def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
@@ -124,14 +140,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     peak = matrix_peak()
-    rows = []
+    rows, peaks = [], []
     for name in arguments.model:
         lm = noiser.load_model(name, dtype="float32", device="cpu")
+        peaks.append((name, memory_above_model(lm, 60)))
         with_reference = not arguments.no_reference
         for tokens in arguments.tokens:
             rows.append(measure(lm, tokens, peak, with_reference=with_reference, repeats=arguments.repeats))
     print(f"float32, {arguments.threads} threads, matrix product {peak / 1e9:.0f} GFLOP/s, torch {torch.__version__}")
-    print(f"peak memory of the process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB\n")
+    print("memory above the model, 60 tokens: " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in peaks) + "\n")
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
     for row in rows:
         print("| " + " | ".join(row.values()) + " |")
