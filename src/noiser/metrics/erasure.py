@@ -70,9 +70,9 @@ class ErasureCurves:
         insertion: for each target, p(target) with only the highest units.
     """
 
-    shares: tuple[Float[Tensor, " points"], ...]
-    deletion: tuple[Float[Tensor, " points"], ...]
-    insertion: tuple[Float[Tensor, " points"], ...]
+    shares: tuple[Float[Tensor, " _"], ...]
+    deletion: tuple[Float[Tensor, " _"], ...]
+    insertion: tuple[Float[Tensor, " _"], ...]
 
     @property
     def deletion_area(self) -> float:
@@ -89,7 +89,7 @@ class ErasureCurves:
         """Mean drop of p(target) over the deletion curve's points behind the first, mean over targets."""
         return sum(float((curve[0] - curve[1:]).mean()) for curve in self.deletion) / len(self.deletion)
 
-    def _area(self, curves: Sequence[Float[Tensor, " points"]]) -> float:
+    def _area(self, curves: Sequence[Float[Tensor, " _"]]) -> float:
         pairs = zip(curves, self.shares, strict=True)
         return sum(float(torch.trapezoid(curve, shares)) for curve, shares in pairs) / len(curves)
 

@@ -213,12 +213,12 @@ def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " 
     filled = scores.double().clone()
     if mass >= positive:
         rest = (mass - positive) / (count - positive) if count > positive else 1.0
-        filled[valid] = torch.where(weights > 0, 1.0, rest).double()
+        filled[valid] = torch.full_like(weights, rest).masked_fill(weights > 0, 1)
         return filled
     weights = weights / weights.max()
     falling = weights.sort(descending=True).values[:positive]
     tails = falling.flip(0).cumsum(0).flip(0)
-    factors = (mass - torch.arange(positive)) / tails  # c when the k largest are full
+    factors = (mass - torch.arange(positive, dtype=torch.float64)) / tails  # c when the k largest are full
     c = factors[int((factors * falling <= 1).nonzero()[0])]
     filled[valid] = (c * weights).clamp(max=1)
     return filled

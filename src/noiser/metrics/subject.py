@@ -136,7 +136,7 @@ class Subject:
         if distance not in DISTANCES:
             raise UnknownNameError("distance", distance, DISTANCES)
         measure, clean = DISTANCES[distance], self.engine.clean
-        return self.read(masks, lambda target, samples: measure(clean[target][None], samples))
+        return self.read(masks, lambda target, samples: measure(clean[target].expand_as(samples), samples))
 
     def probabilities(self, masks: Sequence[Mask]) -> list[Float[Tensor, " samples"]]:
         """The target's probability under each mask."""

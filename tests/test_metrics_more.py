@@ -1,0 +1,342 @@
+"""Erasure, localisation, stability, bootstrap and rebuilt queries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import metrics_reference as reference
+import noiser
+from noiser.metrics import (
+    METRICS,
+    erasure_curves,
+    erasure_scores,
+    estimate,
+    faithfulness_score,
+    localisation,
+    log_ratio,
+    stability,
+)
+from noiser.metrics.bootstrap import mean, mean_gap
+from noiser.model import build_query, rebuild_query
+from tiny import tiny, tiny_tokenizer
+
+PROMPT = "The quick fox sings near the river"
+FAST = noiser.Noiser(samples=3, bounding=0.5)
+
+
+def attributed(family="llama", *, prompt=PROMPT, method=FAST, **options):
+    lm = tiny(family)
+    return lm, noiser.attribute(lm, prompt, method=method, **options)
+
+
+def with_scores(att, scores):
+    return dataclasses.replace(att, scores=torch.as_tensor(scores, dtype=torch.float32).expand_as(att.scores).clone())
+
+
+# ---- rebuilt queries -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_new_tokens": 4},
+        {"max_new_tokens": 3, "continuation_units": False},
+        {"unit": "word", "max_new_tokens": 4},
+        {"unit": [(0, 5), (7, 12)]},
+        {"target": "😀 x", "unit": "sentence"},
+        {"target": " plays the violin", "foil": " plays the vest"},
+        {"target": " plays the violin", "foil": " sings"},
+    ],
+    ids=str,
+)
+def test_a_rebuilt_query_is_the_query(options):
+    lm, att = attributed(prompt="The quick 🦊 sings. He runs", **options)
+    built = build_query(lm, "The quick 🦊 sings. He runs", **options)
+    for field in dataclasses.fields(built):
+        assert getattr(rebuild_query(lm, att), field.name) == getattr(built, field.name), field.name
+
+
+def test_a_query_is_rebuilt_from_a_file_and_from_coarser_units(tmp_path):
+    lm, att = attributed(max_new_tokens=3)
+    att.save(tmp_path / "a.json")
+    assert rebuild_query(lm, noiser.Attribution.load(tmp_path / "a.json")).rows == rebuild_query(lm, att).rows
+    words = att.aggregate("word")
+    assert rebuild_query(lm, words).units == words.units
+    assert rebuild_query(lm, words).token_ids.tolist() == rebuild_query(lm, att).token_ids.tolist()
+
+
+def test_other_tokens_are_an_error():
+    lm, att = attributed()
+    other = noiser.wrap(lm.model, tiny_tokenizer(bos=False))
+    with pytest.raises(noiser.errors.ParameterError, match="does not cut this text into the tokens"):
+        rebuild_query(other, att)
+    for change, message in [
+        ({"text": "x" + att.text[1:]}, "the prompt reads"),
+        ({"targets": (att.targets[0]._replace(text="other"),)}, "the targets read"),
+        ({"targets": (att.targets[0]._replace(token_id=99999),)}, "outside its vocabulary"),
+        ({"units": (att.units[0]._replace(token_indices=(70,)), *att.units[1:])}, "none at 70"),
+    ]:
+        with pytest.raises(noiser.errors.ParameterError, match=message):
+            rebuild_query(lm, dataclasses.replace(att, **change))
+
+
+def test_another_model_with_the_same_tokens_is_fine():
+    _, att = attributed("llama")
+    assert noiser.metrics.soft_scores(tiny("gemma3"), att, masks=1).soft_nc >= 0
+
+
+# ---- hard erasure --------------------------------------------------------------------------------------------------
+
+
+def probability(lm, att, target, erased):
+    query = build_query(lm, att.prompt, max_new_tokens=len(att.targets))
+    keep = {p: 0.0 for unit in erased for p in att.units[unit].token_indices}
+    p = reference.distribution(lm, query.token_ids, query.prompt_tokens - 1 + target, keep)
+    return float(p[att.targets[target].token_id])
+
+
+def order_of(att, target):
+    valid = [u for u in range(len(att.units)) if not att.scores[target, u].isnan()]
+    return sorted(valid, key=lambda u: (-float(att.scores[target, u]), u))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 2}, {"unit": "word"}], ids=str)
+def test_sufficiency_and_comprehensiveness_equal_the_reference(options):
+    lm, att = attributed("gemma3", **options)
+    found = erasure_scores(lm, att)
+    for target in range(len(att.targets)):
+        order = order_of(att, target)
+        clean = probability(lm, att, target, [])
+        for i, share in enumerate((0.01, 0.05, 0.1, 0.2, 0.5)):
+            count = math.ceil(share * len(order) - 1e-9)
+            without, only = probability(lm, att, target, order[:count]), probability(lm, att, target, order[count:])
+            assert float(found.comprehensiveness_drops[target, i]) == pytest.approx(clean - without, abs=1e-5)
+            assert float(found.sufficiency_drops[target, i]) == pytest.approx(clean - only, abs=1e-5)
+    assert found.sufficiency == pytest.approx(float(found.sufficiency_drops.mean()))
+
+
+def test_all_units_suffice_and_all_units_are_everything():
+    lm, att = attributed()
+    found = erasure_scores(lm, att, shares=(1.0,))
+    assert found.sufficiency == pytest.approx(0, abs=1e-6)
+    everything = probability(lm, att, 0, []) - probability(lm, att, 0, range(len(att.units)))
+    assert found.comprehensiveness == pytest.approx(everything, abs=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 20])
+def test_curves_equal_the_reference(steps):
+    lm, att = attributed("llama", max_new_tokens=2)
+    found = erasure_curves(lm, att, steps=steps)
+    areas = []
+    for target in range(len(att.targets)):
+        order = order_of(att, target)
+        counts = [round(float(share) * len(order)) for share in found.shares[target]]
+        assert len(counts) == min(steps, len(order)) + 1
+        assert (counts[0], counts[-1]) == (0, len(order))
+        deletion = [probability(lm, att, target, order[:count]) for count in counts]
+        insertion = [probability(lm, att, target, order[count:]) for count in counts]
+        assert found.deletion[target].tolist() == pytest.approx(deletion, abs=1e-5)
+        assert found.insertion[target].tolist() == pytest.approx(insertion, abs=1e-5)
+        areas.append(np.trapezoid(deletion, [count / len(order) for count in counts]))
+    assert found.deletion_area == pytest.approx(float(np.mean(areas)), abs=1e-5)
+    drops = [float((curve[0] - curve[1:]).mean()) for curve in found.deletion]
+    assert found.aopc == pytest.approx(sum(drops) / 2)
+
+
+def test_equal_scores_go_in_order_of_the_text():
+    lm, att = attributed()
+    by_position = torch.arange(len(att.units), 0, -1.0)
+    one, other = erasure_curves(lm, with_scores(att, 1.0)), erasure_curves(lm, with_scores(att, by_position))
+    assert torch.equal(one.deletion[0], other.deletion[0])
+
+
+# ---- localisation --------------------------------------------------------------------------------------------------
+
+
+def test_localisation_by_hand():
+    _, att = attributed(prompt="The quick fox sings", unit="word")
+    assert [unit.text for unit in att.units] == ["The", " quick", " fox", " sings"]
+    att = with_scores(att, [1.0, 3.0, -2.0, 4.0])
+    found = localisation(att, {"animal": [(10, 13)], "manner": [(4, 9), (0, 1)]})
+    assert {name: found.share(name) for name in found.shares} == pytest.approx(
+        {"animal": 0, "manner": 0.5, "rest": 0.5}
+    )
+    assert found.units == {"animal": (2,), "manner": (0, 1), "rest": (3,)}
+    assert found.uniform["manner"].tolist() == [0.5]
+    by_size = localisation(att, {"animal": [(9, 13)]}, "abs_sum")  # the space is not visible and belongs to no name
+    assert by_size.share("animal") == pytest.approx(0.2)
+    assert by_size.share("rest") == pytest.approx(0.8)
+
+
+def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
+    _, att = attributed(prompt="The quick fox sings", unit="word", max_new_tokens=3)
+    found = localisation(att, {"a": [(0, 6)], "b": [(6, 13)]})
+    assert found.units["a"] == (0,)
+    assert found.units["b"] == (1, 2)
+    totals = sum(found.shares.values())
+    assert totals.tolist() == pytest.approx([1] * len(att.targets))
+    assert float(found.uniform["a"][0]) == pytest.approx(1 / 4)
+    assert float(found.uniform["a"][-1]) == pytest.approx(1 / int((~att.scores[-1].isnan()).sum()))
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ({}, "There are no spans"),
+        ({"rest": [(0, 3)]}, "expected another name"),
+        ({"a": [(3, 3)]}, "is empty or leaves"),
+        ({"a": [(0, 300)]}, "leaves the text"),
+        ({"a": [(0, 5)], "b": [(4, 9)]}, "overlaps"),
+        ({"a": [(3, 4)]}, "hold no word"),
+    ],
+)
+def test_spans_that_cannot_be_found(spans, message):
+    _, att = attributed(prompt="The quick fox sings", unit="word")
+    with pytest.raises(noiser.errors.UnitError, match=message):
+        localisation(att, spans)
+
+
+# ---- stability -----------------------------------------------------------------------------------------------------
+
+
+def kendall(x, y):
+    """τ-b over all pairs."""
+    pairs = [
+        (a - c, b - d) for i, (a, b) in enumerate(zip(x, y, strict=True)) for c, d in list(zip(x, y, strict=True))[:i]
+    ]
+    agreement = sum(np.sign(a) * np.sign(b) for a, b in pairs)
+    return agreement / math.sqrt(sum(a != 0 for a, _ in pairs) * sum(b != 0 for _, b in pairs))
+
+
+def rank(values):
+    return [sum(w < v for w in values) + (sum(w == v for w in values) + 1) / 2 for v in values]
+
+
+def test_stability_equals_the_reference():
+    lm, a = attributed(max_new_tokens=3)
+    b = noiser.attribute(lm, PROMPT, method=FAST, max_new_tokens=3, seed=1)
+    found = stability(a, b)
+    for target in range(len(a.targets)):
+        valid = ~a.scores[target].isnan()
+        x, y = a.scores[target][valid].tolist(), b.scores[target][valid].tolist()
+        assert float(found.spearmans[target]) == pytest.approx(np.corrcoef(rank(x), rank(y))[0, 1])
+        assert float(found.kendalls[target]) == pytest.approx(kendall(x, y))
+    assert found.spearman == pytest.approx(float(found.spearmans.mean()))
+    assert stability(a, a).kendall == pytest.approx(1)
+    assert stability(a, with_scores(a, -a.scores)).spearman == pytest.approx(-1)
+
+
+def test_stability_has_no_value_for_constant_scores_and_other_questions():
+    lm, att = attributed()
+    assert math.isnan(stability(att, with_scores(att, 1.0)).spearman)
+    for other in (
+        noiser.attribute(lm, "The quick fox", method=FAST),
+        noiser.attribute(lm, PROMPT, method=FAST, unit="word"),
+        noiser.attribute(lm, PROMPT, method=FAST, target=5),
+    ):
+        with pytest.raises(noiser.errors.ParameterError, match="different"):
+            stability(att, other)
+
+
+# ---- bootstrap -----------------------------------------------------------------------------------------------------
+
+
+def test_the_score_is_the_sum_of_two_log_ratios():
+    ns, nc, random_ns, random_nc = [0.02, 0.04], [0.5, 0.7], [0.01, 0.02], [0.3, 0.3]
+    found = faithfulness_score(ns, nc, random_ns, random_nc)
+    assert found.value == pytest.approx(math.log(0.03 / 0.015) + math.log(0.6 / 0.3))
+    assert found.n == 2
+    assert log_ratio(ns, random_ns).value == pytest.approx(math.log(2))
+    assert faithfulness_score(ns, nc, ns, nc).value == 0  # of a method with itself, and its interval
+    assert faithfulness_score(ns, nc, ns, nc).low == faithfulness_score(ns, nc, ns, nc).high == 0
+
+
+def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for repetition in range(60):
+        values = rng.exponential(size=40)
+        found = estimate(mean, values.tolist(), seed=repetition, confidence=0.9)
+        assert found.low < found.value < found.high
+        hits += found.low <= 1 <= found.high
+    assert 46 <= hits <= 59
+
+
+def test_pairs_are_drawn_together():
+    rng = np.random.default_rng(0)
+    shared = rng.normal(size=50) * 10
+    a, b = shared + 1 + 0.1 * rng.normal(size=50), shared
+    found = estimate(mean_gap, a.tolist(), b.tolist())
+    assert found.value == pytest.approx(1, abs=0.1)
+    assert found.high - found.low < 0.2  # unpaired it would be several
+
+
+def test_bootstrap_repeats_with_its_seed():
+    values = [0.1, 0.5, 0.2, 0.9, 0.3]
+    assert estimate(mean, values, seed=3) == estimate(mean, values, seed=3)
+    assert estimate(mean, values, seed=3) != estimate(mean, values, seed=4)
+
+
+def test_what_is_not_defined_is_nan_with_a_reason():
+    zero = log_ratio([0.0, 0.0], [0.1, 0.2])
+    assert math.isnan(zero.value)
+    assert "zero or negative" in zero.reason
+    assert math.isnan(log_ratio([0.1, 0.2], [0.0, 0.0]).value)
+    assert math.isnan(log_ratio([-0.1, 0.05], [0.1, 0.1]).value)
+    one = log_ratio([0.2], [0.1])
+    assert one.value == pytest.approx(math.log(2))
+    assert math.isnan(one.low)
+    assert "one prompt" in one.reason
+    none = estimate(mean, [math.nan])
+    assert (none.n, math.isnan(none.value)) == (0, True)
+    assert "no prompt" in none.reason
+    some = estimate(mean, [1.0, math.nan, 3.0])
+    assert (some.value, some.n) == (2, 2)
+    assert "1 of 3 prompts have no value" in some.reason
+    constant = estimate(mean, [2.0, 2.0, 2.0])
+    assert (constant.low, constant.high) == (2, 2)
+
+
+def test_resamples_that_are_not_defined_are_counted():
+    found = log_ratio([0.0, 0.0, 0.3], [0.1, 0.1, 0.1])
+    assert math.isfinite(found.low)
+    assert "undefined resamples" in found.reason
+
+
+def test_columns_must_fit():
+    with pytest.raises(noiser.errors.ParameterError, match=r"\[1, 2\] numbers"):
+        estimate(mean_gap, [1.0], [1.0, 2.0])
+    with pytest.raises(noiser.errors.ParameterError, match="confidence is 95"):
+        estimate(mean, [1.0, 2.0], confidence=95)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 5))
+def test_estimates_never_crash(values, seed):
+    found = log_ratio(values, values[::-1], seed=seed)
+    assert found.n == len(values)
+    assert math.isfinite(found.value) or found.reason
+
+
+# ---- registry ------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_says_how_to_read_its_numbers():
+    for name in METRICS.names():
+        entry = METRICS.get(name)
+        metric = entry.factory()
+        assert entry.summary
+        assert (metric.measure is None) != (metric.measure_all is None)
+        assert metric.summaries or metric.others
+        for summary in metric.summaries.values():
+            scale = summary.scale
+            assert scale.low < scale.high
+            assert scale.meaning
+            assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
