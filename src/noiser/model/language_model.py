@@ -101,11 +101,11 @@ class LanguageModel:
         Gemma's is sqrt(d); most models' is 1. Noise and masks are applied to rows of the table, so that they mean
         the same in every family: what is fed to the model is `scale * (row + noise)`.
         """
-        table = _table_of(self._embedding)
-        if table.device.type == "meta":
-            return 1.0
-        ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
-        with torch.no_grad():
+        from accelerate.utils import align_module_device
+
+        with torch.no_grad(), align_module_device(self._embedding):  # a table that is offloaded is brought in
+            table = _table_of(self._embedding)
+            ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
             rows, out = table[ids].double(), self._embedding(ids).double()
         if rows.shape != out.shape or not rows.any():
             return 1.0
