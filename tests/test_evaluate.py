@@ -1,0 +1,256 @@
+"""`noiser.evaluate`: every kind of example, what is skipped, intervals, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+import noiser
+from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matched, soft_scores
+from noiser.metrics.bootstrap import mean
+from noiser.metrics.catalog import Summary
+from tiny import tiny
+
+FAST = noiser.Noiser(samples=2, bounding=0.5)
+PROMPTS = [
+    "The quick fox sings near the river",
+    "A teacher in the village plays the violin",
+    "When it rains in the mountains",
+    "The trains to the coast run late and the children sing",
+    "Near the bank of the river a brown dog",
+    "The lazy dog jumps over the teacher",
+]
+
+
+def evaluated(examples=PROMPTS, metrics="soft_scores", **options):
+    return noiser.evaluate(tiny("llama"), examples, metrics=metrics, **({"method": FAST, "masks": 2} | options))
+
+
+def test_numbers_are_those_of_the_metrics_alone():
+    lm, found = tiny("llama"), evaluated(metrics=["soft_scores", "mass_matched"])
+    rows = found.rows
+    for index, prompt in enumerate(PROMPTS):
+        att = noiser.attribute(lm, prompt, method=FAST, seed=index)
+        alone = soft_scores(lm, att, masks=2)
+        assert rows.loc[index, "soft_ns"] == pytest.approx(alone.soft_ns, abs=1e-6)
+        assert rows.loc[index, "soft_nc"] == pytest.approx(alone.soft_nc, abs=1e-6)
+        curves = mass_matched(lm, att, masks=2)
+        assert rows.loc[index, "area"] == pytest.approx(curves.method.area, abs=1e-5)
+        assert rows.loc[index, "random_area"] == pytest.approx(curves.references["random"].area, abs=1e-5)
+        assert rows.loc[index, "ns@0.7"] == pytest.approx(float(curves.method.soft_ns[3]), abs=1e-5)
+    columns = [rows[name].tolist() for name in ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")]
+    assert found["faithfulness"] == faithfulness_score(*columns)
+    assert found["area_minus_random"].value == pytest.approx((rows["area"] - rows["random_area"]).mean())
+    assert found["faithfulness"].n == len(PROMPTS)
+
+
+def test_faithfulness_gives_scores_log_ratios_and_curves():
+    found = evaluated(PROMPTS[:2], "faithfulness")
+    assert {
+        "soft_ns", "soft_nc", "log_ratio_ns", "log_ratio_nc", "faithfulness", "area", "area_minus_random",
+        "area_minus_permuted", "rank_area", "rank_area_minus_random",
+    } <= set(found.summary().index)  # fmt: skip
+    assert not found.skipped
+
+
+def test_random_scores_have_no_signal():
+    found = evaluated(PROMPTS * 3, "faithfulness", method="random", masks=3)
+    for name in ("faithfulness", "log_ratio_ns", "log_ratio_nc", "area_minus_random", "area_minus_permuted"):
+        assert found[name].low <= 0 <= found[name].high, name
+    assert found["rank_area_minus_random"].low <= 0 <= found["rank_area_minus_random"].high
+
+
+def test_every_kind_of_example():
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPTS[0], method="occlusion", max_new_tokens=2)
+    record = SimpleNamespace(prompt=PROMPTS[1], target=" violin", spans={"who": [(2, 9)]})
+    found = evaluated([PROMPTS[0], att, record], ["soft_scores", "localisation"])
+    assert found.rows["method"].tolist() == ["noiser@1", "occlusion@1", "noiser@1"]
+    assert found.rows.loc[1, "target"] == "".join(target.text for target in att.targets)
+    assert found.rows.loc[2, "target"] == " violin"
+    assert 0 <= found["share_who"].value <= 1
+    assert found["share_who"].value + found["share_rest"].value == pytest.approx(1)
+    assert found["share_who"].n == 1
+    assert [skipped.metric for skipped in found.skipped] == ["localisation@1", "localisation@1"]
+    for single in (PROMPTS[0], att, record):
+        assert len(evaluated(single).records) == 1
+    chat = [{"role": "user", "content": "hi"}]
+    assert len(evaluated(chat).records) == 1  # one chat, which this tokenizer has no template for
+    assert "template" in evaluated([chat, PROMPTS[0]]).skipped[0].error
+
+
+def test_nothing_is_left_out_silently():
+    found = evaluated([PROMPTS[0], "", PROMPTS[1], "x" * 2000], ["soft_scores", "stability"])
+    assert [skipped.example for skipped in found.skipped] == [1, 3]
+    assert [skipped.metric for skipped in found.skipped] == [None, None]
+    assert "PromptError" in found.skipped[0].error
+    assert len(found.rows) == 4
+    assert found.rows["error"].astype(bool).tolist() == [False, True, False, True]
+    assert math.isnan(found.rows.loc[1, "soft_ns"])
+    assert found["soft_nc"].n == 2
+    assert "2 of 4 prompts have no value" in found["soft_nc"].reason
+    assert "Skipped: 2" in str(found)
+    assert "prompt 1" in str(found)
+
+
+def test_a_metric_that_fails_takes_nothing_else_with_it(monkeypatch):
+    def fails(case):
+        if case.att.text.startswith("A teacher"):
+            raise ZeroDivisionError("broken")
+        return {"thing": 1.0}
+
+    metric = Metric(measure=fails, summaries={"thing": Summary(mean, ("thing",), Scale(0, 1, None, True, "a thing"))})
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
+    monkeypatch.setattr(METRICS, "_newest", dict(METRICS._newest))
+    METRICS.register("thing", lambda: metric, summary="a thing")
+    found = evaluated(PROMPTS[:3], ["thing", "soft_scores"])
+    assert found["thing"].n == 2
+    assert found["soft_nc"].n == 3
+    assert found.skipped == ((1, PROMPTS[1], "thing@1", "ZeroDivisionError: broken"),)
+
+
+def test_stability_runs_again_and_attributions_cannot():
+    found = evaluated(PROMPTS[:2], "stability")
+    assert -1 <= found["spearman"].value < 1
+    att = noiser.attribute(tiny("llama"), PROMPTS[0], method=FAST)
+    assert "cannot be made again" in evaluated([att], "stability").skipped[0].error
+
+
+def test_two_methods_are_compared_prompt_by_prompt():
+    one, other = evaluated(), evaluated(method="occlusion")
+    gap = one.minus(other)
+    assert gap["faithfulness"].value == pytest.approx(one["faithfulness"].value - other["faithfulness"].value)
+    assert gap["soft_nc"].value == pytest.approx(one["soft_nc"].value - other["soft_nc"].value)
+    assert gap["faithfulness"].n == len(PROMPTS)
+    same = one.minus(one)["faithfulness"]
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+    with pytest.raises(noiser.errors.ParameterError, match="different prompts"):
+        one.minus(evaluated(PROMPTS[:2]))
+
+
+def test_it_repeats_with_its_seed():
+    one, other, third = evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2], seed=5)
+    pd.testing.assert_frame_equal(one.rows, other.rows)
+    assert one.estimates == other.estimates
+    assert one["soft_nc"].value != third["soft_nc"].value
+
+
+def test_authors_profile_scores_special_tokens_and_draws_one_mask():
+    found = evaluated(PROMPTS[:2], method="noiser", profile="authors", masks=None)
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPTS[0], method=noiser.Noiser(profile="authors"))
+    assert found.rows.loc[0, "units"] == len(att.units)
+    assert found.rows.loc[0, "soft_nc"] == pytest.approx(soft_scores(lm, att, profile="authors").soft_nc, abs=1e-5)
+    assert "profile authors" in str(found)
+
+
+def test_saved_and_shown(tmp_path):
+    found = evaluated(["<script>alert(1)</script> The quick fox", ""])
+    found.save(tmp_path / "e.json")
+    data = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
+    assert (data["format"], data["schema"]) == ("noiser.evaluation", 1)
+    assert data["rows"][0]["soft_nc"] == found.records[0]["soft_nc"]
+    assert data["skipped"][0]["example"] == 1
+    assert data["settings"]["masks"] == 2
+    assert {line["number"] for line in data["summary"]} == set(found.estimates)
+    html = evaluated([SimpleNamespace(prompt="")] * 2)._repr_html_() + found.to_html()
+    assert "<script>" not in html
+    assert "faithfulness" in html
+
+
+def test_progress_and_wrong_arguments(unchecked):
+    seen = []
+    evaluated(PROMPTS[:3], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    for options, message in [
+        ({"metrics": "faithfullness"}, "Did you mean 'faithfulness'"),
+        ({"metrics": []}, "metrics is empty"),
+        ({"method": "noisr"}, "Did you mean"),
+        ({"masks": 0}, "masks is 0"),
+        ({"confidence": 95}, "confidence is 95"),
+        ({"rates": (0.5,)}, "rates is"),
+        ({"examples": 3}, "expected texts, chats"),
+        ({"examples": [3]}, "Example 0 is a int"),
+    ]:
+        with pytest.raises(noiser.NoiserError, match=message):
+            evaluated(**({"examples": PROMPTS[:1]} | options))
+    with pytest.raises(noiser.errors.ParameterError, match="There is no number 'fidelity'"):
+        evaluated(PROMPTS[:1])["fidelity"]
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(monkeypatch):
+    from typer.testing import CliRunner
+
+    import noiser.model
+    from noiser.cli import app
+
+    monkeypatch.setattr(noiser.model, "load_model", lambda *args, **options: tiny("llama"))
+
+    def run(*arguments, stdin=None):
+        return CliRunner().invoke(app, ["evaluate", *arguments], input=stdin)
+
+    return run
+
+
+def test_the_command(command, tmp_path):
+    quick = ("--metrics", "soft_scores,erasure", "--masks", "2", "--method", "occlusion")
+    shown = command(*PROMPTS[:2], *quick)
+    assert shown.exit_code == 0, shown.output
+    assert "occlusion@1" in shown.output
+    assert "comprehensiveness" in shown.output
+    lines = command("-", "--limit", "2", "--format", "json", *quick, stdin="\n".join(["", *PROMPTS]))
+    data = json.loads(lines.stdout)
+    assert [row["prompt"] for row in data["rows"]] == PROMPTS[:2]
+    command(PROMPTS[0], "--format", "html", "-o", str(tmp_path / "e.html"), *quick)
+    assert "<table>" in (tmp_path / "e.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PROMPTS[0], "--metrics", "fidelity"), "Unknown metric 'fidelity'"),
+        (("-",), "There is no prompt"),
+        ((PROMPTS[0], "--metrics", ","), "metrics is empty"),
+    ],
+)
+def test_the_command_refuses(command, arguments, message):
+    refused = command(*arguments)
+    assert refused.exit_code == 2
+    assert message in refused.output
+
+
+# ---- real models ---------------------------------------------------------------------------------------------------
+
+REAL_PROMPTS = [
+    "The capital of the country whose largest city is Sydney is",
+    "The author of the play about Romeo and Juliet is William",
+    "My brother moved to Tokyo last year, so now he lives in",
+    "The first president of the United States was George",
+    "Bees collect nectar from flowers to make",
+    "She plays the violin in the orchestra, and he plays the",
+    "In winter the lake is covered with a thick layer of",
+    "To open the locked door he turned the",
+]
+
+
+@pytest.mark.slow
+def test_the_numbers_make_sense_on_a_real_model(smol):
+    metrics = ["soft_scores", "mass_matched", "erasure"]
+    found = noiser.evaluate(smol, REAL_PROMPTS, "noiser_relative", metrics, masks=3)
+    random = noiser.evaluate(smol, REAL_PROMPTS, "random", metrics, masks=3)
+    assert not found.skipped
+    assert 0 < found["soft_ns"].value < 0.2  # with a mass of 1 about 1/T of every embedding is kept
+    assert random["area"].value == pytest.approx(1.03, abs=0.12)
+    assert found["area"].value > random["area"].value
+    assert found["area_minus_random"].value > 0
+    assert found["comprehensiveness"].value > random["comprehensiveness"].value
+    assert random["faithfulness"].low <= 0 <= random["faithfulness"].high
+    assert random["area_minus_random"].low <= 0 <= random["area_minus_random"].high
