@@ -160,8 +160,8 @@ def test_standard_errors_equal_what_repeated_draws_show():
     lm = tiny("llama")
     for score in ("prob", "logprob", "hellinger"):
         runs = [
-            noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=64, bounding=0.2, score=score), seed=seed)
-            for seed in range(40)
+            noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=32, bounding=0.2, score=score), seed=seed)
+            for seed in range(30)
         ]
         spread = torch.stack([run.scores[0] for run in runs]).std(0)
         claimed = torch.stack([run.stderr[0] for run in runs]).mean(0)
