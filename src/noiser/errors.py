@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CacheError",
+    "DataError",
     "DependencyError",
     "JudgeError",
     "ModelError",
@@ -82,6 +83,10 @@ class NumericalError(NoiserError, ArithmeticError):
 
 class CacheError(NoiserError, OSError):
     """The folder of converted models cannot be written or read."""
+
+
+class DataError(NoiserError, OSError):
+    """A data set's file that cannot be fetched, found, written or read, or that is not the one expected."""
 
 
 class StoredFileError(NoiserError, ValueError):

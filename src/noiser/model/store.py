@@ -13,12 +13,12 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from noiser.cache import cache_root, only_process, sha256_of
 from noiser.errors import CacheError
 
 __all__ = ["FORMAT", "build_entry", "cache_root", "entry_path", "file_sha256", "is_whole", "sha256_of"]
@@ -29,25 +29,9 @@ FORMAT = 1
 _MANIFEST = "noiser.json"
 
 
-def cache_root() -> Path:
-    """The cache folder: `$NOISER_CACHE`, or the user's cache folder."""
-    chosen = os.environ.get("NOISER_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("noiser", appauthor=False)
-
-
 def entry_path(name: str, sha256: str) -> Path:
     """Where the entry made from the file with this hash belongs; `name` only makes it readable."""
     return cache_root() / "models" / f"{name}-{sha256[:24]}-v{FORMAT}"
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_sha256(path: Path) -> str:
@@ -99,7 +83,7 @@ def build_entry(entry: Path, build: Callable[[Path], dict[str, Any]], *, rebuild
     """
     with cache_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with _only_process(entry.with_name(entry.name + ".lock"), waiting_for=entry.name):
+        with only_process(entry.with_name(entry.name + ".lock"), waiting_for=entry.name):
             if not rebuild and is_whole(entry):
                 return
             partial = entry.with_name(f".{entry.name}.partial")
@@ -161,22 +145,6 @@ def _explain(code: int, needed: int | None) -> str:
 def _free(folder: Path) -> int:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(existing).free
-
-
-@contextmanager
-def _only_process(lock_path: Path, waiting_for: str) -> Generator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(lock_path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"noiser: another process is preparing {waiting_for}; waiting for it", file=sys.stderr, flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _seal(folder: Path, facts: dict[str, Any]) -> None:
