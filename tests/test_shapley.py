@@ -1,0 +1,243 @@
+"""Shapley values against all coalitions, each a whole sequence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import noiser
+from noiser.engine import Engine
+from noiser.methods.coalitions import Coalitions
+from noiser.methods.kernel_shap import draw_coalitions, shapley_regression
+from noiser.model import build_query
+from test_occlusion import predict
+from tiny import FAMILIES, tiny
+
+PROMPT = "The quick fox sings"
+
+
+def exact(values, units):
+    """Shapley's formula over all coalitions: values maps a frozenset of kept units to what is predicted."""
+    found = []
+    for u in range(units):
+        others = [v for v in range(units) if v != u]
+        total = 0.0
+        for size in range(units):
+            weight = math.factorial(size) * math.factorial(units - size - 1) / math.factorial(units)
+            for kept in map(frozenset, itertools.combinations(others, size)):
+                total += weight * (values[kept | {u}] - values[kept])
+        found.append(total)
+    return torch.tensor(found)
+
+
+def all_values(lm, att, row, value):
+    """Every coalition's value for one target, each from a whole sequence; and the units that the target sees."""
+    query = build_query(lm, att.prompt, max_new_tokens=len(att.targets), unit=att.unit)
+    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.rows[row]]
+    values = {}
+    for size in range(len(seen) + 1):
+        for kept in map(frozenset, itertools.combinations(range(len(seen)), size)):
+            gone = [i for k, u in enumerate(seen) if k not in kept for i in att.units[u].token_indices]
+            values[kept] = value(predict(lm, query.token_ids, query.rows[row], gone))
+    return values, seen
+
+
+def probability(token):
+    return lambda p: float(p[token])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernel_shap_with_all_coalitions_is_exact_in_every_family(family):
+    lm = tiny(family)
+    att = noiser.attribute(lm, PROMPT, method="kernel_shap")
+    values, seen = all_values(lm, att, 0, probability(att.targets[0].token_id))
+    assert att.info["exact"] == [True]
+    torch.testing.assert_close(att.scores[0].double(), exact(values, len(seen)).double(), atol=1e-5, rtol=0)
+
+
+def test_several_targets_and_words_are_exact_too():
+    lm = tiny("gemma3")
+    for unit in ("token", "word"):
+        att = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(samples=256), max_new_tokens=3, unit=unit)
+        for row, target in enumerate(att.targets):
+            values, seen = all_values(lm, att, row, probability(target.token_id))
+            torch.testing.assert_close(att.scores[row, seen], exact(values, len(seen)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_scores_and_foils(score):
+    lm, foil = tiny("llama"), 77
+    att = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(score=score), foil=foil)
+    value = (lambda p: float(p.log())) if score == "logprob" else float
+    token = att.targets[0].token_id
+    values, seen = all_values(lm, att, 0, lambda p: value(p[token]) - value(p[foil]))
+    torch.testing.assert_close(att.scores[0], exact(values, len(seen)), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", [noiser.KernelShap(samples=8), noiser.ShapleySampling(permutations=2)])
+def test_scores_sum_to_what_all_units_together_change(method):
+    for family in ("llama", "gemma3", "mamba"):
+        lm = tiny(family)
+        att = noiser.attribute(lm, "The quick fox sings in the rain", method=method, max_new_tokens=3)
+        query = build_query(lm, att.prompt, max_new_tokens=3)
+        for g, target in enumerate(att.targets):
+            gone = [i for unit in att.units for i in unit.token_indices if i <= query.rows[g]]
+            empty = predict(lm, query.token_ids, query.rows[g], gone)
+            gain = target.probability - float(empty[target.token_id])
+            assert float(att.scores[g].double().nansum()) == pytest.approx(gain, abs=2e-6)
+
+
+def test_sampled_orders_are_within_their_standard_errors():
+    lm = tiny("gemma3")
+    truth = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(samples=256), max_new_tokens=2).scores
+    runs = [
+        noiser.attribute(lm, PROMPT, method=noiser.ShapleySampling(permutations=12), max_new_tokens=2, seed=seed)
+        for seed in range(30)
+    ]
+    scores, stderr = (torch.stack([getattr(run, name) for run in runs]) for name in ("scores", "stderr"))
+    seen = ~truth.isnan()
+    z = ((scores.mean(0) - truth) / (scores.std(0) / len(runs) ** 0.5))[seen]
+    assert z.abs().max() < 4, z
+    ratio = stderr.mean(0)[seen] / scores.std(0)[seen]
+    assert ((ratio > 0.6) & (ratio < 1.6)).all(), ratio
+
+
+def test_antithetic_orders_lower_the_error():
+    """A game of pairs: what a unit adds depends on whether its partner came before; backwards it is the other way."""
+    from noiser.methods.shapley_sampling import _joining, _marginals
+
+    ranks = torch.rand(200, 6, generator=torch.Generator().manual_seed(0)).argsort(1)
+    ranks = torch.stack([ranks, 5 - ranks], dim=1)
+    kept = _joining(ranks.flatten(0, 1)).double()
+    values = (kept[..., 0] * kept[..., 1] + kept[..., 2] * kept[..., 3] + kept[..., 4]).unflatten(0, (200, 2))
+    marginals = _marginals(values, ranks)
+    assert marginals[:, 0].std(0)[0] > 0.4
+    torch.testing.assert_close(marginals.mean(1), torch.tensor([0.5, 0.5, 0.5, 0.5, 1.0, 0.0]).double().expand(200, 6))
+
+
+def test_one_permutation_has_no_standard_error():
+    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.ShapleySampling(permutations=1))
+    assert att.stderr.isnan().all()
+    assert att.scores.isfinite().all()
+
+
+def test_one_unit_gets_everything():
+    lm = tiny("llama")
+    for method in (noiser.KernelShap(), noiser.ShapleySampling(), noiser.Occlusion()):
+        att = noiser.attribute(lm, PROMPT, method=method, unit=[(0, len(PROMPT))])
+        assert att.scores.shape == (1, 1)
+        occlusion = noiser.attribute(lm, PROMPT, method="occlusion", unit=[(0, len(PROMPT))])
+        torch.testing.assert_close(att.scores, occlusion.scores, atol=1e-6, rtol=1e-5)
+
+
+# ---- coalitions ---------------------------------------------------------------------------------------------------
+
+
+def kernel(size, units):
+    """π of Lundberg and Lee, theorem 2, on the scale that larger games hand down."""
+    return math.factorial(size - 1) * math.factorial(units - size - 1) / math.factorial(units - 1)
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 4, 7, 10])
+def test_enough_samples_give_every_coalition_its_kernel_weight(units):
+    kept, weights = draw_coalitions(units, units, 2**units, torch.Generator())
+    assert len(kept) == len({tuple(row) for row in kept.tolist()}) == 2**units - 2
+    for row, weight in zip(kept, weights.tolist(), strict=True):
+        assert weight == pytest.approx(kernel(int(row.sum()), units))
+
+
+@pytest.mark.parametrize(("first", "units", "samples"), [(6, 6, 30), (4, 6, 10), (4, 6, 16), (1, 6, 2), (2, 4, 2)])
+def test_drawn_coalitions_have_the_kernel_as_their_mean(first, units, samples):
+    """Also where coalitions of the first target's game are continued to a later target's."""
+    generator, runs = torch.Generator().manual_seed(0), 1500
+    bits = 2 ** torch.arange(units)
+    total = torch.zeros(runs, 2**units, dtype=torch.float64)
+    for run in total:
+        kept, weights = draw_coalitions(first, units, samples, generator)
+        run.index_add_(0, (kept * bits).sum(1), weights)
+    for index in range(1, 2**units - 1):
+        expected = kernel(index.bit_count(), units)
+        error = float(total[:, index].std()) / runs**0.5
+        assert float(total[:, index].mean()) == pytest.approx(expected, abs=5 * error + 1e-9)
+
+
+def test_whole_sizes_come_first_and_the_rest_in_complements():
+    kept, weights = draw_coalitions(20, 20, 448, torch.Generator().manual_seed(0))
+    sizes = kept.sum(1)
+    assert len(kept) == 448
+    assert ((sizes[:40] == 1) | (sizes[:40] == 19)).all()
+    assert torch.equal(kept[40::2], ~kept[41::2])
+    assert float(weights.sum()) == pytest.approx(sum(20 / (s * (20 - s)) for s in range(1, 20)))
+
+
+def test_regression_gets_every_additive_game_right():
+    generator = torch.Generator().manual_seed(0)
+    kept, weights = draw_coalitions(12, 12, 60, generator)
+    truth = torch.randn(12, generator=generator, dtype=torch.float64)
+    found = shapley_regression(kept, kept.double() @ truth, weights, truth.sum())
+    torch.testing.assert_close(found, truth)
+
+
+def test_regression_with_few_coalitions_still_meets_the_sum():
+    kept, weights = draw_coalitions(30, 30, 4, torch.Generator().manual_seed(0))
+    found = shapley_regression(kept, torch.randn(len(kept), dtype=torch.float64), weights, torch.tensor(0.7).double())
+    assert found.isfinite().all()
+    assert float(found.sum()) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_a_target_inside_a_word_sees_the_word_whole(family):
+    """Its first token stands before the target, but the word is no unit of that target: it is kept for it."""
+    lm = tiny(family)
+    query = build_query(lm, PROMPT, target=" purple children", unit="word")
+    word = next(unit for unit in query.units if unit.text == " purple")
+    assert any(word.token_indices[0] <= row < word.token_indices[-1] for row in query.rows)
+    coalitions = Coalitions(Engine(lm, query), "zero", "prob")
+    kept = torch.tensor([[True], [False]]).expand(2, len(query.units))
+    for g, found in enumerate(coalitions.values(kept)[:, 1].tolist()):
+        gone = [i for unit in query.units if unit.token_indices[-1] <= query.rows[g] for i in unit.token_indices]
+        expected = predict(lm, query.token_ids, query.rows[g], gone)[query.target_ids[g]]
+        assert found == pytest.approx(float(expected), abs=2e-6)
+
+
+def test_a_coalition_is_run_once():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT, max_new_tokens=2)
+    engine = Engine(lm, query)
+    coalitions = Coalitions(engine, "zero", "prob")
+    everybody, nobody = torch.ones(3, len(query.units), dtype=bool), torch.zeros(5, len(query.units), dtype=bool)
+    coalitions.values(everybody)
+    assert engine.token_forwards == 0
+    coalitions.values(torch.cat([nobody, everybody]))
+    assert engine.token_forwards == query.rows[-1]
+    coalitions.values(nobody)
+    assert engine.token_forwards == query.rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: noiser.KernelShap(samples=1), "samples is 1; expected an integer of at least 2"),
+        (lambda: noiser.KernelShap(score="hellinger"), "Unknown score 'hellinger'"),
+        (lambda: noiser.KernelShap(baseline="zeroes"), "Did you mean 'zero'"),
+        (lambda: noiser.ShapleySampling(permutations=0), "permutations is 0; expected an integer of at least 1"),
+        (lambda: noiser.ShapleySampling(permutations=True), "permutations is True"),
+        (lambda: noiser.ShapleySampling(score="logp"), "Did you mean 'logprob'"),
+    ],
+)
+def test_parameters_outside_their_domain(make, message, unchecked):
+    with pytest.raises(noiser.NoiserError, match=message):
+        make()
+
+
+@pytest.mark.slow
+def test_the_name_and_the_sport_matter_most(gemma):
+    prompt = "LeBron James professionally plays the sport of"
+    kernel_shap = noiser.attribute(gemma, prompt, method="kernel_shap")
+    sampled = noiser.attribute(gemma, prompt, method="shapley_sampling")
+    assert kernel_shap.info["exact"] == [True]
+    assert {unit.text for unit in kernel_shap.top(2)} <= {"LeBron", "James", "sport"}
+    assert ((sampled.scores - kernel_shap.scores).abs() < 4.5 * sampled.stderr + 1e-5).all()
