@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from noiser.judges import PROMPTS, matches, parse_reply
 from noiser.judges.matching import normal_form
-from noiser.judges.prompts import PAPER_V1, TOP5_V1, prompt_for, render, words_as_data
+from noiser.judges.prompts import PAPER_V1, WORDS_V1, render, words_as_data
 
 ONE = [
     ("basketball", "basketball"),
@@ -234,9 +234,8 @@ def test_the_instruction_of_the_paper_is_word_for_word():
         "# Task:\nGiven a set of words extracted from a prompt for a completion task, return a single word as the most "
         "probable completion for the unseen prompt WITHOUT providing any explanation."
     )
-    assert set(PROMPTS) == {"paper-v1", "top5-v1"}
-    assert prompt_for(1) is PAPER_V1
-    assert prompt_for(5) is TOP5_V1
+    assert set(PROMPTS) == {"paper-v1", "top5-v1", "words-v1"}
+    assert render(WORDS_V1, ["LeBron", "plays"]) == "LeBron plays"
 
 
 HOSTILE = [

@@ -5,49 +5,69 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from noiser.errors import ParameterError
-from noiser.judges.parsing import parse_reply
-from noiser.judges.prompts import PAPER_V1, render
+from noiser.errors import ParameterError, UnknownNameError
+from noiser.judges.matching import normal_form
+from noiser.judges.parsing import Reading, parse_reply
+from noiser.judges.prompts import PAPER_V1, WORDS_V1, render
 from noiser.judges.protocol import JudgeRequest, Usage, Verdict
 from noiser.model.language_model import LanguageModel
 from noiser.model.quiet import quiet_transformers
 from noiser.model.text import encode
+from noiser.spans import word_spans
 
 __all__ = ["LocalJudge"]
 
-_COMPLETION = "\n\n# Completion:\n"
+Tokens = tuple[int, ...]
+
+_WORD_TOKENS = 8
+"""The longest word that a plain completion is waited for, in tokens."""
 
 
 class LocalJudge:
     """A model of one's own as the judge; the same replies every time.
 
-    It is asked for a single word with the paper's prompt: through its chat template if it has one, else as a text to
-    go on with, up to the end of the line. One answer is decoded greedily; several are the final beams of a beam
-    search, best first. The model is left as it was.
+    Style "chat" asks for a single word with the paper's prompt ("paper-v1"), through the model's chat template: one
+    answer is decoded greedily; five are the final beams of a beam search, best first. Style "plain" gives the words
+    alone as a text to go on with ("words-v1") and takes the first word of what follows: from the most probable first
+    token, or for five answers from the most probable ones that lead to different words, each continued greedily.
+
+    The model is left as it was. Replies do not depend on what else is judged.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        max_new_tokens: the longest reply.
+        style: "chat", "plain", or "auto": "chat" where the tokenizer has a chat template. Instruction-tuned models of
+            less than about a billion parameters often answer in sentences; "plain" can be the better judge there.
+        max_new_tokens: the longest reply of style "chat".
 
     Attributes:
         name: "local:" and the model's name.
 
     Raises:
-        ParameterError: `max_new_tokens` is below 1.
+        ParameterError: `max_new_tokens` is below 1, or "chat" without a chat template.
+        UnknownNameError: another style.
     """
 
-    def __init__(self, lm: LanguageModel, *, max_new_tokens: int = 16) -> None:
+    def __init__(
+        self, lm: LanguageModel, *, style: Literal["auto", "chat", "plain"] = "auto", max_new_tokens: int = 32
+    ) -> None:
+        if style not in ("auto", "chat", "plain"):
+            raise UnknownNameError("style", style, ("auto", "chat", "plain"))
         if max_new_tokens < 1:
             raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+        chats = bool(getattr(lm.tokenizer, "chat_template", None))
+        if style == "chat" and not chats:
+            raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
         self.lm, self.max_new_tokens = lm, max_new_tokens
-        self._chats = bool(getattr(lm.tokenizer, "chat_template", None))
+        self.style: Literal["chat", "plain"] = "chat" if chats and style != "plain" else "plain"
 
     def __repr__(self) -> str:
-        return f"LocalJudge({self.lm!r})"
+        return f"LocalJudge({self.lm!r}, style={self.style!r})"
 
     @property
     def name(self) -> str:
@@ -57,38 +77,78 @@ class LocalJudge:
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict a request, in order; equal requests are asked once.
 
-        Requests of equal length in tokens go through the model together, so that nothing is padded.
-
-        Raises:
-            PromptError: the words do not fit the model's context.
+        Requests of equal length in tokens go through the model together, so that nothing is padded. A request whose
+        words the model cannot read, because they are too many, is unscored.
         """
-        prompts = {request: self._prompt(request) for request in requests}
-        groups: dict[tuple[int, int], list[JudgeRequest]] = {}
-        tokens = {request: encode(self.lm.tokenizer, prompt).token_ids for request, prompt in prompts.items()}
-        for request, ids in tokens.items():
-            groups.setdefault((len(ids), request.count), []).append(request)
         verdicts: dict[JudgeRequest, Verdict] = {}
+        groups: dict[tuple[int, int], list[tuple[JudgeRequest, Tokens]]] = {}
+        room = self.max_new_tokens if self.style == "chat" else _WORD_TOKENS
+        for request in dict.fromkeys(requests):
+            tokens = self._encoded(request)
+            if tokens and len(tokens) + room <= (self.lm.context_length or len(tokens) + room):
+                groups.setdefault((len(tokens), request.count), []).append((request, tokens))
+            else:
+                problem = f"{len(tokens)} tokens do not fit the model" if tokens else "no words"
+                verdicts[request] = self._verdict(request, problem)
         for (length, count), members in groups.items():
-            size = max(1, self.lm.batch_tokens // ((length + self.max_new_tokens) * count))
+            size = max(1, self.lm.batch_tokens // ((length + room) * (count if count == 1 else 2 * count)))
             for start in range(0, len(members), size):
                 batch = members[start : start + size]
-                replies = self._generate([tokens[request] for request in batch], count)
-                for request, beams in zip(batch, replies, strict=True):
-                    verdicts[request] = self._verdict(request, length, beams)
+                ids = torch.tensor([tokens for _, tokens in batch], device=self.lm.device)
+                found = self._ask(ids, count) if self.style == "chat" else self._complete(ids, count)
+                for (request, _), verdict in zip(batch, found, strict=True):
+                    verdicts[request] = self._verdict(request, *verdict)
         return [verdicts[request] for request in requests]
 
-    def _prompt(self, request: JudgeRequest) -> Any:
-        text = render(PAPER_V1, request.words)
-        return [{"role": "user", "content": text}] if self._chats else text + _COMPLETION
+    def _encoded(self, request: JudgeRequest) -> Tokens:
+        if self.style == "chat":
+            chat = [{"role": "user", "content": render(PAPER_V1, request.words)}]
+            return encode(self.lm.tokenizer, chat).token_ids
+        text = render(WORDS_V1, request.words)
+        return encode(self.lm.tokenizer, text).token_ids if text.strip() else ()
 
-    def _generate(self, prompts: Sequence[tuple[int, ...]], count: int) -> list[list[tuple[int, ...]]]:
-        """For each prompt the tokens of `count` replies, best first, up to and including the one that ends them."""
-        ids = torch.tensor(prompts, device=self.lm.device)
-        options: dict[str, Any] = {"num_beams": count, "num_return_sequences": count}
-        if count > 1:
-            options |= {"early_stopping": False, "length_penalty": 1.0}
+    def _ask(self, ids: Int[Tensor, "batch length"], count: int) -> list[tuple[list[Reading], list[str], Usage]]:
+        """What the beams of each prompt say, best first."""
+        rows = self._generate(ids, self.max_new_tokens, beams=count)
+        found: list[tuple[list[Reading], list[str], Usage]] = []
+        for start in range(0, len(rows), count):
+            beams = rows[start : start + count]
+            replies = [self._decoded(beam) for beam in beams]
+            readings = [
+                parse_reply(reply, cut=beam[-1] not in self._ends) for reply, beam in zip(replies, beams, strict=True)
+            ]
+            found.append((readings, replies, Usage(ids.shape[1], sum(map(len, beams)))))
+        return found
+
+    def _complete(self, ids: Int[Tensor, "batch length"], count: int) -> list[tuple[list[Reading], list[str], Usage]]:
+        """The words that each text goes on with, most probable first token first."""
+        width = 1 if count == 1 else 2 * count  # several tokens may begin the same word, or none
+        with self.lm.running():
+            probabilities = self.lm.probabilities(self.lm.embed(ids), positions=[ids.shape[1] - 1])[:, 0]
+        firsts = probabilities.topk(min(width, probabilities.shape[-1])).indices.to(ids.device)
+        width = firsts.shape[1]
+        begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)
+        rest = self._generate(begun, _WORD_TOKENS - 1)
+        rows = [(int(first), *more) for first, more in zip(firsts.flatten(), rest, strict=True)]
+        found: list[tuple[list[Reading], list[str], Usage]] = []
+        for start in range(0, len(rows), width):
+            readings: dict[str, Reading] = {}
+            replies: dict[str, str] = {}
+            for row in rows[start : start + width]:
+                reply = self._decoded(row)
+                reading = _first_word(reply, self._decoded(row[:1]), cut=row[-1] not in self._ends)
+                word = normal_form("".join(reading.answers))
+                readings.setdefault(word, reading)
+                replies.setdefault(word, reply)
+            kept = sorted(readings, key=lambda word: not word)[:count]  # what holds no word comes last
+            usage = Usage(ids.shape[1], sum(map(len, rows[start : start + width])))
+            found.append(([readings[word] for word in kept], [replies[word] for word in kept], usage))
+        return found
+
+    def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
+        """The new tokens of `beams` rows a prompt, best first, up to and including the one that ends them."""
         with self.lm.running(), quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on settings of the model's own that greedy decoding does not use
+            warnings.simplefilter("ignore")  # about settings of the model's own that are not used here
             out = self.lm.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
@@ -97,46 +157,65 @@ class LocalJudge:
                 top_p=1.0,
                 top_k=50,
                 repetition_penalty=1.0,
+                num_beams=beams,
+                num_return_sequences=beams,
+                length_penalty=1.0,
+                early_stopping=False,
                 min_new_tokens=None,
-                max_new_tokens=self.max_new_tokens,
-                eos_token_id=sorted(self._ends),
-                pad_token_id=min(self._ends),
-                use_cache=True,
-                **options,
+                max_new_tokens=longest,
+                eos_token_id=sorted(self._ends) or None,
+                pad_token_id=min(self._ends, default=0),
+                return_dict_in_generate=False,
             )
-        new: list[list[int]] = out[:, ids.shape[1] :].tolist()
-        whole = [tuple(self._until_the_end(row)) for row in new]
-        return [whole[start : start + count] for start in range(0, len(whole), count)]
+        rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
+        ends = [next((at for at, token in enumerate(row) if token in self._ends), len(row) - 1) for row in rows]
+        return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
-    def _until_the_end(self, row: Sequence[int]) -> Sequence[int]:
-        end = next((at for at, token in enumerate(row) if token in self._ends), len(row) - 1)
-        return row[: end + 1]
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return self.lm.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        """Tokens that end a reply: the model's own, and line breaks where it does not know when a turn is over."""
-        declared = getattr(self.lm.model.generation_config, "eos_token_id", None)
+        """Tokens with which the model ends a text or its turn."""
+        declared: Any = getattr(self.lm.model.generation_config, "eos_token_id", None)
         ids = [*(declared if isinstance(declared, list) else [declared]), self.lm.tokenizer.eos_token_id]
-        ends = {i for i in ids if isinstance(i, int)}
-        if not self._chats or not ends:
-            names: dict[str, int] = self.lm.tokenizer.get_vocab()
-            ends |= {i for name, i in names.items() if "\n" in name or "Ċ" in name or name == "<0x0A>"}
-        return frozenset(i for i in ends if i < self.lm.vocabulary_size)
+        return frozenset(i for i in ids if isinstance(i, int) and i < self.lm.vocabulary_size)
 
-    def _verdict(self, request: JudgeRequest, length: int, beams: Sequence[tuple[int, ...]]) -> Verdict:
-        decode = self.lm.tokenizer.decode
-        replies = tuple(decode(list(beam), skip_special_tokens=True) for beam in beams)
-        readings = [
-            parse_reply(reply, cut=beam[-1] not in self._ends) for reply, beam in zip(replies, beams, strict=True)
-        ]
+    def _verdict(
+        self,
+        request: JudgeRequest,
+        found: Sequence[Reading] | str,
+        replies: Sequence[str] = (),
+        usage: Usage | None = None,
+    ) -> Verdict:
+        template = PAPER_V1 if self.style == "chat" else WORDS_V1
+        readings = [Reading((), found)] if isinstance(found, str) else found
         answers = tuple(dict.fromkeys(answer for reading in readings for answer in reading.answers))
         return Verdict(
             status="answered" if answers else "unscored",
             answers=answers,
             reason=None if answers else readings[0].problem,
-            prompt=render(PAPER_V1, request.words),
-            prompt_version=PAPER_V1.name,
-            replies=replies,
+            prompt=render(template, request.words),
+            prompt_version=template.name,
+            replies=tuple(replies),
             model=self.lm.identity.name,
-            usage=Usage(length, sum(map(len, beams))),
+            usage=usage,
         )
+
+
+def _first_word(text: str, first_token: str, *, cut: bool) -> Reading:
+    """The first word of a continuation, on its first line.
+
+    In scripts without spaces, where each character is a word, it is what the first token holds.
+    """
+    line = text.lstrip(" ").split("\n")[0]
+    words = [line[start:end].strip() for start, end in word_spans(line)]
+    at = next((at for at, word in enumerate(words) if normal_form(word)), None)
+    if at is None:
+        return Reading((), "no word in it" if text.strip() else "empty")
+    piece = first_token.strip()
+    if len(piece) > len(words[at]) and piece.startswith(words[at]):
+        return Reading((piece,), None)
+    if cut and at == len(words) - 1 and line == text.lstrip(" "):
+        return Reading((), "cut off")
+    return Reading((words[at],), None)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from noiser.errors import DependencyError, JudgeError, ParameterError
 from noiser.judges.ledger import Bill, Ledger, Prices
 from noiser.judges.parsing import parse_reply
-from noiser.judges.prompts import PromptTemplate, prompt_for, render
+from noiser.judges.prompts import PAPER_V1, TOP5_V1, PromptTemplate, render
 from noiser.judges.protocol import JudgeRequest, Usage, Verdict
 from noiser.judges.stored import AnswerStore, StoredAnswer, key_of
 from noiser.model.store import cache_root
@@ -163,7 +163,7 @@ class OpenAIJudge:
             return [_verdict(question, known[question.key], question.key in stored) for question in questions]
 
     def _question(self, request: JudgeRequest) -> _Question:
-        template = prompt_for(request.count)
+        template = TOP5_V1 if request.count > 1 else PAPER_V1
         prompt = render(template, request.words)
         body = {
             "base_url": _without_secrets(self.base_url),

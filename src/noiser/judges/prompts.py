@@ -7,9 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from noiser.errors import ParameterError, UnknownNameError
-
-__all__ = ["PAPER_V1", "PROMPTS", "TOP5_V1", "PromptTemplate", "prompt_for", "render", "words_as_data"]
+__all__ = ["PAPER_V1", "PROMPTS", "TOP5_V1", "WORDS_V1", "PromptTemplate", "render", "words_as_data"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,28 +51,26 @@ TOP5_V1 = PromptTemplate(
     source="Ours, after paper-v1. The paper takes five predictions from its judge and does not print their prompt.",
 )
 
-PROMPTS = {template.name: template for template in (PAPER_V1, TOP5_V1)}
+WORDS_V1 = PromptTemplate(
+    name="words-v1",
+    instruction="",
+    count=1,
+    source="Ours, for models that follow no instructions: the words alone, as a text to go on with.",
+)
+
+PROMPTS = {template.name: template for template in (PAPER_V1, TOP5_V1, WORDS_V1)}
+"""Every prompt by name."""
 
 _ESCAPED = re.compile("[<>\\[\\]\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def prompt_for(count: int, name: str | None = None) -> PromptTemplate:
-    """The prompt of this name, or the newest that asks for `count` answers.
-
-    Raises:
-        UnknownNameError: no such name. ParameterError: nothing asks for so many answers.
-    """
-    if name is not None and name not in PROMPTS:
-        raise UnknownNameError("judge prompt", name, PROMPTS)
-    found = [t for t in PROMPTS.values() if t.count == count and name in (None, t.name)]
-    if not found:
-        counts = sorted({t.count for t in PROMPTS.values()})
-        raise ParameterError(f"A judge was asked for {count} answers with prompt {name or 'any'!r}; expected {counts}.")
-    return found[-1]
-
-
 def render(template: PromptTemplate, words: Sequence[str]) -> str:
-    """The text of one user message: the instruction, then the words under a heading of their own."""
+    """The text of one user message: the instruction, then the words under a heading of their own.
+
+    Without an instruction, the words with spaces between them.
+    """
+    if not template.instruction:
+        return " ".join(words)
     return f"{template.instruction}\n\n# Words:\n{words_as_data(words)}"
 
 

@@ -18,11 +18,11 @@ class JudgeRequest:
 
     Attributes:
         words: the words, in the order of the prompt, without the whitespace around them.
-        count: how many answers are wanted, best first: 1 or 5.
+        count: how many answers are wanted, best first.
     """
 
     words: tuple[str, ...]
-    count: int = 1
+    count: Literal[1, 5] = 1
 
 
 class Usage(NamedTuple):

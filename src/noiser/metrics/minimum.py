@@ -1,0 +1,169 @@
+"""Minimum top-k%: how few words of highest score are enough for somebody else to say the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from noiser.attribution import Attribution
+from noiser.errors import UnknownNameError
+from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.metrics.words import ScoredWords, Status, Top, described, mean_of, scored_words, status_of, targets_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Minimum", "MinimumTopK", "minimum_top_k"]
+
+
+class Minimum(NamedTuple):
+    """One prompt's smallest sufficient share of words.
+
+    Attributes:
+        target: what should be said.
+        words: how many words the prompt has.
+        kept: how many were shown at the last success; 0 if there was none.
+        share: what counts, see `minimum_top_k`; None where it is not defined.
+        status: "correct" when a share was found, "wrong" when all words together did not suffice, "unscored" when a
+            reply could not be read before the judge failed.
+        verdicts: from all words downwards, up to the one that ended it.
+    """
+
+    target: str
+    words: int
+    kept: int
+    share: float | None
+    status: Status
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinimumTopK:
+    """Minimum top-k% over prompts.
+
+    Attributes:
+        rows: one a prompt, in their order.
+        top: 1: the judge's first answer counts; 5: any of five.
+        profile: "paper" or "authors".
+        judge: its name.
+    """
+
+    rows: tuple[Minimum, ...]
+    top: Top
+    profile: Literal["paper", "authors"]
+    judge: str
+
+    @property
+    def share(self) -> float:
+        """Mean share of words that the judge needs, over the prompts that have one; lower is better; NaN if none."""
+        return mean_of([row.share for row in self.rows if row.share is not None])
+
+    @property
+    def found(self) -> int:
+        """How many prompts have a share."""
+        return sum(row.share is not None for row in self.rows)
+
+    @property
+    def unanswerable(self) -> int:
+        """How many prompts the judge cannot complete with all words."""
+        return sum(row.status == "wrong" for row in self.rows)
+
+    @property
+    def unscored(self) -> int:
+        """How many prompts ended at a reply that could not be read."""
+        return sum(row.status == "unscored" for row in self.rows)
+
+    def to_dataframe(self) -> DataFrame:
+        """A row a prompt; reply and reason are those of the verdict that ended it."""
+        import pandas as pd
+
+        rows = [
+            {
+                **described(row.target, row.status, row.verdicts[-1]),
+                "words": row.words,
+                "kept": row.kept,
+                "share": row.share,
+                "asked": len(row.verdicts),
+            }
+            for row in self.rows
+        ]
+        return pd.DataFrame(rows)
+
+    def __str__(self) -> str:
+        return (
+            f"minimum top-k% (top-{self.top}, judge {self.judge}, profile {self.profile}): {100 * self.share:.1f}% of "
+            f"the words over {self.found} of {len(self.rows)} prompts; {self.unanswerable} not answerable with all "
+            f"words, {self.unscored} unscored"
+        )
+
+
+def minimum_top_k(
+    atts: Sequence[Attribution],
+    judge: Judge,
+    golds: Sequence[str | None] | None = None,
+    *,
+    top: Top = 1,
+    profile: Literal["paper", "authors"] = "paper",
+) -> MinimumTopK:
+    """From all words drops the one of lowest score, one by one, until the judge fails.
+
+    Profile "paper": the share kept at the last success, 1/n for a judge that never fails; a prompt that fails with
+    all words has none, and is counted as unanswerable. Profile "authors", as in the published script: the share
+    kept at the first failure, and 1 for a judge that never fails. In both, a reply that cannot be read is neither a
+    success nor a failure: it ends the prompt without a share, and is counted.
+
+    Each round goes to the judge at once, for all prompts that are still in it.
+
+    Args:
+        atts: as for `answerability`.
+        judge: as for `answerability`.
+        golds: as for `answerability`.
+        top: as for `answerability`.
+        profile: which share is recorded.
+
+    Raises:
+        Those of `answerability`; UnknownNameError for another profile.
+    """
+    if profile not in ("paper", "authors"):
+        raise UnknownNameError("profile", profile, ("paper", "authors"))
+    targets = targets_of(atts, golds, top)
+    cases = [scored_words(att, "none") for att in atts]
+    verdicts: list[list[Verdict]] = [[] for _ in cases]
+    going = list(range(len(cases)))
+    while going:
+        requests = [_without_lowest(cases[i], len(verdicts[i]), top) for i in going]
+        for i, verdict in zip(going, judge.judge(requests), strict=True):
+            verdicts[i].append(verdict)
+        going = [
+            i
+            for i in going
+            if status_of(verdicts[i][-1], targets[i], top) == "correct" and len(verdicts[i]) < len(cases[i].words)
+        ]
+    conclude: Callable[[str, int, Sequence[Verdict], Top], Minimum] = _paper if profile == "paper" else _authors
+    rows = [
+        conclude(target, len(case.words), found, top)
+        for target, case, found in zip(targets, cases, verdicts, strict=True)
+    ]
+    return MinimumTopK(rows=tuple(rows), top=top, profile=profile, judge=judge.name)
+
+
+def _without_lowest(case: ScoredWords, dropped: int, top: Top) -> JudgeRequest:
+    return JudgeRequest(tuple(case.words[i] for i in case.best(len(case.words) - dropped)), top)
+
+
+def _paper(target: str, words: int, verdicts: Sequence[Verdict], top: Top) -> Minimum:
+    last = status_of(verdicts[-1], target, top)
+    successes = len(verdicts) - (last != "correct")
+    kept = words - successes + 1 if successes else 0
+    if last == "unscored":
+        return Minimum(target, words, kept, None, "unscored", tuple(verdicts))
+    return Minimum(target, words, kept, kept / words or None, "correct" if kept else "wrong", tuple(verdicts))
+
+
+def _authors(target: str, words: int, verdicts: Sequence[Verdict], top: Top) -> Minimum:
+    found = _paper(target, words, verdicts, top)
+    if found.status == "unscored":
+        return found
+    failed = status_of(verdicts[-1], target, top) == "wrong"
+    return found._replace(share=(words - len(verdicts) + 1) / words if failed else 1.0)
