@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import metrics_reference as reference
 import noiser
+from noiser.attribution.normalize import normalize
 from noiser.metrics import keep_rates, mass_matched, soft_scores
 from noiser.metrics.references import permuted_scores, random_scores, ranks
 from noiser.metrics.soft import measure_soft_scores
@@ -126,6 +128,24 @@ def test_mass_matched_equals_the_reference(options):
     assert found.method.area_ns == pytest.approx(float(heights.mean()))  # one trapezoid
     assert found.method.area == pytest.approx(float(heights.mean() + found.method.soft_nc.mean()))
     assert found.advantage() == pytest.approx(found.method.area - found.references["random"].area)
+
+
+def test_the_worked_example_of_the_documentation():
+    from noiser.engine.distances import hellinger
+
+    whole, zero, retained, removed = (torch.tensor([p, 1 - p], dtype=torch.float64) for p in (0.8, 0.2, 0.5, 0.4))
+    d0, kept, left = (float(hellinger(whole, p)) for p in (zero, retained, removed))
+    assert [round(d, 3) for d in (d0, kept, left)] == [0.447, 0.227, 0.296]
+    ns, nc = (d0 - kept) / d0, left / d0
+    assert [round(x, 3) for x in (ns, nc)] == [0.493, 0.663]
+    score = noiser.metrics.faithfulness_score([ns], [nc], [0.3], [0.6]).value
+    assert round(score, 3) == 0.597
+    shares = [normalize(torch.tensor([6.0, 3, 1, -2]), kind).clamp(0, 1) for kind in ("sum", "positive", "abs_sum")]
+    assert [round(float(share.sum()), 2) for share in shares] == [1.25, 1, 0.83]
+    assert keep_rates(torch.tensor([6.0, 3, 1, -2]), 0.5).tolist() == [1, 0.75, 0.25, 0]
+    text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for number in ("0.447", "0.227", "0.296", "**0.493**", "**0.663**", "**0.597**", "**1, 0.75, 0.25, 0**"):
+        assert number in text
 
 
 # ---- known limits ---------------------------------------------------------------------------------------------------
