@@ -12,7 +12,7 @@ import pytest
 import noiser
 from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matched, soft_scores
 from noiser.metrics.bootstrap import mean
-from noiser.metrics.catalog import Summary
+from noiser.metrics.metric import Summary
 from tiny import tiny
 
 FAST = noiser.Noiser(samples=2, bounding=0.5)
@@ -180,6 +180,65 @@ def test_progress_and_wrong_arguments(unchecked):
             evaluated(**({"examples": PROMPTS[:1]} | options))
     with pytest.raises(noiser.errors.ParameterError, match="There is no number 'fidelity'"):
         evaluated(PROMPTS[:1])["fidelity"]
+
+
+class Parrot:
+    """A judge that says the first word it is shown, twice; nothing readable for a dog."""
+
+    name = "parrot"
+
+    def __init__(self):
+        self.asked = []
+
+    def judge(self, requests):
+        from noiser.judges import Verdict
+
+        self.asked.append(len(requests))
+        return [
+            Verdict(status="unscored", reason="barked")
+            if "dog" in request.words
+            else Verdict(status="answered", answers=(request.words[0], "x")[: request.count])
+            for request in requests
+        ]
+
+
+def test_answerability_asks_the_judge_for_all_prompts_at_once():
+    lm, judge = tiny("llama"), Parrot()
+    att = noiser.attribute(lm, "The quick fox sings", method=FAST)
+    best = att.aggregate("word").top(2)
+    first = min(best, key=lambda unit: unit.index).text
+    examples = [
+        SimpleNamespace(prompt=PROMPTS[0], target=" fox"),
+        SimpleNamespace(prompt="The quick fox sings", target=first),
+        "",
+        SimpleNamespace(prompt="dog", target=" dog"),
+        noiser.attribute(lm, PROMPTS[1], method=FAST, unit="sentence"),
+    ]
+    found = evaluated(examples, ["answerability", "minimum_top_k"], judge=judge, normalization="positive")
+    assert judge.asked[0] == 3  # not the empty one, not the one that has no words
+    assert [(skipped.example, skipped.metric) for skipped in found.skipped] == [
+        (2, None), (4, "answerability@1"), (4, "minimum_top_k@1"),
+    ]  # fmt: skip
+    rows = found.rows
+    assert rows.loc[3, "answerability_status"] == "unscored"
+    assert found["answerability_unscored"].value == pytest.approx(1 / 3)
+    assert found["answerability_rate"].n == 3
+    assert found["answerability_rate_scored"].n == 2
+    assert found["answerability_rate"].value == pytest.approx((rows["answerability_status"] == "correct").sum() / 3)
+    assert found.to_dict()["settings"]["judge"] == "parrot"
+    assert len(evaluated(PROMPTS[:1], "answerability_top5", judge=judge).records[0]["answerability_top5_answers"]) > 3
+
+
+def test_a_judge_that_breaks_is_in_the_result():
+    class Broken(Parrot):
+        def judge(self, requests):
+            raise ConnectionError("no network")
+
+    found = evaluated(PROMPTS[:2], ["answerability", "soft_scores"], judge=Broken())
+    assert [skipped.error for skipped in found.skipped] == ["ConnectionError: no network"] * 2
+    assert found["soft_nc"].n == 2
+    with pytest.raises(noiser.errors.ParameterError, match="answerability@1 has no judge"):
+        evaluated(PROMPTS[:2], "answerability")
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import Estimate, estimate
-from noiser.metrics.catalog import Summary
+from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity, Prompt
 
 if TYPE_CHECKING:

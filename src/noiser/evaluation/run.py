@@ -12,9 +12,10 @@ from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, attribute, make_method
 from noiser.metrics.bootstrap import mean
-from noiser.metrics.catalog import METRICS, Case, Metric, Summary
+from noiser.metrics.catalog import METRICS
 from noiser.metrics.checks import check_count, check_shares
 from noiser.metrics.mass_matched import RATES
+from noiser.metrics.metric import Case, Measured, Metric, Summary
 from noiser.model import LanguageModel
 from noiser.types import Unit
 
@@ -55,8 +56,7 @@ def evaluate(
         max_new_tokens: tokens of the continuation to explain where an example has no target.
         seed: of masks, random references and intervals; example i is attributed with seed + i.
         masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
-        normalization: how scores become shares; None for each metric's own ("sum" for soft scores, "positive" for
-            localisation and answerability).
+        normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
         rates: of the mass-matched curves.
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
@@ -179,7 +179,10 @@ class _Run:
             try:
                 found = metric.measure_all([case for _, case in self._together])
                 for (row, _), columns in zip(self._together, found, strict=True):
-                    self._fill(row, metric, columns)
+                    if isinstance(columns, Exception):
+                        self._skip(row, name, columns)
+                    else:
+                        self._fill(row, metric, columns)
             except Exception as error:
                 for row, _ in self._together:
                     self._skip(row, name, error)
@@ -198,7 +201,7 @@ class _Run:
             **self.settings,
         )
 
-    def _fill(self, row: dict[str, Any], metric: Metric, columns: Mapping[str, float]) -> None:
+    def _fill(self, row: dict[str, Any], metric: Metric, columns: Measured) -> None:
         row |= columns
         if metric.others is not None:
             named = {column for summary in metric.summaries.values() for column in summary.columns}

@@ -1,113 +1,25 @@
-"""Every metric by name: what it measures on a prompt, how prompts are summed up, and how to read the numbers."""
+"""The metrics that come with the package, by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from noiser.attribution import Attribution
 from noiser.errors import ParameterError
-from noiser.metrics.bootstrap import Statistic, log_mean_ratio, mean, mean_gap, summed_log_ratios
+from noiser.metrics.bootstrap import log_mean_ratio, mean, mean_gap, summed_log_ratios
 from noiser.metrics.erasure import measure_erasure_curves, measure_erasure_scores
+from noiser.metrics.judged import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
 from noiser.metrics.localisation import localisation
-from noiser.metrics.mass_matched import RATES, By, Reference, measure_mass_matched
+from noiser.metrics.mass_matched import By, Reference, measure_mass_matched
+from noiser.metrics.metric import Case, Metric, Scale, Summary
 from noiser.metrics.references import random_scores
 from noiser.metrics.soft import measure_soft_scores
 from noiser.metrics.stability import stability
-from noiser.metrics.subject import Profile, Subject
-from noiser.model import LanguageModel
 from noiser.registry import Registry
 
-__all__ = ["METRICS", "Case", "Metric", "Scale", "Summary"]
-
-
-class Scale(NamedTuple):
-    """How to read a number.
-
-    Attributes:
-        low, high: its range.
-        no_signal: what scores without information give, or None where that depends on the prompt or the model.
-        higher_is_better: None where neither is.
-        meaning: the number in a few words.
-    """
-
-    low: float
-    high: float
-    no_signal: float | None
-    higher_is_better: bool | None
-    meaning: str
-
-
-class Summary(NamedTuple):
-    """A number over prompts: a statistic of some of the columns that a metric measures."""
-
-    statistic: Statistic
-    columns: tuple[str, ...]
-    scale: Scale
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Case:
-    """One attribution to be measured, and the settings.
-
-    Attributes:
-        lm: the model to ask.
-        att: the attribution.
-        seed: of masks and references.
-        masks: mask samples; None for the profile's.
-        normalization: for metrics of shares of the score; None for each metric's own.
-        profile: "paper" or "authors".
-        rates: of the mass-matched curves.
-        spans: named character spans, for localisation.
-        again: attributes the same prompt with another seed, for stability.
-        gold: the answer that a data set gives, for answerability; None for the model's own.
-        judge: for answerability.
-    """
-
-    lm: LanguageModel
-    att: Attribution
-    seed: int = 0
-    masks: int | None = None
-    normalization: str | None = None
-    profile: Profile = "paper"
-    rates: tuple[float, ...] = RATES
-    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    again: Callable[[int], Attribution] | None = None
-    gold: str | None = None
-    judge: Any = None
-
-    @cached_property
-    def subject(self) -> Subject:
-        """With frozen special tokens."""
-        return Subject(self.lm, self.att)
-
-    @cached_property
-    def profiled(self) -> Subject:
-        """As the profile says."""
-        return self.subject if self.profile == "paper" else Subject(self.lm, self.att, profile=self.profile)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A metric.
-
-    Attributes:
-        measure: from a case to named numbers, the columns; an error says why it has none.
-        measure_all: likewise for all cases at once, in their order, where that is quicker; one of the two is there.
-        summaries: the numbers over prompts, by name.
-        others: the scale of the means of all columns that no summary names; None: they are not summed up.
-        needs_judge: whether cases must have a judge.
-    """
-
-    measure: Callable[[Case], Mapping[str, float]] | None = None
-    measure_all: Callable[[Sequence[Case]], Sequence[Mapping[str, float]]] | None = None
-    summaries: Mapping[str, Summary] = field(default_factory=dict)
-    others: Scale | None = None
-    needs_judge: bool = False
-
+__all__ = ["METRICS"]
 
 METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
 """Every metric by name; packages add theirs through the entry point `noiser.metrics`."""
@@ -116,7 +28,7 @@ METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
 def _joined(*metrics: Metric) -> Metric:
     """All that several metrics measure."""
 
-    def measure(case: Case) -> dict[str, float]:
+    def measure(case: Case) -> dict[str, Any]:
         return {name: value for metric in metrics if metric.measure for name, value in metric.measure(case).items()}
 
     return Metric(measure=measure, summaries={n: s for metric in metrics for n, s in metric.summaries.items()})
@@ -266,5 +178,8 @@ for _name, _metric, _summary in (
     ("erasure_curves", CURVES, "deletion and insertion curves"),
     ("localisation", LOCALISATION, "share of the score on the spans that an example names"),
     ("stability", STABILITY, "rank correlation of two runs with different seeds"),
+    ("answerability", ANSWERABILITY, "whether a judge says the same from the top half of the words"),
+    ("answerability_top5", ANSWERABILITY_TOP5, "the same among five answers"),
+    ("minimum_top_k", MINIMUM_TOP_K, "the smallest share of words from which a judge says the same"),
 ):
     METRICS.register(_name, partial(_the, _metric), summary=_summary)

@@ -1,0 +1,108 @@
+"""Metrics that ask a judge, as the registry has them; all prompts go to the judge together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from noiser.errors import NoiserError
+from noiser.metrics.bootstrap import mean
+from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary
+
+__all__ = ["ANSWERABILITY", "ANSWERABILITY_TOP5", "MINIMUM_TOP_K"]
+
+
+def _among_readable(
+    cases: Sequence[Case], ask: Callable[[Sequence[Case]], Sequence[Measured]]
+) -> list[Measured | Exception]:
+    """What `ask` finds for the cases that have words with scores; the error of the others."""
+    from noiser.metrics.words import scored_words
+
+    found: list[Measured | Exception | None] = []
+    for case in cases:
+        try:
+            scored_words(case.att, case.normalization or "sum")
+            found.append(None)
+        except NoiserError as error:
+            found.append(error)
+    asked = [case for case, error in zip(cases, found, strict=True) if error is None]
+    answers = iter(ask(asked) if asked else ())
+    return [next(answers) if item is None else item for item in found]
+
+
+def _answerability(cases: Sequence[Case], *, top: Literal[1, 5], prefix: str) -> Sequence[Measured]:
+    from noiser.metrics.answerability import answerability
+
+    first = cases[0]
+    found = answerability(
+        [case.att for case in cases],
+        first.judge,
+        [case.gold for case in cases],
+        normalization=first.normalization or "sum",
+        top=top,
+    )
+    return [
+        {
+            f"{prefix}rate": float(row.status == "correct"),
+            f"{prefix}score": row.score,
+            f"{prefix}rate_scored": math.nan if row.status == "unscored" else float(row.status == "correct"),
+            f"{prefix}unscored": float(row.status == "unscored"),
+            f"{prefix}status": row.status,
+            f"{prefix}words": " ".join(row.words),
+            f"{prefix}answers": ", ".join(row.verdict.answers),
+            f"{prefix}reason": row.verdict.reason or "",
+        }
+        for row in found.rows
+    ]
+
+
+def _answerability_metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
+    scales = {
+        "rate": Scale(0, 1, None, True, f"share of prompts whose target {what}; unscored ones count as nothing"),
+        "score": Scale(0, math.inf, None, True, "share of the score on the words shown, where that is so, else 0"),
+        "rate_scored": Scale(0, 1, None, True, "the rate over the prompts that have a readable reply"),
+        "unscored": Scale(0, 1, None, False, "share of prompts without a readable reply"),
+    }
+    return Metric(
+        measure_all=partial(_among_readable, ask=partial(_answerability, top=top, prefix=prefix)),
+        summaries={f"{prefix}{name}": Summary(mean, (f"{prefix}{name}",), scale) for name, scale in scales.items()},
+        needs_judge=True,
+    )
+
+
+def _minimum(cases: Sequence[Case]) -> Sequence[Measured]:
+    from noiser.metrics.minimum import minimum_top_k
+
+    first = cases[0]
+    golds = [case.gold for case in cases]
+    found = minimum_top_k([case.att for case in cases], first.judge, golds, profile=first.profile)
+    rows: list[dict[str, Any]] = []
+    for row in found.rows:
+        share = math.nan if row.share is None else row.share
+        rows.append(
+            {
+                "minimum_share": share,
+                "unanswerable": float(row.status == "wrong"),
+                "minimum_status": row.status,
+                "minimum_asked": len(row.verdicts),
+            }
+        )
+    return rows
+
+
+ANSWERABILITY = _answerability_metric(1, "answerability_", "is the judge's answer")
+ANSWERABILITY_TOP5 = _answerability_metric(5, "answerability_top5_", "is among the judge's five answers")
+MINIMUM_TOP_K = Metric(
+    measure_all=partial(_among_readable, ask=_minimum),
+    summaries={
+        "minimum_share": Summary(
+            mean, ("minimum_share",), Scale(0, 1, None, False, "share of the words that the judge needs, best first")
+        ),
+        "unanswerable": Summary(
+            mean, ("unanswerable",), Scale(0, 1, None, None, "share of prompts that the judge fails with all words")
+        ),
+    },
+    needs_judge=True,
+)
