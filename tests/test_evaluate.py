@@ -175,6 +175,7 @@ def test_progress_and_wrong_arguments(unchecked):
         ({"rates": (0.5,)}, "rates is"),
         ({"examples": 3}, "expected texts, chats"),
         ({"examples": [3]}, "Example 0 is a int"),
+        ({"examples": [{"prompt": "no role"}]}, "Example 0 is a dict"),
     ]:
         with pytest.raises(noiser.NoiserError, match=message):
             evaluated(**({"examples": PROMPTS[:1]} | options))

@@ -53,7 +53,7 @@ def read_examples(examples: object) -> list[Item]:
 
 def _is_chat(example: object) -> bool:
     messages: list[Any] | None = list(cast("Sequence[Any]", example)) if isinstance(example, list | tuple) else None
-    return bool(messages) and all(isinstance(message, Mapping) for message in messages or ())
+    return bool(messages) and all(isinstance(message, Mapping) and "role" in message for message in messages or ())
 
 
 def _item(index: int, example: Any) -> Item:
