@@ -1,0 +1,514 @@
+"""The client against a real server that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from chat_server import CUT, ChatServer, Step, completion
+from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
+from noiser.judges import JudgeRequest, Usage, make_judge
+from noiser.judges.endpoint import Retries, UnreadableResponseError, read_completion
+from noiser.judges.openai_judge import BUDGET, OpenAIJudge
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """No key, address, proxy or cache of the user's."""
+    for name in [*os.environ]:
+        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
+
+
+def judge_at(server: ChatServer, **changes) -> OpenAIJudge:
+    return OpenAIJudge("test-model", **({"base_url": server.url, "backoff": 0.01, "timeout": 5} | changes))
+
+
+def requests_of(count: int, answers: int = 1) -> list[JudgeRequest]:
+    return [JudgeRequest(("word", f"w{i}"), answers) for i in range(count)]
+
+
+def test_verdicts_are_in_order_and_hold_everything():
+    with ChatServer() as server:
+        judge = judge_at(server)
+        verdicts = judge.judge(requests_of(20))
+    assert [verdict.answers for verdict in verdicts] == [(f"w{i}",) for i in range(20)]
+    first = verdicts[0]
+    assert first.status == "answered"
+    assert (
+        first.prompt
+        == server.bodies[[b["messages"][0]["content"] for b in server.bodies].index(first.prompt)]["messages"][0][
+            "content"
+        ]
+    )
+    assert first.prompt.endswith('# Words:\n["word", "w0"]')
+    assert first.prompt_version == "paper-v1"
+    assert first.replies == ("w0",)
+    assert first.model == "test-model-2026"
+    assert first.usage == Usage(50, 5)
+    assert not first.cached
+    assert server.bodies[0]["model"] == "test-model"
+    assert server.bodies[0]["temperature"] == 0
+    assert server.bodies[0]["max_tokens"] == 128
+    assert judge.name == "openai:test-model"
+
+
+def test_five_answers_have_a_prompt_of_their_own():
+    five = ["basketball", "football", "tennis", "golf", "soccer"]
+    with ChatServer(lambda words, before: Step(body=completion(json.dumps(five)))) as server:
+        (verdict,) = judge_at(server).judge(requests_of(1, 5))
+    assert verdict.answers == tuple(five)
+    assert verdict.prompt_version == "top5-v1"
+    assert verdict.says(" Golf", top=5) is True
+    assert verdict.says(" Golf", top=1) is False
+
+
+def test_no_more_requests_at_once_than_allowed():
+    with ChatServer(lambda words, before: Step(body=completion("x"), seconds=0.05)) as server:
+        started = time.monotonic()
+        judge_at(server, concurrency=6).judge(requests_of(18))
+        took = time.monotonic() - started
+    assert 2 <= server.most_at_once <= 6
+    assert took < 18 * 0.05
+
+
+def test_equal_requests_and_stored_answers_are_not_asked_again():
+    with ChatServer() as server:
+        first = judge_at(server)
+        verdicts = first.judge([*requests_of(3), *requests_of(3)])
+        assert server.total == 3
+        assert not any(verdict.cached for verdict in verdicts)
+        assert first.bill.asked == 3
+        assert first.bill.usage == Usage(150, 15)
+
+        again = first.judge(requests_of(4))
+        assert [verdict.cached for verdict in again] == [True, True, True, False]
+        assert first.bill.asked == 4  # what this judge asked itself stays asked
+        assert first.bill.stored == 0
+
+        second = judge_at(server)
+        stored = second.judge(requests_of(4))
+        assert server.total == 4
+        assert [v.answers for v in stored] == [v.answers for v in again]
+        assert all(verdict.cached for verdict in stored)
+        assert stored[0].usage == Usage(50, 5)
+        assert (second.bill.asked, second.bill.stored) == (0, 4)
+        assert second.bill.stored_usage == Usage(200, 20)
+
+
+@pytest.mark.parametrize(
+    "change", [{"parameters": {"temperature": 0, "max_tokens": 64}}, {"model": "other"}, {"base_url": "{url}/"}]
+)
+def test_what_belongs_to_the_question(change):
+    with ChatServer() as server:
+        judge_at(server).judge(requests_of(1))
+        model = change.pop("model", "test-model")
+        same_place = "base_url" in change  # a slash at the end is no other endpoint
+        OpenAIJudge(model, **({"base_url": server.url} | {k: _at(server, v) for k, v in change.items()})).judge(
+            requests_of(1)
+        )
+        assert server.total == (1 if same_place else 2)
+
+
+def _at(server, value):
+    return value.format(url=server.url) if isinstance(value, str) else value
+
+
+TROUBLES = {
+    "429": Step(429, {"error": {"message": "slow down"}}),
+    "500": Step(500, {"error": {"message": "oops"}}),
+    "503 page": Step(503, b"<html>down</html>", kind="text/html"),
+    "408": Step(408, {}),
+    "cut": Step(trouble=CUT),
+    "silence": Step(body=completion("late"), seconds=3),
+    "half json": Step(body=b'{"choices": [{"message": {"content": "baske'),
+    "web page": Step(body=b"<html>Welcome</html>", kind="text/html"),
+    "empty": Step(body=b""),
+    "no choices": Step(body={"error": {"message": "overloaded"}}),
+    "null choices": Step(body={"choices": None}),
+    "a list": Step(body=[1, 2]),
+    "not utf-8": Step(body=b"\xff\xfe{"),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_what_passes_is_tried_again(name):
+    with ChatServer(lambda words, before: TROUBLES[name] if before < 2 else None) as server:
+        judge = judge_at(server, timeout=0.3 if name == "silence" else 5)
+        (verdict,) = judge.judge(requests_of(1))
+    assert verdict.answers == ("w0",)
+    assert server.total == 3
+    assert judge.bill.asked == 1
+    assert judge.bill.usage == Usage(50, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("429", "HTTP 429: .*slow down"),
+        ("500", "HTTP 500"),
+        ("cut", "connection failed"),
+        ("silence", "no answer in time"),
+        ("half json", "no JSON .*baske"),
+        ("web page", r"no JSON \(text/html\): <html>"),
+        ("no choices", "no choices in it: .*overloaded"),
+    ],
+)
+def test_what_does_not_pass_is_unscored_and_not_stored(name, says):
+    def script(words, before):
+        return TROUBLES[name] if words[-1] == "w1" else None
+
+    with ChatServer(script) as server:
+        judge = judge_at(server, max_retries=1, timeout=0.3 if name == "silence" else 5)
+        verdicts = judge.judge(requests_of(3))
+        assert [verdict.status for verdict in verdicts] == ["answered", "unscored", "answered"]
+        assert re.search(says, verdicts[1].reason)
+        assert verdicts[1].replies == ()
+        assert verdicts[1].usage is None
+        assert verdicts[1].prompt.endswith('["word", "w1"]')
+        assert server.hits["word", "w1"] == 2
+        judge.judge(requests_of(3))
+        assert server.hits["word", "w1"] == 4
+        assert server.hits["word", "w0"] == 1
+
+
+@pytest.mark.parametrize("asked", ["0.4", "date", "ms"])
+def test_retry_after_is_kept(asked):
+    headers = {"Retry-After": asked}
+    if asked == "date":
+        headers = {"Retry-After": formatdate(time.time() + 2, usegmt=True)}
+    elif asked == "ms":
+        headers = {"retry-after-ms": "400"}
+    step = Step(429, {"error": {"message": "slow down"}}, headers=headers)
+    with ChatServer(lambda words, before: step if before < 1 else None) as server:
+        (verdict,) = judge_at(server).judge(requests_of(1))
+    assert verdict.status == "answered"
+    assert server.times[1] - server.times[0] >= 0.39
+
+
+def test_a_wait_beyond_reason_is_not_waited():
+    step = Step(429, {"error": {"message": "tomorrow"}}, headers={"Retry-After": "86400"})
+    with ChatServer(lambda words, before: step) as server:
+        (verdict,) = judge_at(server).judge(requests_of(1))
+        assert server.total == 1
+    assert "asks to wait 86400 s" in verdict.reason
+
+
+def test_waits_double_and_the_global_random_numbers_are_left_alone(monkeypatch):
+    for name in ("random", "uniform"):
+        monkeypatch.setattr(random, name, None)
+    with ChatServer(lambda words, before: TROUBLES["500"] if before < 3 else None) as server:
+        judge_at(server, backoff=0.2).judge(requests_of(1))
+    gaps = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
+    for gap, doubled in zip(gaps, (0.2, 0.4, 0.8), strict=True):
+        assert doubled / 2 - 0.01 <= gap <= doubled + 0.5
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (401, {"error": {"message": "Incorrect API key provided"}}),
+        (403, {}),
+        (404, {"error": {"message": "The model does not exist"}}),
+        (429, {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}),
+    ],
+)
+def test_what_every_request_would_meet_ends_it_at_once(status, body):
+    with ChatServer(lambda words, before: Step(status, body, seconds=0.02)) as server:
+        judge = judge_at(server, concurrency=2)
+        with pytest.raises(JudgeError, match=f"openai:test-model at http://127.*HTTP {status}.*Check"):
+            judge.judge(requests_of(50))
+        assert server.total < 10
+
+
+def test_a_wrong_path_is_named():
+    with ChatServer() as server, pytest.raises(JudgeError, match=r"HTTP 404.*base_url \(most end in /v1\)"):
+        judge_at(server, base_url=server.url.removesuffix("/v1")).judge(requests_of(1))
+
+
+def test_one_refused_request_does_not_stop_the_others():
+    step = Step(400, {"error": {"message": "content policy"}})
+    with ChatServer(lambda words, before: step if words[-1] == "w2" else None) as server:
+        verdicts = judge_at(server).judge(requests_of(5))
+        assert server.total == 5  # and is not tried again
+    assert [verdict.status for verdict in verdicts].count("unscored") == 1
+    assert "HTTP 400: " in verdicts[2].reason
+
+
+def test_an_endpoint_that_keeps_failing_is_given_up():
+    with ChatServer(lambda words, before: TROUBLES["500"]) as server:
+        judge = judge_at(server, max_retries=0, patience=5, concurrency=1)
+        with pytest.raises(JudgeError, match="failed 5 times in a row; the last time: HTTP 500"):
+            judge.judge(requests_of(100))
+        assert server.total <= 7
+
+
+def test_nobody_listens():
+    with ChatServer() as server:
+        url = server.url
+    judge = OpenAIJudge("m", base_url=url, max_retries=0, backoff=0.01)
+    (verdict,) = judge.judge(requests_of(1))
+    assert "connection failed" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (completion(""), "empty"),
+        (completion(None), "empty"),
+        (completion("I'm sorry, I can't help with that."), "refusal"),
+        (completion(None, message={"refusal": "No"}), "refusal"),
+        (completion("", finish_reason="content_filter"), "content_filter"),
+        (completion("basket", finish_reason="length"), "cut off"),
+        (completion("<think>LeBron", finish_reason="length"), "cut off while thinking"),
+        (completion("These words do not remind me of anything I know"), "a sentence, not a word"),
+    ],
+)
+def test_a_reply_that_cannot_be_read_is_unscored_kept_and_not_asked_again(body, reason):
+    with ChatServer(lambda words, before: Step(body=body)) as server:
+        judge_at(server).judge(requests_of(1))
+        (verdict,) = judge_at(server).judge(requests_of(1))
+        assert server.total == 1
+    assert (verdict.status, verdict.reason, verdict.cached) == ("unscored", reason, True)
+    assert verdict.says("basketball") is None
+    assert len(verdict.replies) == 1
+
+
+def test_a_good_answer_under_a_wrong_content_type_is_an_answer():
+    with ChatServer(lambda words, before: Step(body=completion("yes"), kind="text/plain")) as server:
+        assert judge_at(server).judge(requests_of(1))[0].answers == ("yes",)
+
+
+def test_contents_in_parts():
+    parts = completion([{"type": "text", "text": "basket"}, {"type": "text", "text": "ball"}])
+    assert read_completion(json.dumps(parts)).reply == "basketball"
+    with pytest.raises(UnreadableResponseError, match="no text"):
+        read_completion(json.dumps(completion(7)))
+
+
+# ---- money --------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_and_cost_are_counted_and_shown():
+    with ChatServer() as server:
+        judge = judge_at(server, prices=(2.0, 8.0))
+        judge.judge(requests_of(10))
+        assert judge.bill.cost == pytest.approx(10 * (50 * 2 + 5 * 8) / 1e6)
+        assert str(judge.bill) == "10 asked, 0 stored; 500 tokens read, 50 written; $0.0014"
+        second = judge_at(server, prices=(2.0, 8.0))
+        second.judge(requests_of(10))
+        assert (second.bill.cost, second.bill.stored_cost) == (0, pytest.approx(0.0014))
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_budget_is_never_exceeded_and_ends_cleanly(concurrency):
+    most = len(requests_prompt()) + 64 + 128
+    budget = 4 * 55 + most + 10  # four answers, and room for the fifth, which then leaves none for a sixth
+    with ChatServer(lambda words, before: Step(body=completion(words[-1]), seconds=0.02)) as server:
+        judge = judge_at(server, budget_tokens=budget, concurrency=concurrency)
+        verdicts = judge.judge(requests_of(9))
+        assert [v.status for v in verdicts].count("answered") == server.total == judge.bill.asked == 5
+        assert {v.reason for v in verdicts if v.status == "unscored"} == {BUDGET}
+        assert judge.bill.usage.total <= budget
+        judge.judge(requests_of(9))
+        assert server.total == 5
+
+        restarted = judge_at(server, budget_tokens=budget)
+        assert [v.status for v in restarted.judge(requests_of(9))] == [v.status for v in verdicts]
+        assert server.total == 5  # the budget is the job's, not the process's
+        richer = judge_at(server, budget_tokens=10 * budget)
+        assert {v.status for v in richer.judge(requests_of(9))} == {"answered"}
+        assert server.total == 9
+
+
+def requests_prompt() -> str:
+    from noiser.judges.prompts import PAPER_V1, render
+
+    return render(PAPER_V1, ("word", "w0"))
+
+
+def test_a_budget_in_dollars():
+    with ChatServer() as server:
+        judge = judge_at(server, budget_usd=0.0, prices=(1.0, 1.0))
+        assert {v.reason for v in judge.judge(requests_of(3))} == {BUDGET}
+        assert server.total == 0
+
+
+def test_answers_without_counts_are_taken_at_their_limit():
+    body = completion("yes")
+    del body["usage"]
+    with ChatServer(lambda words, before: Step(body=body)) as server:
+        judge = judge_at(server)
+        (verdict,) = judge.judge(requests_of(1))
+        assert verdict.usage is None
+        assert judge.bill.uncounted == 1
+        assert judge.bill.usage == Usage(len(requests_prompt()) + 64, 128)
+        again = judge_at(server)
+        again.judge(requests_of(1))
+        assert again.bill.stored_usage == judge.bill.usage
+        assert "without counts" in str(judge.bill)
+
+
+# ---- stored answers -----------------------------------------------------------------------------------------------
+
+
+def stored_files() -> list[Path]:
+    return sorted(Path(os.environ["NOISER_CACHE"], "judges").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"format": 1, "repl', b"[]", b'{"format": 1, "question": {}, "reply": "x"}', b"\xff"]
+)
+def test_a_damaged_file_counts_as_absent(damage):
+    with ChatServer() as server:
+        judge_at(server).judge(requests_of(1))
+        (file,) = [path for path in stored_files() if path.is_file()]
+        file.write_bytes(damage)
+        (verdict,) = judge_at(server).judge(requests_of(1))
+        assert verdict.answers == ("w0",)
+        assert server.total == 2
+        assert judge_at(server).judge(requests_of(1))[0].cached
+
+
+def test_files_hold_question_and_answer_and_no_secret():
+    with ChatServer() as server:
+        address = server.url.replace("http://", "http://user:word@")
+        judge_at(server, api_key="sk-secret").judge(requests_of(1))
+        assert server.headers[0]["authorization"] == "Bearer sk-secret"
+        judge_at(server, api_key="sk-secret", base_url=address).judge(requests_of(1))  # the same endpoint
+        assert server.total == 1
+    (file,) = [path for path in stored_files() if path.is_file()]
+    text = file.read_text()
+    entry = json.loads(text)
+    assert entry["question"]["messages"][0]["content"].endswith('["word", "w0"]')
+    assert entry["reply"] == "w0"
+    assert entry["usage"] == {"prompt_tokens": 50, "completion_tokens": 5}
+    assert "secret" not in text
+    assert entry["question"]["base_url"] == server.url
+    assert "word@" not in repr(judge_at(server, base_url=address))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with ChatServer() as server, pytest.raises(CacheError, match="paid for again"):
+        judge_at(server, cache_dir=tmp_path / "file").judge(requests_of(1))
+
+
+CHILD = """
+import sys
+from noiser.judges import JudgeRequest
+from noiser.judges.openai_judge import OpenAIJudge
+judge = OpenAIJudge("test-model", base_url=sys.argv[1], cache_dir=sys.argv[2], concurrency=2, timeout=30)
+verdicts = judge.judge([JudgeRequest(("word", f"w{i}"), 1) for i in range(12)])
+print(*(verdict.answers[0] for verdict in verdicts))
+print(judge.bill.asked, judge.bill.stored, judge.bill.usage.total, judge.bill.stored_usage.total)
+"""
+
+
+@pytest.mark.slow
+def test_killed_half_way_and_started_again_it_asks_nothing_twice(tmp_path):
+    late = {"w6", "w7"}  # these two are under way when it is killed
+
+    def script(words, before):
+        return Step(body=completion(words[-1]), seconds=60) if words[-1] in late and not before else None
+
+    cache = tmp_path / "answers"
+    with ChatServer(script) as server:
+        command = [sys.executable, "-c", CHILD, server.url, str(cache)]
+        child = subprocess.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 120
+            while len(list(cache.rglob("*.json"))) < 6 or server.total < 8:
+                assert child.poll() is None, "the child ended before it was killed"
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=True, timeout=120)
+    said, counted = done.stdout.splitlines()
+    assert said.split() == [f"w{i}" for i in range(12)]
+    assert counted == f"6 6 {6 * 55} {6 * 55}"
+    assert {words[-1]: hits for words, hits in server.hits.items()} == {
+        f"w{i}": 2 if f"w{i}" in late else 1 for i in range(12)
+    }
+    assert not list(cache.rglob(".*"))
+
+
+def child_environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+
+
+# ---- making one ---------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_needed_only_at_openai(monkeypatch):
+    with pytest.raises(JudgeError, match="OPENAI_API_KEY"):
+        make_judge("openai:gpt-4.1-mini")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    judge = make_judge("openai:gpt-4.1-mini", concurrency=3)
+    assert judge.concurrency == 3
+    assert "secret" not in repr(judge)
+    assert make_judge(judge) is judge
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"budget_tokens": -1}, "budget_tokens is -1"),
+        ({"budget_usd": 1.0}, "without prices"),
+        ({"prices": (-1.0, 2.0)}, "not negative"),
+        ({"budget_tokens": 10, "parameters": {"temperature": 0}}, "max_tokens"),
+        ({"nonsense": 1}, "does not accept"),
+    ],
+)
+def test_parameters_outside_their_domain(parameters, says):
+    with pytest.raises(ParameterError, match=says):
+        make_judge("openai:m", base_url="http://127.0.0.1:9/v1", **parameters)
+
+
+def test_retries_end_when_everything_is_stopped():
+    import threading
+
+    stopped = threading.Event()
+    stopped.set()
+    tries = []
+
+    def attempt():
+        tries.append(1)
+        raise UnreadableResponseError("garbage")
+
+    with pytest.raises(UnreadableResponseError):
+        Retries(5, 30.0, 60.0, stopped)(attempt)
+    assert len(tries) == 1
+
+
+def test_progress_is_told():
+    seen = []
+    with ChatServer() as server:
+        judge = judge_at(server, progress=lambda done, expected: seen.append((done, expected)))
+        judge.judge(requests_of(2))
+        judge.judge(requests_of(4))
+    assert seen == [(1, 2), (2, 2), (3, 4), (4, 4)]
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    for name in ("noiser.judges.openai_judge", "noiser.judges.endpoint"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    with pytest.raises(DependencyError, match=r"tenacity.*pip install 'noiser\[openai\]'"):
+        make_judge("openai:m")
