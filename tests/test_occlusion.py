@@ -178,4 +178,4 @@ def test_random_scores_are_the_softmax_of_uniform_numbers():
 def test_the_name_and_the_sport_matter_most(gemma):
     att = noiser.attribute(gemma, "LeBron James professionally plays the sport of", method="occlusion")
     assert att.targets[0].text.strip() == "basketball"
-    assert {unit.text for unit in att.top(3)} & {"LeBron", "James", "sport"}
+    assert {unit.text for unit in att.top(4)} == {"Le", "Bron", "sport", "of"}

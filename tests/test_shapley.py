@@ -239,5 +239,5 @@ def test_the_name_and_the_sport_matter_most(gemma):
     kernel_shap = noiser.attribute(gemma, prompt, method="kernel_shap")
     sampled = noiser.attribute(gemma, prompt, method="shapley_sampling")
     assert kernel_shap.info["exact"] == [True]
-    assert {unit.text for unit in kernel_shap.top(2)} <= {"LeBron", "James", "sport"}
+    assert {unit.text for unit in kernel_shap.top(4)} == {"Le", "Bron", "sport", "of"}
     assert ((sampled.scores - kernel_shap.scores).abs() < 4.5 * sampled.stderr + 1e-5).all()

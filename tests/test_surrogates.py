@@ -164,7 +164,7 @@ def test_parameters_outside_their_domain(make, message, unchecked):
 @pytest.mark.slow
 def test_lime_finds_the_name_and_the_sport(gemma):
     att = noiser.attribute(gemma, "LeBron James professionally plays the sport of", method=noiser.Lime(samples=200))
-    assert {unit.text for unit in att.top(3)} & {"LeBron", "James", "sport"}
+    assert {unit.text for unit in att.top(4)} >= {"Le", "Bron"}
 
 
 @pytest.mark.slow
