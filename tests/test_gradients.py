@@ -6,6 +6,8 @@ What converges is tested on GPT-2: elsewhere a norm of rows alone makes the path
 from __future__ import annotations
 
 import copy
+import importlib.util
+import warnings
 
 import numpy as np
 import pytest
@@ -342,3 +344,42 @@ def test_unknown_names_suggest_the_nearest(cls, name, unchecked):
     near = {"reduce": ("l1", "l2"), "score": ("probs", "prob"), "baseline": ("zeros", "zero")}[name]
     with pytest.raises(UnknownNameError, match=f"Did you mean '{near[1]}'"):
         cls(**{name: near[0]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", ["LeBron James professionally plays the sport of", "The capital of France is"])
+def test_integrated_gradients_are_complete_on_real_models(real, prompt):
+    for steps, most in ((50, 0.02), (200, 0.005)):
+        att = noiser.attribute(real, prompt, method=IntegratedGradients(n_steps=steps))
+        assert abs(att.info["delta"][0]) < most * abs(att.info["difference"][0])
+        assert float(att.scores.sum()) == pytest.approx(att.info["difference"][0], rel=most)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("input_x_gradient", InputXGradient(reduce="sum")),
+        ("input_x_gradient", InputXGradient(reduce="l2")),
+        ("integrated_gradients", IntegratedGradients(n_steps=8, baseline="unk")),
+        ("integrated_gradients", IntegratedGradients(n_steps=8, baseline="unk", reduce="l2")),
+        ("sequential_integrated_gradients", SequentialIntegratedGradients(n_steps=3, baseline="unk")),
+    ],
+)
+def test_equals_inseq(real, name, method):
+    """Inseq moves special tokens to the baseline too, and its baseline is the unknown token's embedding."""
+    if importlib.util.find_spec("inseq") is None:
+        pytest.skip("inseq, which this compares with, is not installed: pip install inseq==0.7.1")
+    prompt = "LeBron James professionally plays the sport of"
+    steps = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        import inseq
+
+        theirs = inseq.load_model(copy.deepcopy(real.model), name, tokenizer=copy.deepcopy(real.tokenizer))
+        generation = {"max_new_tokens": 1, "do_sample": False}
+        out = theirs.attribute(prompt, generation_args=generation, show_progress=False, **steps)
+    att = noiser.attribute(real, prompt, method=method, special_tokens="perturbed")
+    expected = reduced(out.sequence_attributions[0].target_attributions.float()[:-1, 0], method.reduce)
+    assert expected.shape == att.scores[0].shape
+    torch.testing.assert_close(att.scores[0], expected, atol=2e-4 * float(expected.abs().max()), rtol=1e-3)

@@ -134,7 +134,8 @@ def _backward(
     if not torch.isfinite(found).all():
         raise NumericalError(
             f"The gradient is NaN or infinite (dtype {str(inputs.dtype).removeprefix('torch.')}); expected finite "
-            "numbers. Load the model with dtype='float32' or dtype='bfloat16'."
+            "numbers. Where the whole input is zero, normalisation layers are too steep: choose another baseline. "
+            "In float16, load the model with dtype='float32' or dtype='bfloat16'."
         )
     return values.detach(), found
 
