@@ -66,6 +66,19 @@ def test_pruning_changes_no_score(family):
     assert torch.equal(pruned.thresholds[searched], full.thresholds[searched])
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+def test_certified_search_finds_noise_that_flips_nothing(family):
+    lm = tiny(family)
+    method = noiser.Noiser(samples=3, steps=6, search="certified")
+    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
+    for row in range(len(att.targets)):
+        k = float(att.k_min[row])
+        same = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, bounding=k), max_new_tokens=2)
+        torch.testing.assert_close(att.scores[row], same.scores[row], atol=1e-6, rtol=1e-5, equal_nan=True)
+    with pytest.raises(noiser.errors.ParameterError, match="smallest threshold alone"):
+        noiser.Noiser(search="certified", bounding="k_max")
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
 def test_several_targets_equal_the_reference_one_by_one(family):
     lm = tiny(family)

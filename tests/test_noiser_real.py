@@ -71,6 +71,14 @@ def test_equals_the_reference_for_several_targets(real):
     assert att.scores.shape == (3, len(att.units))
 
 
+def test_certified_search_gives_the_same_scores_for_less(gemma):
+    exact = noiser.attribute(gemma, LEBRON)
+    certified = noiser.attribute(gemma, LEBRON, method=noiser.Noiser(search="certified"))
+    assert torch.equal(certified.k_min, exact.k_min)
+    torch.testing.assert_close(certified.scores, exact.scores, atol=1e-5, rtol=0)
+    assert certified.info["token_forwards"] < 0.8 * exact.info["token_forwards"]
+
+
 def test_any_batch_budget_gives_the_same_scores(gemma):
     small = noiser.wrap(gemma.model, gemma.tokenizer, batch_tokens=48)
     torch.testing.assert_close(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from noiser.methods.search import Bisection
+from noiser.methods.search import Bisection, Certified
 
 
 def run(search, flips):
@@ -44,6 +44,39 @@ def test_equals_one_bisection_a_unit(flips, units, steps, last_probe):
     if not last_probe or steps > 1:
         assert min(k for k in found["min"] if not math.isnan(k)) == min(expected)
         assert max(k for k in found["max"] if not math.isnan(k)) == max(expected)
+
+
+@given(st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(1, 10))
+def test_certified_equals_bisection_where_flips_are_monotone(tolerated, random, steps):
+    order = list(range(len(tolerated)))
+    random.shuffle(order)
+    exact, certified = Bisection(order, mode="min", steps=steps), Certified(order, steps=steps)
+    run(exact, lambda u, k: k > tolerated[u])
+    run(certified, lambda u, k: k > tolerated[u])
+    smallest = [float(s.thresholds(len(order)).nan_to_num(9).min()) for s in (exact, certified)]
+    assert smallest[0] == smallest[1]
+
+
+@given(flip_tables(), st.integers(1, 12), st.integers(1, 10))
+def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, units, steps):
+    asked = {}
+
+    def recorded(u, k):
+        return asked.setdefault((u, k), flips(u, k))
+
+    search = Certified(range(units), steps=steps)
+    run(search, recorded)
+    k = float(search.thresholds(units).nan_to_num(9).min())
+    assert not any(flips(u, k) for u in range(units))
+    assert all((u, k) in asked for u in range(units)) or k in (0.0, 1.0)
+    above = k + 2.0**-steps if k >= 2.0**-steps else 2 * k
+    assert above >= 1 or any(flips(u, above) for u in range(units))
+
+
+def test_certified_needs_little_more_than_one_probe_a_unit_when_the_order_is_right():
+    tolerated = [0.05, *[0.3] * 20]
+    search = Certified(range(21), steps=10, candidates=1)
+    assert run(search, lambda u, k: k > tolerated[u]) == 10 + 20
 
 
 def test_prunes_units_that_cannot_be_the_minimum():

@@ -5,18 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine, Perturbation, add_noise
+from noiser.engine import Engine, Objective, Perturbation, add_noise, gradients
+from noiser.errors import ParameterError
 from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
 from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, Reading, ScoreName
-from noiser.methods.search import Bisection, Mode
+from noiser.methods.search import Bisection, Certified, Mode, Search
 
 __all__ = ["Bounding", "Noiser"]
 
@@ -54,6 +56,9 @@ class Noiser:
         r: size of "relative" noise, in norms of the embedding.
         exact_norms: exact E‖n‖ for the norm boundings; False for the paper's approximation for large dimensions.
         all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed.
+        search: "exact" returns what bisecting every unit returns. "certified", for "k_min" alone, bisects the units
+            that the gradient says tolerate least, and lets the pass that scores certify that no other unit flips:
+            less work, and the same result unless a unit flips at some k but not at a larger one.
         profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
             of the bisection is returned rather than the last that did not flip.
         noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens.
@@ -70,6 +75,7 @@ class Noiser:
     r: float = 2.0
     exact_norms: bool = True
     all_thresholds: bool = False
+    search: Literal["exact", "certified"] = "exact"
     profile: Literal["paper", "authors"] = "paper"
     noise: Tensor | None = field(default=None, repr=False, compare=False)
 
@@ -84,6 +90,13 @@ class Noiser:
         check_choice("scope", self.scope, ("target", "continuation"))
         check_choice("profile", self.profile, ("paper", "authors"))
         check_positive("r", self.r)
+        check_choice("search", self.search, ("exact", "certified"))
+        rest = (self.bounding, self.all_thresholds, self.profile)
+        if self.search == "certified" and rest != ("k_min", False, "paper"):
+            raise ParameterError(
+                "search='certified' finds the smallest threshold alone; expected bounding='k_min', "
+                f"all_thresholds=False and profile='paper', got {rest}. Use search='exact'."
+            )
 
     @property
     def special_tokens(self) -> Literal["frozen", "perturbed"]:
@@ -150,17 +163,12 @@ class _Run:
 
     # ---- how much noise -----------------------------------------------------------------------------------------
 
-    def search(self) -> list[Bisection]:
+    def search(self) -> list[Search]:
         """Bisections run to their end, one a target, or one for the whole continuation; none without a search."""
         if self.method.bounding not in _SEARCHES:
             return []
         groups = self._groups()
-        mode = "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)]
-        authors = self.method.profile == "authors"
-        searches = [
-            Bisection({u for g, u in self.pairs if g in group}, mode=mode, steps=self.method.steps, last_probe=authors)
-            for group in groups
-        ]
+        searches = [self._new_search(group) for group in groups]
         visible = set(self.pairs)
         while any(search.probes() for search in searches):
             seen_by = [
@@ -178,6 +186,31 @@ class _Run:
             )
         return searches
 
+    def _new_search(self, group: Sequence[int]) -> Search:
+        units = sorted({u for g, u in self.pairs if g in group})
+        if self.method.search == "certified":
+            sensitivity = self._sensitivity[list(group)].sum(0)
+            return Certified(sorted(units, key=lambda u: -float(sensitivity[u])), steps=self.method.steps)
+        mode = "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)]
+        authors = self.method.profile == "authors"
+        return Bisection(units, mode=mode, steps=self.method.steps, last_probe=authors)
+
+    @cached_property
+    def _sensitivity(self) -> Float[Tensor, "targets units"]:
+        """How strongly each unit's embeddings move the target's odds against its strongest rival."""
+        positions = tuple(sorted({position for unit in self.units for position in unit}))
+        objectives: list[Objective] = []
+        for question in self.questions:
+            first, second = question.clean.topk(2).indices.tolist()
+            pair = (first, second) if question.foil is None else (question.target, question.foil)
+            objectives.append(Objective(target=pair[0], foil=pair[1], score="logprob"))
+        clean = Perturbation(positions=positions, samples=1, rows=lambda rows: rows[None])
+        found = torch.zeros(len(self.questions), len(self.units))
+        for gradient in gradients(self.engine, [clean], objectives):
+            norms = dict(zip(positions, gradient.gradients[0].norm(dim=-1).tolist(), strict=True))
+            found[gradient.target] = torch.tensor([sum(norms[p] ** 2 for p in unit) ** 0.5 for unit in self.units])
+        return found
+
     def _any_flips(self, unit: int, k: float, targets: Iterable[int]) -> bool:
         return any(self.read[Probed(unit, k, g)].flips for g in targets)
 
@@ -186,7 +219,7 @@ class _Run:
         targets = list(range(len(self.questions)))
         return [targets] if self.method.scope == "continuation" else [[g] for g in targets]
 
-    def bounds(self, searches: Sequence[Bisection]) -> dict[tuple[int, int], float | None]:
+    def bounds(self, searches: Sequence[Search]) -> dict[tuple[int, int], float | None]:
         """The k of every (target, unit) pair; None for relative noise."""
         if not searches:
             k = self._fixed_k()
@@ -219,7 +252,7 @@ class _Run:
 
     def scores(
         self,
-        searches: Sequence[Bisection],
+        searches: Sequence[Search],
         k: dict[tuple[int, int], float | None],
         readings: dict[tuple[int, int], Reading],
     ) -> Scores:
