@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import numpy as np
 import pytest
@@ -78,6 +79,21 @@ def test_sliding_windows_are_masked_in_maps_of_the_whole_length():
     assert int(sliding[-1].count_nonzero()) == 6
     assert int(full[-1].count_nonzero()) == 12
     torch.testing.assert_close(sliding.sum(-1), torch.ones(12))
+
+
+def test_one_map_a_layer_is_kept_not_one_a_head(monkeypatch):
+    lm = tiny("llama")
+    forward, kept = lm.model.forward, []
+
+    def watched(**kwargs):
+        out = forward(**kwargs)
+        kept.extend(out.attentions)
+        return out
+
+    watched.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(lm.model, "forward", watched)
+    attention_maps(lm, torch.arange(3, 15))
+    assert [tuple(weights.shape) for weights in kept] == [(1, 1, 12, 12)] * 2
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])

@@ -30,7 +30,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
     length = len(token_ids)
     options: dict[str, Any] = {"logits_to_keep": 1}
     accepted = {name: options[name] for name in options.keys() & inspect.signature(lm.model.forward).parameters.keys()}
-    with lm.running(), eager_attention(lm.model):
+    with lm.running(), eager_attention(lm.model), _heads_averaged(lm.model, length):
         out = lm.model(
             inputs_embeds=lm.embed(token_ids)[None],
             use_cache=False,
@@ -42,6 +42,27 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
         raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
     return [weights[0].float().mean(0) for weights in layers]
+
+
+@contextlib.contextmanager
+def _heads_averaged(model: Any, length: int) -> Generator[None]:
+    """Attention weights leave their layer averaged over heads, so that memory holds one map a layer, not one a head."""
+
+    def average(_module: Any, _inputs: Any, output: Any) -> Any:
+        if not isinstance(output, tuple):
+            return None
+        first, *rest = output
+        if not rest or not isinstance(rest[0], Tensor) or rest[0].ndim != 4 or rest[0].shape[-2:] != (length, length):
+            return None
+        return (first, rest[0].float().mean(1, keepdim=True), *rest[1:])
+
+    # First in line: before the hooks that collect the weights.
+    handles = [module.register_forward_hook(average, prepend=True) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
