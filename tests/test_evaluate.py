@@ -273,6 +273,25 @@ def test_the_command(command, tmp_path):
     assert "<table>" in (tmp_path / "e.html").read_text(encoding="utf-8")
 
 
+def test_the_command_takes_a_data_set(command, monkeypatch):
+    data = pytest.importorskip("noiser.data")
+    examples = [data.Example(id=str(i), prompt=p, target=None, dataset="d") for i, p in enumerate(PROMPTS)]
+    asked = []
+
+    def load(name, data_dir, limit, progress):
+        asked.append((name, data_dir, limit))
+        return SimpleNamespace(examples=tuple(examples[:limit]), notes=("one was removed",))
+
+    monkeypatch.setattr(data, "load", load)
+    quick = ("--metrics", "soft_scores", "--masks", "1", "--method", "occlusion")
+    shown = command("--data", "known", "--limit", "2", *quick)
+    assert shown.exit_code == 0, shown.output
+    assert asked == [("known", None, 2)]
+    assert "2 of 2 prompts" in shown.stdout
+    assert "known: one was removed" in shown.stderr
+    assert "expected one of them" in command(PROMPTS[0], "--data", "known").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

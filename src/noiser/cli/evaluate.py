@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,11 +14,23 @@ from noiser.cli.progress import progress_bar
 from noiser.errors import ParameterError
 from noiser.types import Prompt
 
+if TYPE_CHECKING:
+    from noiser.data import Example
+
 __all__ = ["evaluate"]
 
 
 def evaluate(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Prompts; - reads one a line from stdin.")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads one a line from stdin.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A data set in place of prompts; see: noiser data list.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="FOLDER", help="The folder of the upstream files; the cache folder unless given."
+        ),
+    ] = None,
     model: o.Model = "gemma-3-270m",
     method: Annotated[str, typer.Option(help="A method's name; see: noiser methods.")] = "noiser",
     set_: Annotated[
@@ -45,9 +58,11 @@ def evaluate(
     output: o.Output = None,
     debug: o.Debug = False,
 ) -> None:
-    """Attributes every PROMPT and measures whether the attributions can be believed."""
+    """Attributes every PROMPT, or those of a data set, and measures whether the attributions can be believed."""
     check_writable(output)
-    asked = _read(prompts, chat=chat)[:limit]
+    if data and prompts:
+        raise ParameterError("PROMPT and --data: got both, expected one of them.")
+    asked = _examples(data, data_dir, limit) if data else _read(prompts or [], chat=chat)[:limit]
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     parameters = parse_parameters(set_ or ())
 
@@ -85,10 +100,23 @@ def evaluate(
     o.write(text.rstrip("\n") + "\n", output)
 
 
+def _examples(name: str, data_dir: Path | None, limit: int | None) -> list[Example]:
+    """The first examples of a data set; what was done to them is said on stderr."""
+    from noiser.data import load
+
+    with progress_bar(f"Fetching {name}") as progress:
+        found = load(name, data_dir, limit, progress=progress)
+    for note in found.notes:
+        typer.echo(f"{name}: {note}", err=True)
+    return list(found.examples)
+
+
 def _read(typed: list[str], *, chat: bool) -> list[Prompt]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
     texts = [text for prompt in typed for text in (sys.stdin.read().splitlines() if prompt == "-" else [prompt])]
     prompts = [parse_prompt(text, chat=chat) for text in texts if text.strip()]
     if not prompts:
-        raise ParameterError("There is no prompt; expected at least one, as an argument or as a line on stdin.")
+        raise ParameterError(
+            "There is no prompt; expected at least one, as an argument, a line on stdin, or by --data."
+        )
     return prompts
