@@ -1,0 +1,28 @@
+"""The data sets of the paper, read from their upstream files, none of which is part of this package."""
+
+from noiser.data.dataset import DataSet
+from noiser.data.example import Example
+from noiser.data.known import KNOWN
+from noiser.data.loading import cache_folder, fetch, load
+from noiser.data.longra import LONGRA
+from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+from noiser.data.wikibio import WIKIBIO, read_biographies
+from noiser.data.wikitext import WIKITEXT
+
+__all__ = [
+    "DATA_SETS",
+    "KNOWN",
+    "LONGRA",
+    "WIKIBIO",
+    "WIKITEXT",
+    "DataSet",
+    "Example",
+    "Reading",
+    "Recipe",
+    "Source",
+    "UpstreamFile",
+    "cache_folder",
+    "fetch",
+    "load",
+    "read_biographies",
+]

@@ -1,0 +1,138 @@
+"""LongRA: long-range agreement across a distractor (Vafa et al., 2021), from the file that Noiser's authors published.
+
+Each record asks for one word of a pair whose other word, the antecedent, stands early in the prompt, before a sentence
+in brackets that has nothing to do with it. In six of the 14 categories the pair's order is the reverse of the other
+eight, and whatever wrote the published file did not know: there, 186 records have lost the antecedent, end in the
+word that was asked for, and name the antecedent as the answer. Nothing is missing from them, so they can be repaired.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from noiser.data.example import Example, Spans
+from noiser.data.reading import read_json
+from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+from noiser.errors import DataError
+
+__all__ = ["LONGRA", "longra", "read_longra"]
+
+FILE = "LongRA.json"
+
+LONGRA = Source(
+    files=(
+        UpstreamFile(
+            name=FILE,
+            url="https://raw.githubusercontent.com/qasemii/Noiser/edc80e6b6885bd4ad10321aa7916b3b0ca0b4edb/data/LongRA.json",
+            size=160_429,
+            sha256="81ef4fbf6d4d523eaad026eadf0ad9839caa22f18aee1127952f1e60de0fecb1",
+        ),
+    ),
+    licence=(
+        "none stated for the file; its word pairs are from tmikolov/word2vec (Apache-2.0), "
+        "its templates from keyonvafa/sequential-rationales (MIT)"
+    ),
+    citation='Vafa, Deng, Blei and Rush (2021), "Rationales for Sequential Predictions"',
+)
+
+HOLES = {
+    "currency": 6,
+    "family": 4,
+    "gram2-opposite": 4,
+    "gram3-comparative": 4,
+    "gram8-plural": 6,
+    "gram9-plural-verbs": 3,
+}
+"""Categories with malformed records: how many words of the prompt stand before the place of the antecedent."""
+
+_DISTRACTOR = re.compile(r"\([^()]*\)\.?")
+_LAST_NOUN = re.compile(r"(\w+),$")
+
+
+class _Record(NamedTuple):
+    """One record as published: `relative` is the word of the pair that is not the target."""
+
+    id: int
+    prompt: str
+    target: str
+    relative: str
+    type: str
+
+
+def longra() -> Recipe:
+    """The recipe of LongRA.
+
+    The spans of an example are "antecedent", "distractor" and, in the categories whose prompts end in the noun that
+    names the answer's kind ("capital" in capital-world), "last_content_word".
+    """
+    return Recipe(source=LONGRA, read=read_longra, read_as_published=_read_as_published)
+
+
+def read_longra(paths: Mapping[str, Path]) -> Reading:
+    """LongRA with its malformed records repaired: 573, in which every antecedent stands in its prompt."""
+    records = _records(paths)
+    examples = [_example(_repair(record), repaired=_is_malformed(record)) for record in records]
+    repaired = sum(_is_malformed(record) for record in records)
+    return Reading(examples, (f"Repaired {repaired} of {len(records)} records, malformed in {FILE}.",) * bool(repaired))
+
+
+def _read_as_published(paths: Mapping[str, Path]) -> Reading:
+    records = _records(paths)
+    malformed = sum(_is_malformed(record) for record in records)
+    note = f"As published: {malformed} of {len(records)} records are malformed and were not repaired."
+    return Reading([_example(record, repaired=False) for record in records], (note,))
+
+
+def _records(paths: Mapping[str, Path]) -> list[_Record]:
+    return [_Record(**record) for record in read_json(paths[FILE])]
+
+
+def _is_malformed(record: _Record) -> bool:
+    return record.prompt.endswith(f" {record.relative}")
+
+
+def _repair(record: _Record) -> _Record:
+    """The record as it was meant: asked-for word off the end, antecedent back in its place, the two exchanged."""
+    if not _is_malformed(record):
+        return record
+    if record.type not in HOLES:
+        raise DataError(
+            f"Record {record.id} of {FILE} is malformed and its category is {record.type!r}; expected one of "
+            f"{', '.join(HOLES)}. Get the published file."
+        )
+    prompt = record.prompt.removesuffix(f" {record.relative}")
+    words = list(re.finditer(r"\S+", prompt))
+    before = words[HOLES[record.type] - 1]
+    hole = before.start() + len(before[0].rstrip(",."))  # the antecedent's own punctuation was left behind
+    prompt = f"{prompt[:hole]} {record.target}{prompt[hole:]}"
+    return record._replace(prompt=prompt, target=record.relative, relative=record.target)
+
+
+def _example(record: _Record, *, repaired: bool) -> Example:
+    return Example(
+        id=f"longra-{record.id}",
+        prompt=record.prompt,
+        target=record.target,
+        dataset="longra",
+        category=record.type,
+        spans=_spans(record),
+        meta={"relative": record.relative, "repaired": repaired},
+    )
+
+
+def _spans(record: _Record) -> Spans:
+    """Named parts of the prompt; a malformed record has no antecedent."""
+    antecedent = None if _is_malformed(record) else re.search(rf"\b{re.escape(record.relative)}\b", record.prompt)
+    last = _LAST_NOUN.search(record.prompt)
+    found = {
+        "antecedent": antecedent and antecedent.span(),
+        "distractor": (distractor := _DISTRACTOR.search(record.prompt)) and distractor.span(),
+        "last_content_word": last and last.span(1),
+    }
+    return {name: (span,) for name, span in found.items() if span}
+
+
+DATA_SETS.register("longra", longra, summary="573 word pairs, to be completed across a distracting sentence")

@@ -1,0 +1,62 @@
+"""The 22 beginnings of Wikipedia sentences that the paper's runs call WikiBio (from ReAGent, Zhao and Shan, 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from noiser.data.example import Example
+from noiser.data.reading import read_text
+from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+
+__all__ = ["WIKITEXT", "read_wikitext", "wikitext"]
+
+FILE = "wikitext.txt"
+
+WIKITEXT = Source(
+    files=(
+        UpstreamFile(
+            name=FILE,
+            url="https://raw.githubusercontent.com/casszhao/ReAGent/780977384e4cd9eb53c1093e04643aa0f89d7f81/data/benchmark/wikitext.txt",
+            size=1_895,
+            sha256="b2034a1c76ad2c445d95287d551d8045100f1a56b655fbaf31b9f1d494980939",
+        ),
+    ),
+    licence="text from Wikipedia, CC BY-SA; repository MIT",
+    citation=(
+        'Zhao and Shan (2024), "ReAGent: A Model-agnostic Feature Attribution Method for Generative Language Models"'
+    ),
+)
+
+
+def wikitext() -> Recipe:
+    """The recipe of the 22 sentences. They have no target: the model's own continuation is explained."""
+    return Recipe(source=WIKITEXT, read=read_wikitext, read_as_published=_read_as_published)
+
+
+def read_wikitext(paths: Mapping[str, Path]) -> Reading:
+    """Every line, without the whitespace around it, as the paper's authors use them."""
+    lines = _lines(paths)
+    changed = sum(line != line.strip() for line in lines)
+    note = f"Removed the whitespace at the ends of {changed} of {len(lines)} lines."
+    return Reading(_examples(line.strip() for line in lines), (note,) * bool(changed))
+
+
+def _read_as_published(paths: Mapping[str, Path]) -> Reading:
+    lines = _lines(paths)
+    changed = sum(line != line.strip() for line in lines)
+    return Reading(_examples(lines), (f"As published: {changed} of {len(lines)} lines begin or end in whitespace.",))
+
+
+def _lines(paths: Mapping[str, Path]) -> list[str]:
+    return [line for line in read_text(paths[FILE]).split("\n") if line.strip()]
+
+
+def _examples(lines: Iterable[str]) -> list[Example]:
+    return [
+        Example(id=f"wikitext-{number}", prompt=line, target=None, dataset="wikitext")
+        for number, line in enumerate(lines)
+    ]
+
+
+DATA_SETS.register("wikitext", wikitext, summary='22 beginnings of Wikipedia sentences: "WikiBio" in the paper\'s runs')
