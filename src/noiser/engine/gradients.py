@@ -23,7 +23,7 @@ from noiser.engine.plan import Batch
 from noiser.errors import NumericalError
 from noiser.model.language_model import check_finite
 
-__all__ = ["Gradient", "Objective", "ObjectiveScore", "gradients"]
+__all__ = ["Gradient", "Objective", "ObjectiveScore", "frozen_parameters", "gradients"]
 
 ObjectiveScore = Literal["prob", "logprob"]
 
@@ -98,7 +98,7 @@ def _passes(
 ) -> Iterator[Gradient]:
     """One forward pass of a batch, one backward pass for each target, cut into pieces."""
     rows = engine.batch_rows(batch, perturbations)
-    with engine.lm.running(gradients=True), _frozen(engine.lm.model):
+    with engine.lm.running(gradients=True), frozen_parameters(engine.lm.model):
         inputs = engine.inputs(batch, perturbations).detach().requires_grad_()
         positions = [row - batch.start for row in rows]
         logits = engine.lm.logits(inputs, positions=positions, prefix=engine.prefix(batch))
@@ -163,7 +163,7 @@ def _pieces(
 
 
 @contextlib.contextmanager
-def _frozen(model: nn.Module) -> Generator[None]:
+def frozen_parameters(model: nn.Module) -> Generator[None]:
     """No parameter requires a gradient, so that no activation is kept for one; flags come back afterwards."""
     parameters = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
     for parameter in parameters:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.engine import Engine
-from noiser.engine.gradients import _frozen  # pyright: ignore[reportPrivateUsage]
+from noiser.engine.gradients import frozen_parameters
 from noiser.engine.interception import Interception
 from noiser.errors import ModelError, NumericalError
 from noiser.model.language_model import check_finite
@@ -67,7 +67,7 @@ def _run(
     objectives: Sequence[Objective],
 ) -> list[Multipliers]:
     lm, targets = engine.lm, engine.query.rows
-    with lm.running(gradients=True), _frozen(lm.model):
+    with lm.running(gradients=True), frozen_parameters(lm.model):
         inputs = (rows * lm.embedding_scale).to(lm.dtype).requires_grad_()
         with interception:
             logits = lm.logits(inputs, positions=targets)
