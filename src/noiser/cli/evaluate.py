@@ -39,6 +39,12 @@ def evaluate(
     ] = None,
     metrics: Annotated[str, typer.Option(help="Names, with commas between them.")] = "faithfulness",
     judge: Annotated[str | None, typer.Option(help="Of answerability: local or openai:MODEL.")] = None,
+    judge_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--judge-set", metavar="KEY=VALUE", help="A setting of the judge, such as budget_usd=1; repeatable."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most prompts to take.")] = None,
     unit: o.UnitName = "token",
     max_new_tokens: o.MaxNewTokens = None,
@@ -64,9 +70,10 @@ def evaluate(
         raise ParameterError("PROMPT and --data: got both, expected one of them.")
     asked = _examples(data, data_dir, limit) if data else _read(prompts or [], chat=chat)[:limit]
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    parameters = parse_parameters(set_ or ())
+    parameters, judge_parameters = parse_parameters(set_ or ()), parse_parameters(judge_set or ())
 
     from noiser.evaluation import evaluate as run
+    from noiser.judges import make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
 
@@ -81,13 +88,14 @@ def evaluate(
         revision=revision,
         trust_remote_code=trust_remote_code,
     )
+    asks = make_judge(judge, lm=lm, **judge_parameters) if judge else None
     with progress_bar("Evaluating") as progress:
         result = run(
             lm,
             asked,
             method=chosen,
             metrics=names,
-            judge=judge,
+            judge=asks,
             unit=unit,
             max_new_tokens=max_new_tokens or 1,
             seed=seed,
@@ -96,6 +104,8 @@ def evaluate(
             profile=profile,
             progress=progress,
         )
+    if bill := getattr(asks, "bill", None):  # what an endpoint was asked, and what it cost
+        typer.echo(str(bill), err=True)
     text = {"text": str, "json": type(result).dumps, "html": type(result).to_html}[format_](result)
     o.write(text.rstrip("\n") + "\n", output)
 
