@@ -21,8 +21,8 @@ def detokenize(line: str) -> str:
     'ann (born 4 may 1945) is a poet\'s daughter, and "doesn\'t" write.'
     """
     text = " ".join(_SYMBOLS.get(token.lower(), token) for token in line.split())
+    text = _CLITIC.sub(r"\1", text)
     text = re.sub(r"(?<!\S)`` ?", '"', text)
     text = re.sub(r" ?''(?!\S)", '"', text)
-    text = _CLITIC.sub(r"\1", text)
     text = _OPENING.sub(r"\1", text)
     return _CLOSING.sub(r"\1", text)

@@ -1,0 +1,141 @@
+"""Records of our own in the forms of the upstream files, a web server that serves them, and the real files' folder."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+from noiser.data import Source, UpstreamFile
+
+
+def known_record(number: int, subject: str, rest: str, answer: str, relation: str = "P1") -> dict[str, object]:
+    return {
+        "known_id": number,
+        "subject": subject,
+        "attribute": answer,
+        "template": "{} " + rest,
+        "prediction": f" {answer}, of course",
+        "prompt": f"{subject} {rest}",
+        "relation_id": relation,
+    }
+
+
+KNOWN_RECORDS = [
+    known_record(0, "The moss", "on our roof is", "green"),
+    known_record(1, "Grandfather's kettle", "sings in the key of", "C", "P2"),
+    known_record(2, "The moss", "on our roof is", "green"),
+    known_record(3, "Every second baker", "in town is named", "Paul", "P2"),
+]
+
+LONGRA_RECORDS = [  # 0 and 1 sound, 2 to 4 malformed as the published ones are
+    {
+        "id": 0,
+        "prompt": "After a week in Norway, we were tired. (The cat slept). We rested in the capital,",
+        "target": "Oslo",
+        "relative": "Norway",
+        "type": "capital-world",
+    },
+    {
+        "id": 1,
+        "prompt": "She sang slowly, and for long. (It rained, then snowed.) Her song was",
+        "target": "slow",
+        "relative": "slowly",
+        "type": "gram1-adjective-to-adverb",
+    },
+    {
+        "id": 2,
+        "prompt": "On the long road we reached, and stopped. (My shoe was wet). There we paid with the krone",
+        "target": "Denmark",
+        "relative": "krone",
+        "type": "currency",
+    },
+    {
+        "id": 3,
+        "prompt": "They said we. (The cat slept). Then he also walks",
+        "target": "walk",
+        "relative": "walks",
+        "type": "gram9-plural-verbs",
+    },
+    {
+        "id": 4,
+        "prompt": "Today I almost forgot my green at home. (A bus came.) So I have no apples",
+        "target": "apple",
+        "relative": "apples",
+        "type": "gram8-plural",
+    },
+]
+
+
+def upstream(name: str, content: bytes, address: str = "http://127.0.0.1:9") -> UpstreamFile:
+    digest = hashlib.sha256(content).hexdigest()
+    return UpstreamFile(name=name, url=f"{address}/{name}", size=len(content), sha256=digest)
+
+
+def source(*files: UpstreamFile) -> Source:
+    return Source(files=files, licence="ours", citation="nobody")
+
+
+def as_json(records: object) -> bytes:
+    return json.dumps(records, indent=1).encode()
+
+
+class Served:
+    """What a server has to give: paths to contents, replies it gives instead, and the requests that came."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.replies: dict[str, str] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.address = ""
+
+
+@contextmanager
+def serving():
+    """A server on this machine; replies of "cut" and "hang" break off, or never begin."""
+    served, finished = Served(), threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            served.requests.append((self.path, self.headers["User-Agent"]))
+            content, reply = served.files.get(self.path[1:]), served.replies.get(self.path[1:])
+            if reply == "hang":
+                finished.wait(20)
+                return
+            if content is None:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2] if reply == "cut" else content)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield served
+    finally:
+        finished.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _real_folder() -> Path | None:
+    """The folder of the real files: `$NOISER_DATA`, or shared/data beside the checkout."""
+    chosen = os.environ.get("NOISER_DATA")
+    folder = Path(chosen).expanduser() if chosen else Path(__file__).parents[2] / "shared" / "data"
+    return folder if folder.is_dir() else None
+
+
+REAL = _real_folder()
+NO_REAL = "the data sets' files are neither in NOISER_DATA nor in ../shared/data"

@@ -1,0 +1,410 @@
+"""The data sets: what readers make of upstream files, and what `load` adds. The records are our own."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_for_tests import (
+    KNOWN_RECORDS,
+    LONGRA_RECORDS,
+    NO_REAL,
+    REAL,
+    as_json,
+    source,
+    upstream,
+)
+from noiser import data
+from noiser.data import Example, Recipe, loading
+from noiser.data.dataset import choose
+from noiser.data.detokenizing import detokenize
+from noiser.data.known import known, read_known
+from noiser.data.longra import longra, read_longra
+from noiser.data.wikibio import first_sentences, read_biographies
+from noiser.data.wikitext import read_wikitext, wikitext
+from noiser.errors import DataError, ParameterError, UnknownNameError
+from noiser.evaluation.examples import read_examples
+from noiser.registry import Registry
+
+FILES = {
+    "known": ("known_1000.json", as_json(KNOWN_RECORDS), known),
+    "longra": ("LongRA.json", as_json(LONGRA_RECORDS), longra),
+    "wikitext": ("wikitext.txt", b"The old mill is \nA heron waits\n\nSnow fell on ", wikitext),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder of the user's with our own files, under a registry that knows their checksums."""
+    registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
+    for name, (file, content, recipe) in FILES.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_bytes(content)
+        real = recipe()
+        made = Recipe(source=source(upstream(file, content)), read=real.read, read_as_published=real.read_as_published)
+        registry.register(name, lambda made=made: made, summary="")
+    monkeypatch.setattr(loading, "DATA_SETS", registry)
+    monkeypatch.delenv("NOISER_DATA", raising=False)
+    return tmp_path
+
+
+def parts(example: Example) -> dict[str, list[str]]:
+    return {name: [example.prompt[start:end] for start, end in spans] for name, spans in example.spans.items()}
+
+
+# ---- known -----------------------------------------------------------------------------------------------------------
+
+
+def test_known_has_every_prompt_once_and_says_so(folder):
+    found = data.load("known", folder)
+    assert [example.id for example in found] == ["known-0", "known-1", "known-3"]
+    assert found.notes == ("Removed 1 of 4 records: known-2 repeats the prompt of known-0.",)
+    assert (found.total, found.as_published) == (3, False)
+    assert found[1] == Example(
+        id="known-1",
+        prompt="Grandfather's kettle sings in the key of",
+        target="C",
+        dataset="known",
+        category="P2",
+        spans={"subject": ((0, 20),)},
+        meta={
+            "subject": "Grandfather's kettle",
+            "template": "{} sings in the key of",
+            "prediction": " C, of course",
+        },
+    )
+    assert found.categories == {"P1": 1, "P2": 2}
+
+
+def test_known_as_published_keeps_the_duplicate(folder):
+    found = data.load("known", folder, as_published=True)
+    assert [example.id for example in found] == ["known-0", "known-1", "known-2", "known-3"]
+    assert found.notes == ("As published: 4 records; prompts that occur before: known-2.",)
+    assert found.as_published
+
+
+def test_known_without_duplicates_has_no_note(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(as_json(KNOWN_RECORDS[:2]))
+    assert read_known({"known_1000.json": path}).notes == ()
+
+
+# ---- longra ----------------------------------------------------------------------------------------------------------
+
+
+def test_longra_is_repaired(folder):
+    found = data.load("longra", folder)
+    assert [(example.prompt, example.target) for example in found[2:]] == [
+        ("On the long road we reached Denmark, and stopped. (My shoe was wet). There we paid with the", "krone"),
+        ("They said we walk. (The cat slept). Then he also", "walks"),
+        ("Today I almost forgot my green apple at home. (A bus came.) So I have no", "apples"),
+    ]
+    assert [example.meta["repaired"] for example in found] == [False, False, True, True, True]
+    assert [example.meta["relative"] for example in found] == ["Norway", "slowly", "Denmark", "walk", "apple"]
+    assert found.notes == ("Repaired 3 of 5 records, malformed in LongRA.json.",)
+
+
+def test_longra_leaves_sound_records_alone(folder):
+    for example, record in zip(data.load("longra", folder)[:2], LONGRA_RECORDS, strict=False):
+        assert (example.prompt, example.target, example.category) == (
+            record["prompt"],
+            record["target"],
+            record["type"],
+        )
+
+
+def test_longra_spans(folder):
+    found = data.load("longra", folder)
+    assert parts(found[0]) == {
+        "antecedent": ["Norway"],
+        "distractor": ["(The cat slept)."],
+        "last_content_word": ["capital"],
+    }
+    assert parts(found[1]) == {"antecedent": ["slowly"], "distractor": ["(It rained, then snowed.)"]}
+    assert [parts(example)["antecedent"] for example in found[2:]] == [["Denmark"], ["walk"], ["apple"]]
+
+
+def test_longra_as_published_has_the_records_as_they_are(folder):
+    found = data.load("longra", folder, as_published=True)
+    assert [(e.prompt, e.target) for e in found] == [(r["prompt"], r["target"]) for r in LONGRA_RECORDS]
+    assert found.notes == ("As published: 3 of 5 records are malformed and were not repaired.",)
+    assert parts(found[2]) == {"distractor": ["(My shoe was wet)."]}, "its antecedent was deleted"
+    assert "antecedent" in found[0].spans
+
+
+def test_longra_malformed_in_a_category_without_known_place(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(as_json([{**LONGRA_RECORDS[2], "type": "rivers"}]))
+    with pytest.raises(
+        DataError, match=r"Record 2 .* malformed and its category is 'rivers'; expected one of currency"
+    ):
+        read_longra({"LongRA.json": path})
+
+
+# ---- wikitext and wikibio --------------------------------------------------------------------------------------------
+
+
+def test_wikitext_is_stripped_unless_as_published(folder):
+    found = data.load("wikitext", folder)
+    assert [example.prompt for example in found] == ["The old mill is", "A heron waits", "Snow fell on"]
+    assert [example.id for example in found] == ["wikitext-0", "wikitext-1", "wikitext-2"]
+    assert {example.target for example in found} == {None}
+    assert found.notes == ("Removed the whitespace at the ends of 2 of 3 lines.",)
+    published = data.load("wikitext", folder, as_published=True)
+    assert [example.prompt for example in published] == ["The old mill is ", "A heron waits", "Snow fell on "]
+    assert published.notes == ("As published: 2 of 3 lines begin or end in whitespace.",)
+
+
+def test_wikitext_splits_at_newlines_only(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("A line\u2028with a separator\nAnother", encoding="utf-8")
+    assert len(read_wikitext({"wikitext.txt": path}).examples) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Ann Ode (b. 1953) paints. She lives in Bonn. She rows.", ["Ann Ode (b. 1953) paints.", "She lives in Bonn."]),
+        ("Ole (Bergen, c. 1560 – c. 1621) sang. He wrote.", ["Ole (Bergen, c. 1560 – c. 1621) sang.", "He wrote."]),
+        ("Dr. A. B. Cee :( wept. He left.\nHe returned.", ["Dr. A. B. Cee :( wept.", "He left."]),
+        ("One sentence only", ["One sentence only"]),
+        ("", []),
+    ],
+)
+def test_first_sentences(text, sentences):
+    assert first_sentences(text)[:2] == sentences
+
+
+def test_biographies_of_selfcheckgpt(tmp_path):
+    path = tmp_path / "b.json"
+    path.write_bytes(
+        as_json(
+            [
+                {"wiki_bio_test_idx": 70, "wiki_bio_text": "Ann Ode paints. She rows.  She sings.", "gpt3": "x"},
+                {"wiki_bio_test_idx": 71, "wiki_bio_text": "Nothing is known of Bo."},
+            ]
+        )
+    )
+    reading = read_biographies(path)
+    assert [(e.id, e.prompt, e.target) for e in reading.examples] == [("wikibio-70", "Ann Ode paints. She rows.", None)]
+    assert reading.notes == ("Left out 1 of 2 biographies, which have fewer than 2 sentences.",)
+
+
+LINES = [
+    "ann ode -lrb- born 4 may 1945 -- 1990 -rrb- was a poet 's daughter .",
+    "she did n't write , but `` painted '' .",
+    "she rowed .",
+]
+JOINED = "ann ode (born 4 may 1945 – 1990) was a poet's daughter. she didn't write, but \"painted\"."
+
+
+def test_biographies_of_lebret(tmp_path):
+    (tmp_path / "part.json").write_bytes(as_json({"5": [line + "\n" for line in LINES], "6": ["bo was .\n"]}))
+    (tmp_path / "train.sent").write_text("\n".join([*LINES, "bo was ."]) + "\n", encoding="utf-8")
+    (tmp_path / "train.nb").write_text("3\n1\n", encoding="utf-8")
+    for file, identity in (("part.json", "wikibio-5"), ("train.sent", "wikibio-0")):
+        reading = read_biographies(tmp_path / file)
+        assert [(example.id, example.prompt) for example in reading.examples] == [(identity, JOINED)]
+        assert "Left out 1 of 2" in reading.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("a.json", b"[1, 2]", "holds no biographies; expected a JSON list"),
+        ("a.json", b'{"a": "text"}', "holds no biographies"),
+        ("a.json", b"3", "holds no biographies"),
+        ("a.json", b"{", "is no JSON"),
+        ("a.json", b"\xff", "no text in UTF-8"),
+        ("a.sent", b"one .\ntwo .\n", "has 2 lines and a.nb counts 3"),
+        ("b.sent", b"one .\n", "b.nb: invalid literal"),
+        ("c.sent", b"one .\n", "Cannot read"),
+    ],
+)
+def test_biographies_in_another_form(tmp_path, file, content, says):
+    (tmp_path / "a.nb").write_text("3\n")
+    (tmp_path / "b.nb").write_text("x\n")
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        read_biographies(tmp_path / file)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ("a , b ; c : d ?", "a, b; c: d?"),
+        ("-lrb- see [ 3 ] -rrb- , then", "(see [3]), then"),
+        ("the ''", 'the"'),
+        ("`` the cat '' , he said .", '"the cat", he said.'),
+        ("the dogs ' house is n't theirs , it 's ours", "the dogs ' house isn't theirs, it's ours"),
+        ("100 % of $ 5", "100% of $5"),
+        ("", ""),
+    ],
+)
+def test_detokenize(tokens, text):
+    assert detokenize(tokens) == text
+
+
+# ---- load ------------------------------------------------------------------------------------------------------------
+
+
+def test_limit_takes_the_first_and_says_so(folder):
+    found = data.load("known", folder, 2)
+    assert [example.id for example in found] == ["known-0", "known-1"]
+    assert found.notes[-1] == "Took 2 of 3 examples, in the order of the file."
+    assert found.total == 3
+    assert data.load("known", folder, 3).notes == data.load("known", folder).notes
+
+
+def test_category(folder):
+    found = data.load("longra", folder, category="currency")
+    assert [example.id for example in found] == ["longra-2"]
+    assert found.notes[-1] == "Took 1 of 5 examples, category currency, in the order of the file."
+    with pytest.raises(UnknownNameError, match=r"Unknown category of longra 'curency'. Did you mean 'currency'\?"):
+        data.load("longra", folder, category="curency")
+
+
+def examples(count: int) -> list[Example]:
+    return [Example(id=f"x-{number}", prompt="p", target=None, dataset="x") for number in range(count)]
+
+
+def test_samples_keep_the_order_and_are_nested():
+    everything = examples(40)
+    small, large = choose(everything, 8, 3), choose(everything, 20, 3)
+    assert [e for e in everything if e in small] == small
+    assert set(small) < set(large)
+    assert choose(everything, 8, 3) == small
+    assert choose(everything, 8, 4) != small
+    assert set(choose(everything[::-1], 8, 3)) == set(small)
+    assert choose([e for e in everything if e in large], 8, 3) == small, "what is not drawn does not matter"
+
+
+def test_samples_are_uniform():
+    """Each of 10 examples is drawn 3 of 10 times: over 2000 seeds, 600 times with a standard deviation of 20."""
+    counts = Counter(example.id for seed in range(2000) for example in choose(examples(10), 3, seed))
+    assert all(500 < counts[f"x-{number}"] < 700 for number in range(10)), counts
+
+
+def test_sample_is_noted(folder):
+    assert data.load("longra", folder, 2, 7).notes[-1] == "Took 2 of 5 examples, at random with seed 7."
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"limit": 0}, "limit is 0; expected at least 1"), ({"seed": 1}, "Got seed 1 and no limit")],
+)
+def test_wrong_limits(folder, options, says):
+    with pytest.raises(ParameterError, match=says):
+        data.load("known", folder, **options)
+
+
+def test_unknown_name():
+    with pytest.raises(UnknownNameError, match=r"Unknown data set 'nown'. Did you mean 'known'\?"):
+        data.load("nown")
+
+
+def test_as_published_where_there_is_no_such_form():
+    with pytest.raises(ParameterError, match=r"wikibio has one form only"):
+        data.load("wikibio", as_published=True)
+
+
+def test_environment_names_the_folder_and_an_argument_goes_before_it(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("NOISER_DATA", str(folder))
+    assert len(data.load("known")) == 3
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"There is no known_1000.json in .*empty or below"):
+        data.load("known", tmp_path / "empty")
+
+
+def test_records_with_other_fields(folder, monkeypatch):
+    content = as_json([{"prompt": "p"}])
+    (folder / "strange.json").write_bytes(content)
+    made = Recipe(
+        source=source(upstream("strange.json", content)),
+        read=lambda paths: read_known({"known_1000.json": paths["strange.json"]}),
+    )
+    loading.DATA_SETS.register("strange", lambda: made, summary="")
+    with pytest.raises(DataError, match=r"files of strange have another form than expected: KeyError\('subject'\)"):
+        data.load("strange", folder)
+
+
+def test_a_data_set_is_a_sequence_that_evaluate_takes_and_that_travels(folder):
+    found = data.load("longra", folder)
+    assert len(found[1:3]) == 2
+    assert found[0] in found
+    items = read_examples(found)
+    assert [(i.prompt, i.target, i.spans) for i in items] == [(e.prompt, e.target, e.spans) for e in found]
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert len({*found, *found}) == 5
+
+
+# ---- the real files --------------------------------------------------------------------------------------------------
+
+real_files = pytest.mark.skipif(REAL is None, reason=NO_REAL)
+
+
+@real_files
+def test_real_known():
+    found = data.load("known", REAL)
+    assert len(found) == 1208
+    assert found.notes == ("Removed 1 of 1209 records: known-762 repeats the prompt of known-446.",)
+    assert len(data.load("known", REAL, as_published=True)) == 1209
+    assert len(found.categories) == 33
+    for example in found:
+        assert parts(example)["subject"] == [example.meta["subject"]]
+        continued = str(example.meta["template"]).format(example.meta["subject"]) + str(example.meta["prediction"])
+        assert continued.startswith(f"{example.prompt} {example.target}")
+
+
+@real_files
+def test_real_longra_equals_the_rendered_templates():
+    rendered = next(REAL.rglob("longra_573_rendered.json"), None)
+    if rendered is None:
+        pytest.skip("longra_573_rendered.json is not with the other files")
+    right = json.loads(rendered.read_text(encoding="utf-8"))
+    found = data.load("longra", REAL)
+    got = [
+        {
+            "id": int(e.id.removeprefix("longra-")),
+            "category": e.category,
+            "prompt": e.prompt,
+            "target": e.target,
+            "antecedent": parts(e)["antecedent"][0],
+            "distractor": parts(e)["distractor"][0],
+        }
+        for e in found
+    ]
+    assert got == right
+    assert len(found) == 573
+    assert sum(bool(e.meta["repaired"]) for e in found) == 186
+    published = data.load("longra", REAL, as_published=True)
+    assert sum(a.prompt != b.prompt for a, b in zip(published, found, strict=True)) == 186
+
+
+@real_files
+def test_real_longra_capital_world():
+    found = data.load("longra", REAL, category="capital-world")
+    assert len(found) == 116
+    assert {parts(example)["last_content_word"][0] for example in found} == {"capital"}
+
+
+@real_files
+def test_real_wikitext():
+    found = data.load("wikitext", REAL)
+    assert len(found) == 22
+    assert all(example.prompt == example.prompt.strip() for example in found)
+
+
+@real_files
+def test_real_wikibio():
+    found = data.load("wikibio", REAL)
+    assert len(found) == len({example.id for example in found}) == 119
+    assert all(example.prompt.count("(") == example.prompt.count(")") for example in found)
+    assert min(len(example.prompt) for example in found) > 90
+    part = next(REAL.rglob("lebret_train_first10*.json"), None)
+    if part is not None:
+        assert len(read_biographies(part).examples) == 8
