@@ -65,7 +65,19 @@ _NAMES = {
     "model": ["LanguageModel", "load_model", "wrap"],
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names}
-_ROOMS = {"attribution", "data", "engine", "errors", "evaluation", "judges", "methods", "metrics", "model", "registry", "types"}
+_ROOMS = {
+    "attribution",
+    "data",
+    "engine",
+    "errors",
+    "evaluation",
+    "judges",
+    "methods",
+    "metrics",
+    "model",
+    "registry",
+    "types",
+}
 
 
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
