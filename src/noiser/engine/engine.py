@@ -60,7 +60,10 @@ class Engine:
         with lm.running():
             self._embeddings = lm.embed(query.token_ids)
             self.table_rows = self._embeddings.float() / lm.embedding_scale
-            if lm.reuses_prefix:
+            done = query.continuation
+            if done is not None and done.model is lm.model and done.prefix is not None:
+                self._prefix, logits = done.prefix, done.logits
+            elif lm.reuses_prefix:
                 self._prefix, logits = record_prefix(lm, self._embeddings, list(query.rows))
             else:
                 logits = lm.logits(self._embeddings[None], positions=query.rows)[0]

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.prefix import record_prefix
+from noiser.model.prefix import Prefix, record_prefix
 
-__all__ = ["greedy_continuation"]
+__all__ = ["Continuation", "greedy_continuation"]
 
 
-def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], count: int) -> tuple[int, ...]:
+class Continuation(NamedTuple):
+    """A greedy continuation, and what running it has left behind.
+
+    Attributes:
+        model: the model that ran.
+        token_ids: its tokens.
+        logits: [tokens, vocab], float32, of which they are the most probable.
+        prefix: keys and values of the prompt and all tokens but the last at least; None where the model's cache
+            cannot be reused.
+    """
+
+    model: object
+    token_ids: tuple[int, ...]
+    logits: Float[Tensor, "tokens vocab"]
+    prefix: Prefix | None
+
+
+def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], count: int) -> Continuation:
     """The `count` most probable next tokens, one after the other.
 
     It ends earlier before an end-of-sequence token, unless that is the very first one.
@@ -22,12 +41,14 @@ def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], co
     """
     stops = _end_tokens(lm)
     out: list[int] = []
+    rows: list[Float[Tensor, "one vocab"]] = []
     with lm.running():
         embeddings = lm.embed(token_ids)
         prefix = None
         while len(out) < count:
-            if prefix is not None and out:
+            if prefix is not None:
                 logits = lm.logits(lm.embed(torch.tensor([out[-1:]])), positions=[0], prefix=prefix)[0]
+                prefix.length += 1
             elif lm.reuses_prefix:
                 prefix, logits = record_prefix(lm, embeddings, [len(token_ids) - 1])
             else:
@@ -38,9 +59,10 @@ def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], co
             if out and token in stops:
                 break
             out.append(token)
+            rows.append(logits)
             if token in stops:
                 break
-    return tuple(out)
+    return Continuation(lm.model, tuple(out), torch.cat(rows), prefix)
 
 
 def _end_tokens(lm: LanguageModel) -> set[int]:

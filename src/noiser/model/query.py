@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from noiser.errors import ParameterError, PromptError, TargetError
-from noiser.model.generate import greedy_continuation
+from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_units
@@ -37,6 +37,7 @@ class Query:
         units: what gets a score.
         unit: name of the segmentation: "token", "word", "sentence" or "spans".
         target_texts: the targets as text.
+        continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
     prompt: Prompt
@@ -49,6 +50,7 @@ class Query:
     units: tuple[Span, ...]
     unit: str
     target_texts: tuple[str, ...]
+    continuation: Continuation | None = None
 
     @property
     def token_ids(self) -> Int[Tensor, " length"]:
@@ -90,8 +92,10 @@ def build_query(
     check_length(lm, len(encoding.token_ids))
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
-        ids = greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens)
+        continuation = greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens)
+        ids = continuation.token_ids
     else:
+        continuation = None
         ids = _token_ids_of(lm, encoding, target, "target")
     ids, first, foil_id = _contrast(lm, encoding, ids, foil)
     check_length(lm, len(encoding.token_ids) + len(ids) - 1)
@@ -113,6 +117,7 @@ def build_query(
         units=units,
         unit=unit if isinstance(unit, str) else "spans",
         target_texts=tuple(texts[first:]),
+        continuation=continuation if foil is None else None,
     )
 
 
