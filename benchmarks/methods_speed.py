@@ -4,7 +4,7 @@
     python benchmarks/methods_speed.py --model smollm2-135m-instruct
 
 Both run in this process, in turns, on the same weights, prompts and threads, in float32, and with the same numbers of
-steps and samples. What is timed is the whole call: text in, the next token predicted, its scores out; the best of a few
+steps and samples. What is timed is the whole call: prompt and target in, scores out; the best of a few
 repetitions, summed over the prompts. Inseq is left out when it is not installed. Its special tokens move to the
 baseline, ours do not; `tests/test_gradients.py` shows that the scores agree when ours move too.
 """
@@ -45,28 +45,31 @@ COMPARED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Our name: Inseq's name, our hyper-parameters, Inseq's."""
 
 
-def best(runs: Sequence[Callable[[str], object]], repeats: int) -> list[float]:
+Run = Callable[[str, noiser.Target], object]
+
+
+def best(runs: Sequence[Run], targets: Sequence[noiser.Target], repeats: int) -> list[float]:
     """The shortest time of each run, summed over the prompts; runs take turns, so that a busy machine slows all."""
     for run in runs:
-        run(PROMPTS[0])
+        run(PROMPTS[0], targets[0])
     totals = [0.0] * len(runs)
-    for prompt in PROMPTS:
+    for prompt, target in zip(PROMPTS, targets, strict=True):
         times: list[list[float]] = [[] for _ in runs]
         for _ in range(repeats):
             for run, found in zip(runs, times, strict=True):
                 begin = time.perf_counter()
-                run(prompt)
+                run(prompt, target)
                 found.append(time.perf_counter() - begin)
         totals = [total + min(found) for total, found in zip(totals, times, strict=True)]
     return totals
 
 
-def ours_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) -> Callable[[str], object]:
+def ours_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     method = make_method(name, **parameters)
-    return lambda prompt: noiser.attribute(lm, prompt, method=method)
+    return lambda prompt, target: noiser.attribute(lm, prompt, method=method, target=target.token_id)
 
 
-def inseq_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) -> Callable[[str], object]:
+def inseq_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     """Inseq on a copy of the model, since it changes settings; attention methods need the eager implementation."""
     import inseq
 
@@ -74,21 +77,20 @@ def inseq_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) ->
     if name == "attention":
         model.set_attn_implementation("eager")
     theirs = inseq.load_model(model, name, tokenizer=copy.deepcopy(lm.tokenizer))
-    options = {"generation_args": {"max_new_tokens": 1, "do_sample": False}, "show_progress": False, **parameters}
-    return lambda prompt: theirs.attribute(prompt, **options)
+    return lambda prompt, target: theirs.attribute(prompt, prompt + target.text, show_progress=False, **parameters)
 
 
-def compare(lm: noiser.LanguageModel, name: str, repeats: int) -> str:
+def compare(lm: noiser.LanguageModel, name: str, targets: Sequence[noiser.Target], repeats: int) -> str:
     """One row of the table."""
     inseq_name, our_parameters, their_parameters = COMPARED[name]
     ours = ours_of(lm, name, our_parameters)
     if importlib.util.find_spec("inseq") is None:
-        return f"| `{name}` | {best([ours], repeats)[0]:.2f} | not installed | |"
+        return f"| `{name}` | {best([ours], targets, repeats)[0]:.2f} | not installed | |"
     try:
-        mine, theirs = best([ours, inseq_of(lm, inseq_name, their_parameters)], repeats)
+        mine, theirs = best([ours, inseq_of(lm, inseq_name, their_parameters)], targets, repeats)
     except Exception as error:  # its failures are a result too
         reason = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}".replace("|", "/")
-        return f"| `{name}` | {best([ours], repeats)[0]:.2f} | fails: {reason} | |"
+        return f"| `{name}` | {best([ours], targets, repeats)[0]:.2f} | fails: {reason} | |"
     return f"| `{name}` | {mine:.2f} | {theirs:.2f} | {theirs / mine:.1f} |"
 
 
@@ -109,6 +111,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(arguments.threads)
     lm = noiser.load_model(arguments.model, dtype="float32", device="cpu")
+    targets = [noiser.attribute(lm, prompt, method="random").targets[0] for prompt in PROMPTS]
     lengths = [len(lm.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
     print(
         f"{lm.identity.name}, float32, {torch.get_num_threads()} threads, prompts of {lengths} tokens, one target each;"
@@ -118,7 +121,7 @@ def main() -> None:
     )
     print("\n| method | ours, s | Inseq, s | times faster |\n|---|---|---|---|")
     for name in arguments.methods:
-        print(compare(lm, name, arguments.repeats), flush=True)
+        print(compare(lm, name, targets, arguments.repeats), flush=True)
 
 
 if __name__ == "__main__":

@@ -371,15 +371,14 @@ def test_equals_inseq(real, name, method):
     if importlib.util.find_spec("inseq") is None:
         pytest.skip("inseq, which this compares with, is not installed: pip install inseq==0.7.1")
     prompt = "LeBron James professionally plays the sport of"
+    att = noiser.attribute(real, prompt, method=method, special_tokens="perturbed")
     steps = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         import inseq
 
         theirs = inseq.load_model(copy.deepcopy(real.model), name, tokenizer=copy.deepcopy(real.tokenizer))
-        generation = {"max_new_tokens": 1, "do_sample": False}
-        out = theirs.attribute(prompt, generation_args=generation, show_progress=False, **steps)
-    att = noiser.attribute(real, prompt, method=method, special_tokens="perturbed")
+        out = theirs.attribute(prompt, prompt + att.targets[0].text, show_progress=False, **steps)
     expected = reduced(out.sequence_attributions[0].target_attributions.float()[:-1, 0], method.reduce)
     assert expected.shape == att.scores[0].shape
     torch.testing.assert_close(att.scores[0], expected, atol=2e-4 * float(expected.abs().max()), rtol=1e-3)
