@@ -37,8 +37,8 @@ class LanguageModel:
         model: a decoder-only Hugging Face model with a language-modelling head.
         tokenizer: its tokenizer.
         identity: how to load the same model again; read off the model when None.
-        batch_tokens: the most tokens that one forward pass may hold. Lower it when memory is short; results
-            do not depend on it.
+        batch_tokens: the most tokens that one forward pass may hold; None for 1,024 on a CPU, which keeps activations
+            in its caches, and 8,192 elsewhere. Lower it when memory is short; results do not depend on it.
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
@@ -50,13 +50,13 @@ class LanguageModel:
         tokenizer: PreTrainedTokenizerBase,
         *,
         identity: ModelIdentity | None = None,
-        batch_tokens: int = 4096,
+        batch_tokens: int | None = None,
     ) -> None:
         _check_is_causal(model)
         self.model: Any = model
         self.tokenizer: Any = tokenizer
         self.identity = identity or _identity_of(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -198,13 +198,15 @@ def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype
         )
 
 
-def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_tokens: int = 4096) -> LanguageModel:
+def wrap(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_tokens: int | None = None
+) -> LanguageModel:
     """Makes objects that the caller already has usable here; they are left exactly as they were.
 
     Args:
         model: any decoder-only Hugging Face model, on any device, in any precision, also with a `device_map`.
         tokenizer: its tokenizer.
-        batch_tokens: the most tokens that one forward pass may hold.
+        batch_tokens: the most tokens that one forward pass may hold; see `LanguageModel`.
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
