@@ -61,6 +61,8 @@ def test_a_rebuilt_query_is_the_query(options):
     lm, att = attributed(prompt="The quick 🦊 sings. He runs", **options)
     built = build_query(lm, "The quick 🦊 sings. He runs", **options)
     for field in dataclasses.fields(built):
+        if field.name == "continuation":  # what the greedy run left behind is a saving, not a part of the question
+            continue
         assert getattr(rebuild_query(lm, att), field.name) == getattr(built, field.name), field.name
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -50,7 +50,7 @@ class Query:
     units: tuple[Span, ...]
     unit: str
     target_texts: tuple[str, ...]
-    continuation: Continuation | None = None
+    continuation: Continuation | None = field(default=None, repr=False)
 
     @property
     def token_ids(self) -> Int[Tensor, " length"]:
