@@ -57,6 +57,7 @@ def test_faithfulness_gives_scores_log_ratios_and_curves():
     assert not found.skipped
 
 
+@pytest.mark.slow
 def test_random_scores_have_no_signal():
     found = evaluated(PROMPTS * 3, "faithfulness", method="random", masks=3)
     for name in ("faithfulness", "log_ratio_ns", "log_ratio_nc", "area_minus_random", "area_minus_permuted"):
@@ -120,6 +121,7 @@ def test_stability_runs_again_and_attributions_cannot():
     assert "cannot be made again" in evaluated([att], "stability").skipped[0].error
 
 
+@pytest.mark.slow
 def test_two_methods_are_compared_prompt_by_prompt():
     one, other = evaluated(), evaluated(method="occlusion")
     gap = one.minus(other)

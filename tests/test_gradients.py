@@ -195,6 +195,7 @@ def test_frozen_tokens_keep_their_rows():
     assert movable_positions(every) == tuple(range(len(query.encoding.token_ids)))
 
 
+@pytest.mark.slow
 def test_expected_gradients_converge_to_integrated_gradients():
     lm = tiny("gpt2")
     exact = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=200))
@@ -204,6 +205,7 @@ def test_expected_gradients_converge_to_integrated_gradients():
     assert (found.stderr < 0.1 * exact.scores.abs().max()).all()
 
 
+@pytest.mark.slow
 def test_standard_errors_equal_what_repeated_draws_show():
     lm = tiny("gpt2")
     runs = [noiser.attribute(lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed) for seed in range(40)]

@@ -169,6 +169,7 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
             assert float(att.scores[0, i]) == pytest.approx(distance, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_standard_errors_equal_what_repeated_draws_show():
     lm = tiny("llama")
     for score in ("prob", "logprob", "hellinger"):

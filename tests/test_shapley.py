@@ -90,6 +90,7 @@ def test_scores_sum_to_what_all_units_together_change(method):
             assert float(att.scores[g].double().nansum()) == pytest.approx(gain, abs=2e-6)
 
 
+@pytest.mark.slow
 def test_sampled_orders_are_within_their_standard_errors():
     lm = tiny("gemma3")
     truth = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(samples=256), max_new_tokens=2).scores
