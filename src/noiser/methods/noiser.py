@@ -58,7 +58,8 @@ class Noiser:
         all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed.
         search: "exact" returns what bisecting every unit returns. "certified", for "k_min" alone, bisects the units
             that the gradient says tolerate least, and lets the pass that scores certify that no other unit flips:
-            less work, and the same result unless a unit flips at some k but not at a larger one.
+            the same result unless a unit flips at some k but not at a larger one, for less work on prompts of some
+            twenty tokens and more (on short ones it can be more).
         profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
             of the bisection is returned rather than the last that did not flip.
         noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens.

@@ -120,8 +120,10 @@ class Certified:
         """What has to be evaluated next; empty when the search is over."""
         if not self._certifying:
             return self._inner.probes()
+        # Some at first, lest k be far too large; once it has been lowered, all.
+        count = max(2, len(self._units) // 4) if self._flips_from == float("inf") else len(self._units)
         k = self._smallest()
-        return [(unit, k) for unit in self._uncertain[: max(2, len(self._units) // 4)]]
+        return [(unit, k) for unit in self._uncertain[:count]]
 
     def update(self, flips: Mapping[Probe, bool]) -> None:
         """Takes the answers to all of `probes()`."""
