@@ -157,7 +157,7 @@ def test_a_constant_factor_changes_nothing():
 
 
 def slow_minimum(scores, needed, words):
-    """DESIGN 3.9, read out: (last success, first failure), None where there is none."""
+    """The definition, read out: (last success, first failure), None where there is none."""
     left = list(range(len(words)))
     success, failure = None, None
     while left:

@@ -129,7 +129,7 @@ def answerability(
 ) -> Answerability:
     """Shows a judge the words of highest score, in the order of the prompt, and asks what comes next.
 
-    The paper's section "Answerability Metrics"; DESIGN 3.9. All requests go to the judge at once.
+    The paper's section "Answerability Metrics". All requests go to the judge at once.
 
     Args:
         atts: attributions over tokens (summed to words) or words. Meaningful where what follows is one word: a
