@@ -101,7 +101,7 @@ def test_greedy_is_the_most_probable_word_of_a_plain_completion():
     lm = model()
     (verdict,) = LocalJudge(lm).judge([JudgeRequest(("The", "quick", "fox"))])
     ids = encode(lm.tokenizer, "The quick fox").token_ids
-    greedy = greedy_continuation(lm, torch.tensor(ids), 8)
+    greedy = greedy_continuation(lm, torch.tensor(ids), 8).token_ids
     assert verdict.replies == (lm.tokenizer.decode(list(greedy), skip_special_tokens=True),)
 
 
