@@ -20,7 +20,9 @@ __all__ = [
     "NoiserError",
     "NumericalError",
     "ParameterError",
+    "PlanError",
     "PromptError",
+    "RunError",
     "StoredFileError",
     "TargetError",
     "UnitError",
@@ -95,6 +97,14 @@ class StoredFileError(NoiserError, ValueError):
 
 class DependencyError(NoiserError, ImportError):
     """An optional dependency that is not installed. The message has the command that installs it."""
+
+
+class PlanError(NoiserError, ValueError):
+    """A benchmark's plan that cannot be read, or that changes the meaning of what is stored."""
+
+
+class RunError(NoiserError, OSError):
+    """A benchmark that cannot go on: its folder cannot be written, or its workers keep dying."""
 
 
 class JudgeError(NoiserError, RuntimeError):

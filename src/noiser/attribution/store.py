@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch import Tensor
+
+from noiser.files import write_text
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
@@ -111,23 +110,3 @@ def _line(value: Any) -> str:
 def save(att: Attribution, path: str | PathLike[str]) -> None:
     """Writes `dumps(att)`; see `write_text` for what happens on failure."""
     write_text(path, dumps(att))
-
-
-def write_text(path: str | PathLike[str], text: str) -> None:
-    """Writes a whole file or nothing: a temporary file in the same folder takes the place of `path` at the end.
-
-    Raises:
-        OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
-    """
-    place = Path(os.path.realpath(path))
-    draft = place.with_name(f".noiser-{secrets.token_hex(8)}.tmp")
-    try:
-        with draft.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if place.is_file():
-            draft.chmod(place.stat().st_mode & 0o777)
-        draft.replace(place)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from noiser.data.example import Example
 from noiser.data.source import Source
 from noiser.errors import ParameterError, UnknownNameError
 
-__all__ = ["DataSet", "choose", "of_category"]
+__all__ = ["DataSet", "choose", "in_draw_order", "of_category"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,13 @@ def choose(examples: Sequence[Example], limit: int | None, seed: int | None) -> 
         raise ParameterError(f"limit is {limit}; expected at least 1, or None for all.")
     if seed is None:
         return examples[:limit]
-    drawn = {example.id for example in sorted(examples, key=lambda example: _draw(seed, example.id))[:limit]}
+    drawn = {example.id for example in in_draw_order(examples, seed)[:limit]}
     return [example for example in examples if example.id in drawn]
+
+
+def in_draw_order(examples: Sequence[Example], seed: int) -> list[Example]:
+    """The examples as a seed draws them: its sample of any size is the beginning."""
+    return sorted(examples, key=lambda example: _draw(seed, example.id))
 
 
 def _draw(seed: int, identity: str) -> bytes:

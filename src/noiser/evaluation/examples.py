@@ -21,6 +21,7 @@ class Item:
         index: its place among the examples.
         prompt: the prompt; of an attribution, the one that it was made from.
         target: what to explain; None for the greedy continuation.
+        gold: the answer that a data set gives; None for the model's own.
         spans: named character spans, for localisation.
         attribution: the attribution, if it is there already.
     """
@@ -28,6 +29,7 @@ class Item:
     index: int
     prompt: Prompt
     target: str | int | None = None
+    gold: str | None = None
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     attribution: Attribution | None = None
 
@@ -66,5 +68,6 @@ def _item(index: int, example: Any) -> Item:
             f"Example {index} is a {type(example).__name__}; expected a text, a list of chat messages, an Attribution, "
             "or an object with an attribute `prompt`."
         )
-    spans = getattr(example, "spans", None)
-    return Item(index=index, prompt=example.prompt, target=getattr(example, "target", None), spans=spans)
+    spans, target = getattr(example, "spans", None), getattr(example, "target", None)
+    gold = target if isinstance(target, str) else None
+    return Item(index=index, prompt=example.prompt, target=target, gold=gold, spans=spans)

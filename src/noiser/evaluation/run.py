@@ -9,8 +9,9 @@ from typing import Any, Literal
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
+from noiser.evaluation.measuring import Attributor, in_profile, measure
 from noiser.evaluation.result import Evaluation, Skipped
-from noiser.methods import Method, attribute, make_method
+from noiser.methods import Method, make_method
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.checks import check_count, check_shares
@@ -65,23 +66,22 @@ def evaluate(
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
     """
-    items, chosen = read_examples(examples), _profiled(make_method(method), profile)
+    items = read_examples(examples)
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     _check(masks, confidence, names)
     run = _Run(
-        lm=lm,
-        method=chosen,
-        options={
-            "unit": unit,
-            "max_new_tokens": max_new_tokens,
-            "special_tokens": "perturbed" if profile == "authors" else None,
-        },
+        Attributor(
+            lm=lm,
+            method=in_profile(make_method(method), profile),
+            unit=unit,
+            max_new_tokens=max_new_tokens,
+            profile=profile,
+        ),
         settings={
             "seed": seed,
             "masks": masks,
             "normalization": normalization,
-            "profile": profile,
             "rates": check_shares("rates", rates, at_least=2),
             "judge": _judge(judge, lm, entries),
         },
@@ -100,7 +100,8 @@ def evaluate(
         | run.found,
         method=run.method_name or str(method),
         model=lm.identity,
-        settings=run.settings | {"judge": getattr(run.settings["judge"], "name", None)} | {"unit": unit},
+        settings=run.settings
+        | {"judge": getattr(run.settings["judge"], "name", None), "profile": profile, "unit": unit},
         confidence=confidence,
     )
 
@@ -112,13 +113,6 @@ def _check(masks: int | None, confidence: float, names: Sequence[str]) -> None:
         raise ParameterError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95.")
     if not names:
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
-
-
-def _profiled(method: Method, profile: str) -> Method:
-    """The method in the authors' profile, if it has one."""
-    if profile != "authors" or not dataclasses.is_dataclass(method) or not hasattr(method, "profile"):
-        return method
-    return dataclasses.replace(method, profile=profile)
 
 
 def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:
@@ -135,16 +129,8 @@ def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:
 class _Run:
     """The work in progress: records, summaries found on the way, and what was skipped."""
 
-    def __init__(
-        self,
-        *,
-        lm: LanguageModel,
-        method: Method,
-        options: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        metrics: Mapping[str, Metric],
-    ) -> None:
-        self.lm, self.method, self.options, self.settings, self.metrics = lm, method, options, dict(settings), metrics
+    def __init__(self, attributor: Attributor, *, settings: Mapping[str, Any], metrics: Mapping[str, Metric]) -> None:
+        self.attributor, self.settings, self.metrics = attributor, dict(settings), metrics
         self.records: list[dict[str, Any]] = []
         self.skipped: list[Skipped] = []
         self.found: dict[str, Summary] = {}
@@ -156,53 +142,33 @@ class _Run:
         row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
         self.records.append(row)
         try:
-            case = self._case(item)
+            # A seed of its own for each prompt, or random scores would favour the same positions in all of them.
+            att = item.attribution or self.attributor.attribute(item, self.settings["seed"] + item.index)
         except Exception as error:
             self._skip(row, None, error)
             return
-        row |= _about(case.att)
-        self.method_name = self.method_name or case.att.method
+        row |= _about(att)
+        self.method_name = self.method_name or att.method
+        case = self.attributor.case(item, att, **self.settings)
         for name, metric in self.metrics.items():
-            if metric.measure is None:
-                continue
-            try:
-                self._fill(row, metric, metric.measure(case))
-            except Exception as error:
-                self._skip(row, name, error)
-        self._together.append((row, dataclasses.replace(case)))  # without what the case remembers
+            if metric.measure is not None:
+                self._fill(row, name, *measure(metric, [case]))
+        self._together.append((row, dataclasses.replace(case, memo={}, subjects={})))  # without what it remembers
 
     def take_together(self) -> None:
         """Runs the metrics that measure all prompts at once."""
         for name, metric in self.metrics.items():
-            if metric.measure_all is None or not self._together:
-                continue
-            try:
-                found = metric.measure_all([case for _, case in self._together])
+            if metric.measure is None:
+                found = measure(metric, [case for _, case in self._together])
                 for (row, _), columns in zip(self._together, found, strict=True):
-                    if isinstance(columns, Exception):
-                        self._skip(row, name, columns)
-                    else:
-                        self._fill(row, metric, columns)
-            except Exception as error:
-                for row, _ in self._together:
-                    self._skip(row, name, error)
+                    self._fill(row, name, columns)
 
-    def _case(self, item: Item) -> Case:
-        def again(seed: int) -> Attribution:
-            return attribute(self.lm, item.prompt, method=self.method, target=item.target, seed=seed, **self.options)
-
-        # A seed of its own for each prompt, or random scores would favour the same positions in all of them.
-        return Case(
-            lm=self.lm,
-            att=item.attribution or again(self.settings["seed"] + item.index),
-            spans=item.spans,
-            gold=item.target if isinstance(item.target, str) else None,
-            again=None if item.attribution else again,
-            **self.settings,
-        )
-
-    def _fill(self, row: dict[str, Any], metric: Metric, columns: Measured) -> None:
+    def _fill(self, row: dict[str, Any], name: str, columns: Measured | Exception) -> None:
+        if isinstance(columns, Exception):
+            self._skip(row, name, columns)
+            return
         row |= columns
+        metric = self.metrics[name]
         if metric.others is not None:
             named = {column for summary in metric.summaries.values() for column in summary.columns}
             self.found |= {name: Summary(mean, (name,), metric.others) for name in columns if name not in named}

@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import log_mean_ratio, mean, mean_gap, summed_log_ratios
 from noiser.metrics.erasure import measure_erasure_curves, measure_erasure_scores
 from noiser.metrics.judged import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
 from noiser.metrics.localisation import localisation
-from noiser.metrics.mass_matched import By, Reference, measure_mass_matched
+from noiser.metrics.mass_matched import By, Reference, measure_mass_matched, random_curve
 from noiser.metrics.metric import Case, Metric, Scale, Summary
 from noiser.metrics.references import random_scores
-from noiser.metrics.soft import measure_soft_scores
+from noiser.metrics.soft import SoftScores, measure_soft_scores
 from noiser.metrics.stability import stability
 from noiser.registry import Registry
 
@@ -42,13 +45,20 @@ def _the(metric: Metric) -> Metric:
 
 
 def _measure_soft(case: Case) -> dict[str, float]:
-    columns: dict[str, float] = {}
-    for prefix, scores in (("", None), ("random_", random_scores(case.profiled, case.seed))):
-        found = measure_soft_scores(
-            case.profiled, scores, normalization=case.normalization, masks=case.masks, seed=case.seed
-        )
-        columns |= {f"{prefix}soft_ns": found.soft_ns, f"{prefix}soft_nc": found.soft_nc}
-    return columns
+    subject = case.profiled
+
+    def measure(scores: Float[Tensor, "targets units"] | None = None) -> SoftScores:
+        return measure_soft_scores(subject, scores, normalization=case.normalization, masks=case.masks, seed=case.seed)
+
+    settings = (case.normalization, case.masks, case.seed)
+    own = measure()
+    reference = case.once("soft scores", subject, settings, lambda: measure(random_scores(subject, case.seed)))
+    return {
+        "soft_ns": own.soft_ns,
+        "soft_nc": own.soft_nc,
+        "random_soft_ns": reference.soft_ns,
+        "random_soft_nc": reference.soft_nc,
+    }
 
 
 def _log_scale(meaning: str) -> Scale:
@@ -76,18 +86,20 @@ SOFT = Metric(
 # ---- mass-matched curves ------------------------------------------------------------------------------------------
 
 
-def _mass_matched(by: By, prefix: str, references: tuple[Reference, ...]) -> Metric:
+def _mass_matched(by: By, prefix: str, *own: Reference) -> Metric:
+    """Against random scores, and against the references that are made of the method's own scores."""
+    references: tuple[Reference, ...] = ("random", *own)
+
     def measure(case: Case) -> dict[str, float]:
-        found = measure_mass_matched(
-            case.subject,
-            rates=case.rates,
-            masks=case.masks or 10,
-            seed=case.seed,
-            by=by,
-            references=references,
+        subject, masks = case.subject, case.masks or 10
+        common: dict[str, Any] = {"rates": case.rates, "masks": masks, "seed": case.seed, "by": by}
+        found = measure_mass_matched(subject, references=own, **common)
+        curves = dict(found.references)
+        curves["random"] = case.once(
+            "mass-matched", subject, tuple(common.values()), lambda: random_curve(subject, **common)
         )
         columns: dict[str, float] = {}
-        for name, curve in (("", found.method), *((f"{name}_", curve) for name, curve in found.references.items())):
+        for name, curve in (("", found.method), *((f"{name}_", curves[name]) for name in references)):
             columns |= {f"{prefix}{name}area_ns": curve.area_ns, f"{prefix}{name}area_nc": curve.area_nc}
             columns[f"{prefix}{name}area"] = curve.area
         for i, rate in enumerate(found.method.rates):
@@ -108,8 +120,8 @@ def _mass_matched(by: By, prefix: str, references: tuple[Reference, ...]) -> Met
     return Metric(measure=measure, summaries=summaries)
 
 
-MASS_MATCHED = _mass_matched("score", "", ("random", "permuted"))
-MASS_MATCHED_RANK = _mass_matched("rank", "rank_", ("random",))  # shuffled ranks are random ranks
+MASS_MATCHED = _mass_matched("score", "", "permuted")
+MASS_MATCHED_RANK = _mass_matched("rank", "rank_")  # shuffled ranks are random ranks
 
 
 # ---- hard erasure, localisation, stability ------------------------------------------------------------------------

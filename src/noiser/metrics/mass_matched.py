@@ -19,7 +19,16 @@ from noiser.metrics.references import permuted_scores, random_scores, ranks
 from noiser.metrics.subject import Mask, Subject, uniforms
 from noiser.model import LanguageModel
 
-__all__ = ["RATES", "Curve", "MassMatched", "Reference", "keep_rates", "mass_matched", "measure_mass_matched"]
+__all__ = [
+    "RATES",
+    "Curve",
+    "MassMatched",
+    "Reference",
+    "keep_rates",
+    "mass_matched",
+    "measure_mass_matched",
+    "random_curve",
+]
 
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 By = Literal["score", "rank"]
@@ -153,6 +162,21 @@ def measure_mass_matched(
     curves = _curves(subject, compared, rates, masks, seed, distance)
     named: dict[Reference, Curve] = dict(zip(references, curves[1:], strict=True))
     return MassMatched(method=curves[0], references=named, by=by, seed=seed)
+
+
+def random_curve(
+    subject: Subject,
+    *,
+    rates: Sequence[float] = RATES,
+    masks: int = 10,
+    seed: int = 0,
+    by: By = "score",
+    distance: DistanceName = "hellinger",
+) -> Curve:
+    """The curve of random scores alone; it does not depend on the subject's scores."""
+    rates, masks = check_shares("rates", rates, at_least=2), check_count("masks", masks)
+    scores = random_scores(subject, seed)
+    return _curves(subject, [ranks(scores) if by == "rank" else scores], rates, masks, seed, distance)[0]
 
 
 def _curves(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
 from noiser.metrics.bootstrap import Statistic
@@ -15,6 +14,7 @@ from noiser.model import LanguageModel
 
 __all__ = ["Case", "Measured", "Metric", "Scale", "Summary"]
 
+T = TypeVar("T")
 
 Measured = Mapping[str, Any]
 """Columns of a row: numbers, and texts worth keeping beside them."""
@@ -61,6 +61,9 @@ class Case:
         again: attributes the same prompt with another seed, for stability.
         gold: the answer that a data set gives, for answerability; None for the model's own.
         judge: for answerability.
+        memo: what scores without information give on this prompt: the same for every method, so that cases of one
+            prompt and model may share it.
+        subjects: the attribution on the model, by profile; cases of one attribution with other settings may share it.
     """
 
     lm: LanguageModel
@@ -75,15 +78,37 @@ class Case:
     gold: str | None = None
     judge: Any = None
 
-    @cached_property
+    memo: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    subjects: MutableMapping[Profile, Subject] = field(default_factory=dict["Profile", Subject])
+
+    @property
     def subject(self) -> Subject:
         """With frozen special tokens."""
-        return Subject(self.lm, self.att)
+        return self._on_model("paper")
 
-    @cached_property
+    @property
     def profiled(self) -> Subject:
         """As the profile says."""
-        return self.subject if self.profile == "paper" else Subject(self.lm, self.att, profile=self.profile)
+        return self._on_model(self.profile)
+
+    def _on_model(self, profile: Profile) -> Subject:
+        if profile not in self.subjects:
+            self.subjects[profile] = Subject(self.lm, self.att, profile=profile)
+        return self.subjects[profile]
+
+    def once(self, what: str, subject: Subject, settings: Hashable, measure: Callable[[], T]) -> T:
+        """What `measure` returns, measured once for all cases that share a memo and ask about the same units.
+
+        Args:
+            what: a name for it.
+            subject: whose text, targets and scored units it depends on; on its scores it does not.
+            settings: whatever else it depends on.
+            measure: measures it.
+        """
+        key = (what, subject.question, settings)
+        if key not in self.memo:
+            self.memo[key] = measure()
+        return cast("T", self.memo[key])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -88,6 +88,13 @@ class Subject:
     def targets(self) -> range:
         """Indices of the targets."""
         return range(len(self.scores))
+
+    @property
+    def question(self) -> tuple[Hashable, ...]:
+        """What scores without information depend on: text, targets, and the units that have a score."""
+        tokens = tuple(unit.token_indices for unit in self.att.units)
+        targets = tuple(target.token_id for target in self.att.targets)
+        return self.att.text, targets, tokens, self.profile, self.scores.isnan().numpy().tobytes()
 
     @property
     def dim(self) -> int:

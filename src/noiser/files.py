@@ -1,0 +1,35 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from os import PathLike
+from pathlib import Path
+
+__all__ = ["write_bytes", "write_text"]
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | PathLike[str], content: bytes) -> None:
+    """Writes a whole file or nothing: a temporary file in the same folder takes the place of `path` at the end.
+
+    Raises:
+        OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
+    """
+    place = Path(os.path.realpath(path))
+    draft = place.with_name(f".noiser-{secrets.token_hex(8)}.tmp")
+    try:
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if place.is_file():
+            draft.chmod(place.stat().st_mode & 0o777)
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
