@@ -1,20 +1,22 @@
-"""One registry for everything that has a name: methods now; metrics, judges and data sets likewise.
+"""One registry for everything that has a name: methods, metrics, judges and data sets.
 
 A name is versioned: `"noiser"` is the newest version, `"noiser@1"` is the first for ever, so that an old
-configuration keeps its meaning. Third parties add entries through an entry-point group.
+configuration keeps its meaning. Third parties add entries through an entry-point group. A family is a prefix for all
+names of another library, such as `"captum:Lime"`.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from noiser.errors import UnknownNameError
 
-__all__ = ["Entry", "Registry"]
+__all__ = ["Entry", "Family", "Registry"]
 
 T = TypeVar("T")
 
@@ -34,6 +36,27 @@ class Entry(Generic[T]):
         return f"{self.name}@{self.version}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """All names of another library, behind a prefix and a colon.
+
+    Attributes:
+        prefix: what stands before the colon.
+        place: "module:function", imported when a name of the family is first asked for. The function is called with
+            the name behind the colon and returns a factory; it raises UnknownNameError for a name it does not know.
+        summary: what the family is, in a line.
+    """
+
+    prefix: str
+    place: str
+    summary: str
+
+    def factory(self, name: str) -> Callable[..., Any]:
+        """What makes the thing of that name."""
+        module, _, function = self.place.partition(":")
+        return getattr(importlib.import_module(module), function)(name)
+
+
 class Registry(Generic[T]):
     """Names to factories, one registry a kind.
 
@@ -47,6 +70,7 @@ class Registry(Generic[T]):
         self.kind, self.group = kind, group
         self._entries: dict[str, Entry[T]] = {}
         self._newest: dict[str, int] = {}
+        self._families: dict[str, Family] = {}
         self._plugins_loaded = False
 
     def register(self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1) -> None:
@@ -57,18 +81,39 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, {factory}")
         self._newest[name] = max(version, self._newest.get(name, 0))
 
+    def register_family(self, prefix: str, place: str, *, summary: str) -> None:
+        """Adds a prefix; see `Family`. Raises ValueError when it is taken by another place."""
+        family = Family(prefix=prefix, place=place, summary=summary)
+        if self._families.setdefault(prefix, family).place != place:
+            raise ValueError(f"The prefix {prefix!r} is registered twice: {self._families[prefix].place}, {place}")
+
+    def families(self) -> list[Family]:
+        """All families, in the order they were registered."""
+        return list(self._families.values())
+
     def names(self) -> list[str]:
         """All names, without versions, in the order they were registered."""
         self._load_plugins()
         return list(self._newest)
 
     def get(self, name: str) -> Entry[T]:
-        """The entry of `name` or `name@version`. Raises UnknownNameError, with the nearest name."""
+        """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
         self._load_plugins()
+        prefix, colon, _ = name.partition(":")
+        if colon and prefix in self._families:
+            return self._get_of_family(self._families[prefix], name)
         versioned = name if "@" in name else f"{name}@{self._newest.get(name, 0)}"
         if versioned not in self._entries:
-            raise UnknownNameError(self.kind, name, self._newest)
+            prefixes = " ".join(f"Also {family.prefix}:NAME, {family.summary}." for family in self.families())
+            raise UnknownNameError(self.kind, name, self._newest, prefixes)
         return self._entries[versioned]
+
+    def _get_of_family(self, family: Family, name: str) -> Entry[T]:
+        bare, _, version = name.removeprefix(f"{family.prefix}:").partition("@")
+        if version not in ("", "1"):
+            raise UnknownNameError(self.kind, name, [f"{family.prefix}:{bare}@1"])
+        factory = family.factory(bare)
+        return Entry(name=f"{family.prefix}:{bare}", version=1, factory=factory, summary=family.summary)
 
     def entry_of(self, factory: object) -> Entry[T] | None:
         """The newest entry made by `factory`, or None."""
@@ -82,7 +127,7 @@ class Registry(Generic[T]):
         for point in entry_points(group=self.group):
             try:
                 factory = point.load()
-                doc = (getattr(factory, "__doc__", None) or point.value).strip()
+                doc = (getattr(factory, "__doc__", None) or "").strip() or point.value
                 self.register(point.name, factory, summary=doc.splitlines()[0])
             except Exception as error:  # a broken plugin must not take the others down
                 warnings.warn(

@@ -194,6 +194,42 @@ class Attribution:
 
         return restore.from_dict(data)
 
+    def to_inseq(self) -> Any:
+        """The same scores as Inseq's `FeatureAttributionOutput`, for its heat maps, aggregators and files.
+
+        A unit of the prompt is one token of Inseq's; text in no unit, such as a chat template, is a token without
+        scores. A unit of several continuation tokens gives each of them an equal share. Everything else goes along in
+        `info["noiser"]`, so that `from_inseq` brings the whole record back.
+
+        Raises:
+            DependencyError: Inseq is not installed.
+        """
+        from noiser.attribution import inseq_writing
+
+        return inseq_writing.to_inseq(self)
+
+    @classmethod
+    def from_inseq(cls, source: Any, index: int = 0) -> Attribution:
+        """A result of Inseq as an attribution, to be shown, saved and measured like any other.
+
+        Scores keep Inseq's values; of gradient methods each token has the L2 norm over the embedding's dimensions, of
+        attention the mean over layers and heads, as Inseq shows them, but not normalised. Every token is a unit,
+        special tokens too; pieces of one character are one unit with the sum of their scores. What Inseq does not keep
+        is NaN (probabilities, unless `step_scores=["probability"]` was asked for), 0 (ranks) or "unknown".
+
+        Args:
+            source: Inseq's `FeatureAttributionOutput` of a decoder-only model, or the path of a file that its `save`
+                wrote (.json, compressed or not), for which Inseq need not be installed.
+            index: which of its sequences.
+
+        Raises:
+            ParameterError: something else, of an encoder-decoder model, or no such sequence.
+            StoredFileError: the file is damaged, or no file of Inseq. OSError: it cannot be opened.
+        """
+        from noiser.attribution import inseq_reading
+
+        return inseq_reading.from_inseq(source, index)
+
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A page that needs nothing else: no network, no scripts, every token escaped. Also written to `path`."""
         from noiser.attribution import html

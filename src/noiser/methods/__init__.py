@@ -75,3 +75,12 @@ METHODS.register("kernel_shap", KernelShap, summary="Shapley values by weighted 
 METHODS.register("shapley_sampling", ShapleySampling, summary="Shapley values by random orders, with standard errors")
 METHODS.register("context_cite", ContextCite, summary="sparse surrogate of the log-odds over sources (sentences)")
 METHODS.register("attn_lrp", AttnLrp, summary="relevance of the logit handed back layer by layer, attention included")
+
+METHODS.register_family(
+    "inseq", "noiser.integrations.inseq_method:factory", summary="any method of Inseq, such as inseq:saliency"
+)
+METHODS.register_family(
+    "captum",
+    "noiser.integrations.captum:factory",
+    summary="a method of Captum that takes embeddings, such as captum:ShapleyValueSampling",
+)

@@ -41,7 +41,8 @@ def attribute(
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template.
-        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters.
+        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME" and
+            "captum:NAME" are the methods of those libraries.
         target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
             put before it where the model finds that reading more probable. int: a token id.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
@@ -103,7 +104,7 @@ def attribute(
     )
 
 
-def make_method(method: str | Method, **parameters: Any) -> Method:
+def make_method(method: str | Method, /, **parameters: Any) -> Method:
     """A method by registry name, with hyper-parameters; a method object is returned as it is.
 
     Raises:
@@ -124,7 +125,8 @@ def make_method(method: str | Method, **parameters: Any) -> Method:
 
 def _describe(method: Method) -> tuple[str, Mapping[str, Any]]:
     entry = METHODS.entry_of(type(method))
-    name = entry.versioned_name if entry else f"{type(method).__module__}.{type(method).__qualname__}"
+    qualified = f"{type(method).__module__}.{type(method).__qualname__}"
+    name = entry.versioned_name if entry else getattr(method, "registry_name", qualified)
     fields = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
     return name, {field.name: getattr(method, field.name) for field in fields}
 

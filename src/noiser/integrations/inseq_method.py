@@ -1,0 +1,235 @@
+"""Inseq's methods as methods of Noiser: `method="inseq:saliency"`.
+
+Inseq gets a twin of the model, which shares its weights and nothing else, and the very tokens of the query: nothing
+is decoded and encoded again. What comes back is what Inseq computes, with its own baselines and defaults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from typing import Any, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution.inseq_reading import Reduction, reduce_trailing
+from noiser.engine import Engine
+from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
+from noiser.integrations.isolation import copied_tokenizer, seeded, twin
+from noiser.integrations.keywords import FlatFactory, check_keywords
+from noiser.methods.checks import check_choice
+from noiser.methods.protocol import Scores
+from noiser.methods.tokens import sum_over_units
+from noiser.model.attention import eager_attention
+from noiser.model.language_model import LanguageModel
+from noiser.model.query import Query
+
+__all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
+
+OURS = ("inputs", "baselines", "target", "additional_forward_args", "show_progress")
+"""Arguments of an attribution step that Inseq itself gives."""
+
+
+@dataclass(frozen=True)
+class InseqMethod:
+    """A method of Inseq, run by Inseq.
+
+    Special tokens and template text are part of Inseq's input: it perturbs them, and moves them to its baseline (the
+    embedding of the unknown, else the padding or end token), which is what the paper's runs did. They get no score of
+    their own unless `attribute` is told `special_tokens="perturbed"`. A unit's score is the sum over its tokens.
+
+    Args:
+        name: Inseq's name of the method, such as "saliency"; `inseq_methods()` lists them.
+        attributed_fn: what is explained, by Inseq's name of the step function; "probability" is that of the target.
+            With a foil it must be "probability", and the difference of the two tokens' is explained.
+        reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one number a token: "l2",
+            "sum" or "mean"; None for what Inseq's own aggregation does, without its normalisation.
+        arguments: of Inseq's attribution step, such as `{"n_steps": 50}`.
+        constructor: of Inseq's class, such as `{"multiply_by_inputs": False}`.
+
+    Raises:
+        DependencyError: Inseq is not installed.
+        UnknownNameError: no such method or step function. ParameterError: the method has no such argument.
+        ModelError: Inseq failed on this model (when called).
+    """
+
+    name: str
+    attributed_fn: str = field(default="probability", kw_only=True)
+    reduce: Reduction | None = field(default=None, kw_only=True)
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    constructor: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    def __post_init__(self) -> None:
+        cls = _class_of(self.name)
+        check_choice("attributed_fn", self.attributed_fn, import_inseq().list_step_functions())
+        if self.reduce is not None:
+            check_choice("reduce", self.reduce, get_args(Reduction))
+        check_keywords(self.name, self.constructor, _constructor(cls))
+
+    @property
+    def registry_name(self) -> str:
+        """What a result calls it."""
+        return f"inseq:{self.name}@1"
+
+    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+        """Scores of every unit for every target; see `Method`."""
+        query, model = engine.query, twin(engine.lm.model)
+        model.register_forward_pre_hook(partial(_count, engine), with_kwargs=True)
+        try:
+            with eager_attention(model), seeded(generator, engine.lm.device), _ignored_warnings():
+                found = self._run(engine.lm, model, query)
+        except NoiserError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"Inseq's {self.name} failed on {type(engine.lm.model).__name__}: {type(error).__name__}: {error}. "
+                "Use another method; `noiser methods` lists those that need no Inseq."
+            ) from error
+        engine.report(engine.token_forwards)
+        return Scores(
+            scores=sum_over_units(query, found[:, : len(query.token_ids)]),
+            info={
+                "inseq": version("inseq"),
+                "frozen_tokens": "perturbed",
+                "token_forwards": engine.token_forwards,
+                "passes": engine.passes,
+            },
+        )
+
+    def _run(self, lm: LanguageModel, model: Any, query: Query) -> Float[Tensor, "targets tokens"]:
+        theirs = _load(lm, model, self.name, self.constructor)
+        method = theirs.attribution_method
+        arguments, unknown = method.get_attribution_args(**self.arguments)
+        check_keywords(f"Inseq's {self.name}", unknown, _arguments(method))
+        output = method.attribute(
+            _batch(theirs, query, lm.device),
+            attributed_fn=self._explained(theirs, method, query),
+            attr_pos_start=query.rows[0] + 1,
+            attr_pos_end=query.rows[-1] + 2,
+            show_progress=False,
+            pretty_progress=False,
+            attribution_args=arguments,
+        )
+        (sequence,) = output.sequence_attributions
+        return reduce_trailing(sequence.target_attributions, type(sequence).__name__, self.reduce).T
+
+    def _explained(self, theirs: Any, method: Any, query: Query) -> Callable[..., Tensor]:
+        if query.foil_id is None:
+            return theirs.get_attributed_fn(self.attributed_fn)
+        if self.attributed_fn != "probability" or not method.use_predicted_target:
+            raise ParameterError(
+                f"Inseq's {self.name} with attributed_fn={self.attributed_fn!r} has no place for a foil; expected "
+                "attributed_fn='probability' and a method that explains a probability."
+            )
+        return partial(_difference, foil=query.foil_id)
+
+
+def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
+    """p(target) - p(foil), as a step function of Inseq."""
+    logits = args.attribution_model.output2logits(args.forward_output)
+    probabilities = logits.softmax(-1)
+    target = args.target_ids.reshape(logits.shape[0], 1).to(logits.device)
+    return probabilities.gather(-1, target).squeeze(-1) - probabilities[:, foil]
+
+
+def _count(engine: Engine, _model: Any, _args: Any, given: Mapping[str, Any]) -> None:
+    """Books the forward passes of Inseq; its backward passes are not seen."""
+    inputs = given.get("inputs_embeds")
+    inputs = given["input_ids"] if inputs is None else inputs
+    engine.token_forwards += inputs.shape[0] * inputs.shape[1]
+    engine.passes += 1
+
+
+def inseq_methods() -> list[str]:
+    """Names of Inseq's own methods. Raises DependencyError without Inseq."""
+    return sorted(_classes())
+
+
+def factory(name: str) -> FlatFactory[InseqMethod]:
+    """What makes the method behind "inseq:NAME", with all hyper-parameters as flat keywords.
+
+    Raises:
+        DependencyError: Inseq is not installed. UnknownNameError: it has no such method.
+    """
+    constructor = _constructor(_class_of(name))
+    return FlatFactory(make=InseqMethod, name=name, fields=("attributed_fn", "reduce"), constructor=constructor)
+
+
+def import_inseq() -> Any:
+    """The package. Raises DependencyError where it is not installed."""
+    try:
+        with _ignored_warnings():
+            import inseq
+    except ImportError as error:
+        raise DependencyError(
+            f"Inseq could not be imported ({error}); install it with: pip install 'noiser[inseq]' (or "
+            "pip install inseq)."
+        ) from error
+    return inseq
+
+
+@contextlib.contextmanager
+def _ignored_warnings() -> Generator[None]:
+    """Inseq leaves a file of its own open when it is imported, and lets Captum say what Inseq makes it do."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "unclosed file .*model_config.yaml", ResourceWarning)
+        warnings.filterwarnings("ignore", "Input Tensor 0 did not already require gradients", UserWarning)
+        warnings.filterwarnings("ignore", "Setting forward, backward hooks and attributes on non-linear", UserWarning)
+        yield
+
+
+def _classes() -> dict[str, Any]:
+    import_inseq()
+    from inseq.attr.feat import FeatureAttribution  # pyright: ignore
+
+    return {
+        name: cls
+        for name, cls in FeatureAttribution.available_classes().items()
+        if cls.__module__.startswith("inseq.") and name != "dummy"
+    }
+
+
+def _class_of(name: str) -> Any:
+    classes = _classes()
+    if name not in classes:
+        raise UnknownNameError("method", f"inseq:{name}", [f"inseq:{other}" for other in classes])
+    return classes[name]
+
+
+def _constructor(cls: Any) -> tuple[str, ...]:
+    names = inspect.signature(cls).parameters
+    return tuple(name for name in names if name not in ("attribution_model", "kwargs", "hook_to_model"))
+
+
+def _arguments(method: Any) -> list[str]:
+    names = inspect.signature(method.method.attribute).parameters if hasattr(method, "method") else {}
+    return [name for name in names if name not in (*OURS, "self", "kwargs")]
+
+
+def _load(lm: LanguageModel, model: Any, name: str, constructor: Mapping[str, Any]) -> Any:
+    """Inseq's wrapper, which stays where the model is."""
+    device = lm.device.type
+    if device != "cpu" and not getattr(model, "hf_device_map", None):
+        model.hf_device_map = {"": str(lm.device)}  # Inseq moves a model to the first device of a kind, but not then
+    return import_inseq().load_model(
+        model, name, tokenizer=copied_tokenizer(lm.tokenizer), device=device, **constructor
+    )
+
+
+def _batch(theirs: Any, query: Query, device: torch.device) -> Any:
+    """The query's tokens and the last target, as Inseq would have encoded their text."""
+    from inseq.data import BatchEmbedding, BatchEncoding, DecoderOnlyBatch  # pyright: ignore
+
+    ids = torch.tensor([[*query.encoding.token_ids, query.target_ids[-1]]], device=device)
+    ends = ids == theirs.eos_token_id
+    baseline = torch.where(ends, ids, torch.full_like(ids, theirs.tokenizer.unk_token_id))
+    tokens = theirs.convert_ids_to_tokens(ids, skip_special_tokens=False)
+    encoding = BatchEncoding(ids, torch.ones_like(ids), tokens, baseline)
+    return DecoderOnlyBatch(encoding, BatchEmbedding(theirs.embed_ids(ids), theirs.embed_ids(baseline)))
