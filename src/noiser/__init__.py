@@ -67,6 +67,7 @@ _NAMES = {
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names}
 _ROOMS = {
     "attribution",
+    "bench",
     "data",
     "engine",
     "errors",

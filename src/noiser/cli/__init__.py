@@ -8,6 +8,7 @@ import typer
 
 from noiser import __version__
 from noiser.cli.attribute import attribute, compare
+from noiser.cli.bench import bench
 from noiser.cli.data import data
 from noiser.cli.evaluate import evaluate
 from noiser.cli.listing import methods, models
@@ -43,3 +44,4 @@ def main(
 for function in (attribute, compare, evaluate, methods, models):
     app.command()(command(function))
 app.add_typer(data, name="data")
+app.add_typer(bench, name="bench")

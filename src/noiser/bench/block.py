@@ -1,0 +1,246 @@
+"""One block of examples: every method, and every metric on what it found, chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from noiser.attribution import Attribution
+from noiser.attribution.restore import from_dict
+from noiser.attribution.store import plain
+from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan
+from noiser.bench.records import Cost, Row
+from noiser.bench.redaction import without_text
+from noiser.bench.resolve import make
+from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, File
+from noiser.bench.tasks import Finished, JobAssignment, Sampled
+from noiser.evaluation.measuring import Attributor, measure
+from noiser.judges import Judge
+from noiser.metrics.catalog import METRICS
+from noiser.metrics.mass_matched import RATES
+from noiser.metrics.metric import Case, Measured
+from noiser.model import LanguageModel
+
+__all__ = ["work_on"]
+
+_WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
+"""Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
+
+_FACTS = ("token_forwards", "passes")
+
+JudgeOf = Callable[[MetricEntry], Judge | None]
+Lines = Sequence[Mapping[str, Any]]
+
+
+def work_on(
+    assignment: JobAssignment, *, lm: LanguageModel, plan: Plan, data: DataEntry, judge_of: JudgeOf
+) -> Iterator[Finished]:
+    """Does what is missing of a job.
+
+    Metrics measure attributions as they are stored, so that a row is the same whenever it is made.
+
+    Args:
+        assignment: the job, and what is stored of it.
+        lm: its model.
+        plan: the plan.
+        data: its data set's entry.
+        judge_of: makes the judge of a metric.
+
+    Yields:
+        Every chunk when it is finished.
+    """
+    memos: dict[str, dict[Hashable, Any]] = {sampled.id: {} for sampled in assignment.examples}
+    for entry in plan.methods_for(assignment.task.model, assignment.task.data):
+        block = _Block(assignment, entry, lm=lm, plan=plan, data=data, memos=memos)
+        yield from block.attribute()
+        for metric in plan.metrics_for(entry, assignment.task.model, assignment.task.data):
+            yield from block.measure(metric, judge_of)
+
+
+class _Block:
+    """One method on a block of examples."""
+
+    def __init__(
+        self,
+        assignment: JobAssignment,
+        entry: MethodEntry,
+        *,
+        lm: LanguageModel,
+        plan: Plan,
+        data: DataEntry,
+        memos: Mapping[str, dict[Hashable, Any]],
+    ) -> None:
+        self.assignment, self.task, self.entry, self.plan, self.memos = (
+            assignment, assignment.task, entry, plan, memos,
+        )  # fmt: skip
+        self.attributor = Attributor(
+            lm=lm, method=make(entry), unit=entry.unit, max_new_tokens=data.max_new_tokens, profile=entry.profile
+        )
+        self.examples = _first(assignment.examples, entry.limit)
+        self.stored = dict(assignment.attributions.get(entry.label, {}))
+        self._cases: dict[str, Case] = {}
+
+    # ---- attributions -----------------------------------------------------------------------------------------------
+
+    def attribute(self) -> Iterator[Finished]:
+        """Attributes the examples that have no attribution, and says what it took and found."""
+        seconds: dict[str, float] = {}
+        new: list[Mapping[str, Any]] = []
+        for sampled in self.examples:
+            if sampled.id not in self.stored:
+                started = time.perf_counter()
+                self.stored[sampled.id] = self._attributed(sampled)
+                seconds[sampled.id] = time.perf_counter() - started
+                new.append(self.stored[sampled.id])
+        lacking = [sampled for sampled in self.examples if sampled.id not in self._measured(ATTRIBUTION)]
+        rows = [self._row(sampled, ATTRIBUTION, self._facts(sampled)) for sampled in lacking]
+        if rows:
+            place = (self.task.model, self.task.data, self.entry.label)
+            attributions = File(ATTRIBUTIONS, place, self.task.block)
+            yield self._finished(ATTRIBUTION, rows, seconds, [(attributions, new)] if new else [])
+
+    def _attributed(self, sampled: Sampled) -> dict[str, Any]:
+        found: dict[str, Any] = {"example": sampled.id, "index": sampled.item.index, "attribution": None, "error": None}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found["attribution"] = self.attributor.attribute(sampled.item, self._seed(sampled)).to_dict()
+            except Exception as error:  # of any kind: it becomes a row, and the other examples go on
+                found["error"] = f"{type(error).__name__}: {error}"
+        found["warnings"] = [str(warning.message) for warning in caught]
+        return found
+
+    def _seed(self, sampled: Sampled) -> int:
+        return self.plan.seed + sampled.item.index
+
+    def _facts(self, sampled: Sampled) -> Measured | str:
+        """What a stored attribution says about itself in numbers, or its error."""
+        stored = self.stored[sampled.id]
+        if stored["error"] is not None:
+            return stored["error"]
+        found = stored["attribution"]
+        k_min = [k for k in found["k_min"] or () if isinstance(k, float)]
+        facts = {name: found["info"].get(name) for name in _FACTS}
+        facts |= {"k_min": sum(k_min) / len(k_min) if k_min else None, "rank": found["targets"][0]["rank"]}
+        return {name: value for name, value in facts.items() if value is not None}
+
+    # ---- metrics ----------------------------------------------------------------------------------------------------
+
+    def measure(self, metric: MetricEntry, judge_of: JudgeOf) -> Iterator[Finished]:
+        """Measures the examples that have no row."""
+        lacking = [
+            sampled for sampled in _first(self.examples, metric.limit) if sampled.id not in self._measured(metric.label)
+        ]
+        if not lacking:
+            return
+        registered = METRICS.get(metric.name).factory()
+        found: dict[str, Measured | str] = {}
+        seconds: dict[str, float] = {}
+        settings = {
+            "seed": self.plan.seed,
+            "masks": metric.masks,
+            "normalization": metric.normalization,
+            "rates": metric.rates or RATES,
+            "judge": judge_of(metric),
+        }
+        usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]
+        groups = [usable] if registered.measure is None else [[sampled] for sampled in usable]
+        for group in groups:
+            started = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                measured = measure(registered, [self._case(sampled, settings) for sampled in group])
+            each = (time.perf_counter() - started) / max(1, len(group))
+            for sampled, columns in zip(group, measured, strict=True):
+                failed = isinstance(columns, Exception)
+                found[sampled.id] = f"{type(columns).__name__}: {columns}" if failed else columns
+                seconds[sampled.id] = each
+        for sampled in lacking:
+            found.setdefault(sampled.id, str(self.stored[sampled.id]["error"]))
+        rows = [self._row(sampled, metric.label, found[sampled.id]) for sampled in lacking]
+        replies = [reply for sampled in lacking if (reply := _replies(sampled, found[sampled.id]))]
+        yield self._finished(
+            metric.label, rows, seconds, [(self._file(REPLIES, metric.label), replies)] if replies else []
+        )
+
+    def _case(self, sampled: Sampled, settings: Mapping[str, Any]) -> Case:
+        """The stored attribution of an example, on the model that all metrics share."""
+        if sampled.id not in self._cases:
+            self._cases[sampled.id] = self.attributor.case(sampled.item, self._restored(sampled))
+        return dataclasses.replace(self._cases[sampled.id], memo=self.memos[sampled.id], **settings)
+
+    def _restored(self, sampled: Sampled) -> Attribution:
+        return from_dict(self.stored[sampled.id]["attribution"])
+
+    # ---- what is handed over ------------------------------------------------------------------------------------
+
+    def _measured(self, metric: str) -> frozenset[str]:
+        return self.assignment.measured.get((self.entry.label, metric), frozenset())
+
+    def _file(self, kind: str, metric: str) -> File:
+        return File(kind, (self.task.model, self.task.data, self.entry.label, metric), self.task.block)
+
+    def _row(self, sampled: Sampled, metric: str, found: Measured | str) -> Row:
+        att = self.stored[sampled.id]["attribution"]
+        failed = isinstance(found, str)
+        return Row(
+            model=self.task.model,
+            data=self.task.data,
+            example=sampled.id,
+            category=sampled.category,
+            index=sampled.item.index,
+            method=self.entry.label,
+            metric=metric,
+            seed=self._seed(sampled),
+            units=len(att["units"]) if att else 0,
+            targets=len(att["targets"]) if att else 0,
+            probability=att["targets"][0]["probability"] if att else None,
+            values={} if failed else {name: value for name, value in plain(found).items() if _is_free_of_text(value)},
+            error=without_text(found, _texts(sampled, att)) if failed else None,
+        )
+
+    def _finished(
+        self, metric: str, rows: Sequence[Row], seconds: Mapping[str, float], others: list[tuple[File, Lines]]
+    ) -> Finished:
+        costs = [
+            Cost(row.model, row.data, row.method, metric, row.example, row.index, round(seconds[row.example], 6),
+                 torch.get_num_threads())._asdict()
+            for row in rows
+            if row.example in seconds
+        ]  # fmt: skip
+        files = [(self._file(COSTS, metric), costs)] if costs else []
+        return Finished(
+            files=(*files, *others, (self._file(ROWS, metric), [row._asdict() for row in rows])),
+            task=self.task,
+            method=self.entry.label,
+            metric=metric,
+            examples=len(rows),
+            errors=sum(row.error is not None for row in rows),
+            seconds=sum(seconds.values()),
+        )
+
+
+def _first(examples: Sequence[Sampled], limit: int | None) -> list[Sampled]:
+    return [sampled for sampled in examples if limit is None or sampled.item.index < limit]
+
+
+def _is_free_of_text(value: object) -> bool:
+    return value in _WORDS if isinstance(value, str) else value is None or isinstance(value, int | float)
+
+
+def _replies(sampled: Sampled, found: Measured | str) -> dict[str, Any] | None:
+    """What a metric says in words: kept apart from the rows."""
+    if isinstance(found, str):
+        return {"example": sampled.id, "index": sampled.item.index, "error": found}
+    words = {name: value for name, value in found.items() if isinstance(value, str) and value not in _WORDS}
+    return {"example": sampled.id, "index": sampled.item.index, **words} if words else None
+
+
+def _texts(sampled: Sampled, att: Mapping[str, Any] | None) -> list[str]:
+    texts = [str(sampled.item.prompt), sampled.item.gold or ""]
+    return [*texts, att["text"], *(target["text"] for target in att["targets"])] if att else texts

@@ -1,0 +1,48 @@
+"""A benchmark without its texts: what can be given away and kept under version control."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+from noiser.bench.records import line
+from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, explained
+from noiser.errors import RunError
+from noiser.files import write_bytes
+
+__all__ = ["pack"]
+
+
+def pack(folder: Path, output: Path) -> list[Path]:
+    """Writes plan, run, selections, rows and costs of a benchmark to another folder; no attribution, no reply.
+
+    Nothing in it quotes a data set. Packed twice, it is the same byte for byte.
+
+    Args:
+        folder: the benchmark.
+        output: a folder that is new, empty, or holds an older pack.
+
+    Returns:
+        The files.
+
+    Raises:
+        StoredFileError: there is no benchmark in the folder.
+        RunError: the output cannot be written, or is a benchmark's own folder.
+    """
+    store = Store(folder)
+    if (output / RUN).is_file() and not Store(output).packed:
+        raise RunError(f"{output} holds a benchmark that is not packed; expected another folder for the pack.")
+    files = {name: (folder / name).read_bytes() for name in (RUN, PLAN)}
+    for selection in store.selections():
+        files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
+    for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
+        text = "".join(line(record._asdict()) for record in records)
+        files[f"{kind}.jsonl.gz"] = gzip.compress(text.encode(), mtime=0)
+    places: list[Path] = []
+    for name, content in reversed(files.items()):  # the run last: with it, the folder is a benchmark
+        place = output / name
+        with explained(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(place, content)
+        places.append(place)
+    return places

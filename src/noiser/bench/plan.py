@@ -1,0 +1,354 @@
+"""A benchmark's plan: which methods and metrics, on which models and data. Read from TOML, refused with reasons."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from noiser.errors import PlanError, UnknownNameError
+
+__all__ = ["DataEntry", "MethodEntry", "MetricEntry", "ModelEntry", "Plan", "parse_plan", "read_plan"]
+
+ATTRIBUTION = "attribution"
+"""The metric of rows that say what an attribution took; no metric of a plan may be called so."""
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Entry(BaseModel):
+    """What all entries of a plan have: a label, by which rows and files are named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    label: Label = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labelled(cls, values: Any) -> Any:
+        """The label unless given: the last part of the name, with what a file's name cannot hold replaced."""
+        if isinstance(values, dict) and "label" not in values and isinstance(values.get("name"), str):
+            last = re.split(r"[/\\]", values["name"].rstrip("/\\"))[-1]
+            values = values | {"label": re.sub(r"[^A-Za-z0-9._+@-]+", "-", last).lstrip(".-_+@") or "unnamed"}
+        return cast("Any", values)
+
+    @property
+    def restrictions(self) -> dict[str, tuple[str, ...] | int | None]:
+        """Fields that say for what an entry is used, not what it means."""
+        return {name: getattr(self, name) for name in _RESTRICTIONS if name in type(self).model_fields}
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """All other fields, as JSON has them: rows are about these, so that they may not change."""
+        return self.model_dump(mode="json", exclude=set(_RESTRICTIONS))
+
+
+_RESTRICTIONS = ("models", "data", "methods", "metrics", "limit")
+
+
+class ModelEntry(Entry):
+    """A model; fields are the parameters of `noiser.load_model`."""
+
+    name: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """Which weights in which precision; they may move to another device."""
+        return self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
+
+
+class DataEntry(Entry):
+    """A data set, or prompts of the plan's own.
+
+    Attributes:
+        name: of a data set; its examples are taken in an order drawn by the plan's seed.
+        prompts: texts of the plan's own, in place of a data set.
+        limit: the most examples to take; None for all. Those of a lower limit are among those of a higher one.
+        category: only these categories.
+        without_category: all but these categories.
+        only_correct: only examples whose answer the model gives greedily, all its tokens.
+        explain: "continuation", the first tokens that the model says; or "answer", those that the data set gives.
+        max_new_tokens: how many tokens of the continuation.
+        as_published: leaves the errors of the published file in.
+    """
+
+    name: str | None = None
+    prompts: tuple[str, ...] | None = None
+    limit: Count | None = None
+    category: tuple[str, ...] = ()
+    without_category: tuple[str, ...] = ()
+    only_correct: bool = False
+    explain: Literal["continuation", "answer"] = "continuation"
+    max_new_tokens: Count = 1
+    as_published: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, values: Any) -> Any:
+        values = _tuples(values, "prompts", "category", "without_category")
+        if isinstance(values, dict) and "label" not in values and "prompts" in values:
+            values = values | {"label": "own"}
+        return cast("Any", values)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataEntry:
+        if (self.name is None) == (self.prompts is None):
+            raise ValueError("expected either name, of a data set, or prompts")
+        if self.prompts is not None and (not self.prompts or not all(prompt.strip() for prompt in self.prompts)):
+            raise ValueError("prompts: expected at least one text, and none that is blank")
+        if self.prompts is not None and (self.only_correct or self.category or self.explain == "answer"):
+            raise ValueError(
+                "prompts of the plan's own have no category and no answer; leave out only_correct, category and explain"
+            )
+        return self
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """As for any entry; prompts may be added behind those that there are."""
+        return {key: value for key, value in super().meaning.items() if key != "prompts"} | {
+            "own": self.prompts is not None
+        }
+
+
+class MethodEntry(Entry):
+    """A method.
+
+    Attributes:
+        name: in the registry.
+        args: hyper-parameters.
+        profile: "authors" for the published script's definitions, of the method and of its metrics.
+        unit: what gets a score.
+        models, data, metrics: only these labels; all if empty.
+        limit: only the first examples of each data set's sample.
+    """
+
+    name: str
+    args: dict[str, Any] = Field(default_factory=dict)
+    profile: Literal["paper", "authors"] = "paper"
+    unit: Literal["token", "word", "sentence"] = "token"
+    models: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    limit: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, values: Any) -> Any:
+        return _tuples(values, "models", "data", "metrics")
+
+
+class MetricEntry(Entry):
+    """A metric.
+
+    Attributes:
+        name: in the registry.
+        masks, normalization, rates: as for `noiser.evaluate`.
+        judge: "local", the model itself; "local:MODEL", another model on this machine; "openai:MODEL".
+        judge_args: settings of the judge.
+        models, data, methods: only these labels; all if empty.
+        limit: only the first examples of each data set's sample.
+    """
+
+    name: str
+    masks: Count | None = None
+    normalization: str | None = None
+    rates: tuple[float, ...] | None = None
+    judge: str | None = None
+    judge_args: dict[str, Any] = Field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    limit: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, values: Any) -> Any:
+        return _tuples(values, "models", "data", "methods", "rates")
+
+
+class Plan(BaseModel):
+    """A benchmark.
+
+    Attributes:
+        name: for people.
+        seed: of samples, masks and random references; example i of a sample is attributed with seed + i.
+        block: examples a job, and at most in a file.
+        models, data, methods, metrics: entries with labels that differ, also in lower case.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str
+    seed: int = 0
+    block: Count = 4
+    models: tuple[ModelEntry, ...]
+    data: tuple[DataEntry, ...]
+    methods: tuple[MethodEntry, ...]
+    metrics: tuple[MetricEntry, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, values: Any) -> Any:
+        return _tuples(values, *_KINDS)
+
+    @model_validator(mode="after")
+    def _labels(self) -> Plan:
+        for kind in _KINDS:
+            entries: tuple[Entry, ...] = getattr(self, kind)
+            if not entries and kind != "metrics":
+                raise ValueError(f"{kind} is empty; expected at least one [[{kind}]]")
+            counts = Counter(entry.label.casefold() for entry in entries)
+            twice = [entry.label for entry in entries if counts[entry.label.casefold()] > 1]
+            if twice:
+                raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
+        if ATTRIBUTION in self.labels("metrics"):
+            raise ValueError(f"a metric has the label {ATTRIBUTION!r}, which is taken; give it another label")
+        for kind in ("methods", "metrics"):
+            for entry in cast("tuple[Entry, ...]", getattr(self, kind)):
+                self._check_restrictions(kind, entry)
+        return self
+
+    def _check_restrictions(self, kind: str, entry: Entry) -> None:
+        for name, wanted in entry.restrictions.items():
+            for label in wanted if isinstance(wanted, tuple) else ():
+                if label not in self.labels(name):
+                    error = UnknownNameError(f"label in {name}", label, self.labels(name))
+                    raise ValueError(f"{kind}, {entry.label!r}: {error}")
+
+    def labels(self, kind: str) -> list[str]:
+        """The labels of "models", "data", "methods" or "metrics"."""
+        return [entry.label for entry in cast("tuple[Entry, ...]", getattr(self, kind))]
+
+    def methods_for(self, model: str, data: str) -> list[MethodEntry]:
+        """The methods that run for a model and a data set, by their labels."""
+        return [entry for entry in self.methods if _among(model, entry.models) and _among(data, entry.data)]
+
+    def metrics_for(self, method: MethodEntry, model: str, data: str) -> list[MetricEntry]:
+        """The metrics that a method's attributions for a model and a data set are measured with."""
+        return [
+            entry
+            for entry in self.metrics
+            if _among(model, entry.models)
+            and _among(data, entry.data)
+            and _among(method.label, entry.methods)
+            and _among(entry.label, method.metrics)
+        ]
+
+    def kinds(self, model: str, data: str) -> Iterator[tuple[str, str, int | None]]:
+        """Every kind of row for a model and a data set: method, metric, and how many examples it is limited to."""
+        for method in self.methods_for(model, data):
+            yield method.label, ATTRIBUTION, method.limit
+            for metric in self.metrics_for(method, model, data):
+                yield method.label, metric.label, combined((method.limit, metric.limit))
+
+
+_KINDS = ("models", "data", "methods", "metrics")
+
+
+def _among(label: str, wanted: Sequence[str]) -> bool:
+    return not wanted or label in wanted
+
+
+def _tuples(values: Any, *names: str) -> Any:
+    """TOML's lists as tuples; one text stands for a list of it."""
+    if not isinstance(values, dict):
+        return values
+    changed = {name: values[name] for name in names if name in values}
+    return cast("dict[str, Any]", values) | {
+        name: tuple(cast("list[Any]", value))
+        if isinstance(value, list)
+        else (value,)
+        if isinstance(value, str)
+        else value
+        for name, value in changed.items()
+    }
+
+
+def read_plan(path: Path) -> tuple[Plan, str]:
+    """A plan from a TOML file, and the file's text.
+
+    Raises:
+        PlanError: no such file, no TOML, or a plan that means nothing; says which key, what it got, what is expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise PlanError(f"Cannot read the plan {path}: {reason}. Expected a TOML file; see docs/bench.md.") from error
+    return parse_plan(text, str(path)), text
+
+
+def parse_plan(text: str, source: str) -> Plan:
+    """A plan from TOML; `source` is what errors call it. Raises PlanError."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{source} is no TOML: {error}. See docs/bench.md for the form of a plan.") from error
+    try:
+        return Plan.model_validate(values)
+    except ValidationError as error:
+        problems = list(dict.fromkeys(_problem(values, dict(detail)) for detail in error.errors()))
+        raise PlanError(f"{source}: " + "; ".join(problems) + ". See docs/bench.md for the form of a plan.") from error
+
+
+def _problem(values: dict[str, Any], detail: dict[str, Any]) -> str:
+    """One of pydantic's errors in our words: key, got, expected, nearest name."""
+    where: list[str | int] = [part for part in detail["loc"] if part != "__root__"]
+    place = _place(values, where)
+    if detail["type"] == "extra_forbidden":
+        return f"{place}: {_unknown_key(where)}"
+    if detail["type"] == "missing":
+        return f"{place} is missing"
+    if detail["type"] == "value_error":
+        said = str(detail["ctx"]["error"])
+        return f"{place}: {said}" if place else said
+    got = detail.get("input")
+    expected = (
+        detail["msg"].replace("Input should be ", "").replace("String should match pattern", "a text that matches")
+    )
+    if detail["type"] == "string_pattern_mismatch":
+        expected = "letters, digits and . _ + @ -, to name files by"
+    return f"{place}: got {got!r}, expected {expected}"
+
+
+def _place(values: dict[str, Any], where: Sequence[str | int]) -> str:
+    """Such as `methods, "noiser_k_max", limit`: an entry by its label or name rather than its number."""
+    parts: list[str] = []
+    at: Any = values
+    for part in where:
+        at = (
+            at[part]
+            if isinstance(at, list) and isinstance(part, int) and part < len(at)
+            else (cast("dict[str, Any]", at).get(str(part)) if isinstance(at, dict) else None)
+        )
+        if isinstance(part, int) and isinstance(at, dict):
+            known = cast("dict[str, Any]", at)
+            parts.append(repr(known.get("label") or known.get("name") or part))
+        else:
+            parts.append(str(part))
+    return ", ".join(parts)
+
+
+def _unknown_key(where: Sequence[str | int]) -> str:
+    kinds: dict[str, type[BaseModel]] = {
+        "models": ModelEntry, "data": DataEntry, "methods": MethodEntry, "metrics": MetricEntry,
+    }  # fmt: skip
+    owner = kinds.get(str(where[0]), Plan) if len(where) > 1 else Plan
+    return str(UnknownNameError("key", where[-1], owner.model_fields))
+
+
+def combined(limits: Iterable[int | None]) -> int | None:
+    """The lowest of several limits; None where there is none."""
+    given = [limit for limit in limits if limit is not None]
+    return min(given) if given else None

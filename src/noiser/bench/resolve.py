@@ -1,0 +1,131 @@
+"""What a plan means once every name and default is looked up, and whether a changed plan still means the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from noiser.attribution.store import plain
+from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
+from noiser.data import DATA_SETS
+from noiser.errors import NoiserError, ParameterError, PlanError
+from noiser.evaluation.measuring import in_profile
+from noiser.judges.protocol import JUDGES
+from noiser.methods import METHODS, Method, make_method
+from noiser.metrics import METRICS
+from noiser.metrics.checks import check_shares
+
+__all__ = ["check_change", "fingerprint", "make", "resolve"]
+
+T = TypeVar("T")
+
+
+def make(entry: MethodEntry) -> Method:
+    """The method that an entry stands for."""
+    return in_profile(make_method(entry.name, **entry.args), entry.profile)
+
+
+def resolve(plan: Plan, source: str) -> dict[str, Any]:
+    """A plan with versioned names and every default, as JSON has it.
+
+    Args:
+        plan: the plan.
+        source: what errors call it.
+
+    Raises:
+        PlanError: an unknown name, with the nearest one, or a parameter that is refused.
+    """
+    return {
+        "seed": plan.seed,
+        "block": plan.block,
+        "models": {entry.label: entry.meaning for entry in plan.models},
+        "data": {entry.label: _checked(source, "data", entry, _data) for entry in plan.data},
+        "methods": {entry.label: _checked(source, "methods", entry, _method) for entry in plan.methods},
+        "metrics": {entry.label: _checked(source, "metrics", entry, _metric) for entry in plan.metrics},
+    }
+
+
+def _checked(source: str, kind: str, entry: T, look_up: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return plain(look_up(entry))
+    except NoiserError as error:
+        assert isinstance(entry, Entry)
+        raise PlanError(f"{source}: {kind}, {entry.label!r}: {error}") from error
+
+
+def _data(entry: DataEntry) -> dict[str, Any]:
+    if entry.name is None:
+        return {**entry.meaning, "prompts": entry.prompts}
+    return entry.meaning | {"name": DATA_SETS.get(entry.name).versioned_name}
+
+
+def _method(entry: MethodEntry) -> dict[str, Any]:
+    method = make(entry)
+    fields: Mapping[str, Any] = getattr(method, "__dataclass_fields__", {})
+    return {
+        "name": METHODS.get(entry.name).versioned_name,
+        "parameters": {name: getattr(method, name) for name in fields},
+        "profile": entry.profile,
+        "unit": entry.unit,
+    }
+
+
+def _metric(entry: MetricEntry) -> dict[str, Any]:
+    from noiser.attribution.normalize import normalize
+
+    registered = METRICS.get(entry.name)
+    if entry.rates is not None:
+        check_shares("rates", entry.rates, at_least=2)
+    if entry.normalization is not None:
+        import torch
+
+        normalize(torch.ones(1, 2), entry.normalization)  # raises for a name that it does not know
+    if registered.factory().needs_judge and entry.judge is None:
+        raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
+    if entry.judge is not None:
+        JUDGES.get(entry.judge.partition(":")[0])
+    return entry.meaning | {"name": registered.versioned_name}
+
+
+def fingerprint(resolved: Mapping[str, Any]) -> str:
+    """The sha256 of a resolved plan."""
+    return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
+
+
+def check_change(old: Mapping[str, Any], new: Mapping[str, Any], folder: str) -> None:
+    """Whether what is stored keeps its meaning under a new plan: it may add, and use entries more or less.
+
+    Raises:
+        PlanError: it does not; names what changed, from what, to what.
+    """
+    changes = [f"{key} was {old[key]!r} and is {new[key]!r}" for key in ("seed", "block") if old[key] != new[key]]
+    for kind in ("models", "data", "methods", "metrics"):
+        for label, meaning in old[kind].items():
+            where = f"{kind}, {label!r}"
+            if label not in new[kind]:
+                changes.append(f"{where} is no longer there")
+            else:
+                changes += [f"{where}, {change}" for change in _differences(meaning, new[kind][label])]
+    if changes:
+        raise PlanError(
+            f"The plan changes what is stored in {folder}: {'; '.join(changes)}. Expected a plan that only adds to the "
+            "stored one, or uses its entries more or less. Put the old values back, give what is new a label of its "
+            "own, or start another folder. Nothing stored was changed."
+        )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        before, after = old.get(key), new.get(key)
+        if key == "prompts":
+            after = (after or [])[: len(before or [])]  # more may follow
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += [f"{key}: {change}" for change in _differences(before, after)]
+        else:
+            found.append(f"{key} was {before!r} and is {after!r}")
+    return found
