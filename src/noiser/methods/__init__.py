@@ -19,6 +19,7 @@ from noiser.methods.protocol import METHODS, Method, Scores
 from noiser.methods.random import Random
 from noiser.methods.sequential import SequentialIntegratedGradients
 from noiser.methods.shapley_sampling import ShapleySampling
+from noiser.methods.tolerance import Tolerance, tolerance
 
 __all__ = [
     "METHODS",
@@ -39,8 +40,10 @@ __all__ = [
     "Scores",
     "SequentialIntegratedGradients",
     "ShapleySampling",
+    "Tolerance",
     "attribute",
     "make_method",
+    "tolerance",
 ]
 
 

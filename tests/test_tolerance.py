@@ -1,0 +1,125 @@
+"""Noise tolerance of one unit: against one plain forward pass for every sample, and against Noiser's own search."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import noiser
+from noiser.errors import ParameterError
+from noiser.methods import tolerance
+from noiser.methods.noise import draw_noise
+from noiser.methods.tolerance import GRID
+from tiny import tiny
+
+PROMPT = "The quick brown fox jumps over"
+KS = (0.0, 0.05, 0.2, 0.7)
+
+
+def attribution(family="llama", **options):
+    method = options.pop("method", noiser.Noiser(samples=4, all_thresholds=True))
+    return noiser.attribute(tiny(family), PROMPT, **({"max_new_tokens": 2, "seed": 3} | options), method=method)
+
+
+def by_hand(family: str, att, unit_index: int, k: float):
+    """Next-token distributions at every position, one run of the model for each noise vector; their mean."""
+    lm = tiny(family)
+    ids = [*lm.tokenizer(PROMPT)["input_ids"], *(target.token_id for target in att.targets)]
+    longest = max(len(unit.token_indices) for unit in att.units)
+    noise = draw_noise(4, longest, lm.embedding_dim, torch.Generator().manual_seed(3))
+    found = []
+    for vectors in noise:
+        embeddings = lm.model.get_input_embeddings()(torch.tensor(ids)).detach().clone()
+        for vector, position in zip(vectors, att.units[unit_index].token_indices, strict=False):
+            embeddings[position] += k * lm.embedding_scale * vector
+        found.append(lm.model(inputs_embeds=embeddings[None]).logits[0].softmax(-1))
+    first = len(ids) - len(att.targets) - 1
+    return torch.stack(found)[:, first : first + len(att.targets)].detach()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_equals_one_pass_for_every_sample(family, unit):
+    att = attribution(family, unit=unit)
+    for unit_index in (0, 2):
+        found = tolerance(tiny(family), att, unit_index, KS)
+        for column, k in enumerate(KS):
+            samples = by_hand(family, att, unit_index, k)
+            mean = samples.mean(0)
+            for row, target in enumerate(att.targets):
+                p = samples[:, row, target.token_id]
+                assert found.probabilities[row, column].item() == pytest.approx(p.mean().item(), abs=1e-5)
+                assert found.stderr[row, column].item() == pytest.approx(p.std().item() / 2, abs=1e-5)
+                assert found.leaders[row][column].token_id == int(mean[row].argmax())
+                assert found.leaders[row][column].probability == pytest.approx(mean[row].max().item(), abs=1e-5)
+                assert bool(found.flips[row, column]) == (int(mean[row].argmax()) != target.token_id)
+    assert found.unit == att.units[2]
+    assert found.ks.tolist() == pytest.approx(KS)
+
+
+def test_agrees_with_the_search_of_noiser():
+    att = attribution()
+    for unit_index in range(len(att.units)):
+        for row in range(2):
+            k = float(att.thresholds[row, unit_index])
+            if math.isnan(k):
+                continue
+            at, above = tolerance(tiny("llama"), att, unit_index, (k, k + 2**-10)).flips[row].tolist()
+            assert not at
+            assert above or k + 2**-10 >= 1
+
+
+def test_no_noise_changes_nothing_and_the_grid_begins_with_it():
+    att = attribution()
+    found = tolerance(tiny("llama"), att, 1)
+    assert GRID[0] == 0
+    assert GRID[-1] == 1
+    assert found.probabilities[:, 0].tolist() == pytest.approx([t.probability for t in att.targets], abs=1e-5)
+    assert not found.flips[:, 0].any()
+
+
+def test_targets_that_the_unit_does_not_stand_before_have_no_values():
+    att = attribution()
+    last = len(att.units) - 1
+    found = tolerance(tiny("llama"), att, last, KS)
+    assert found.probabilities[0].isnan().all()
+    assert not found.probabilities[1].isnan().any()
+    assert [len(leaders) for leaders in found.leaders] == [0, len(KS)]
+
+
+def test_with_a_foil_a_flip_is_of_the_pair():
+    att = attribution(target=" fox", foil=" dog", max_new_tokens=1)
+    found = tolerance(tiny("llama"), att, 1, KS)
+    leads = found.probabilities[0] > found.foil_probabilities
+    assert found.flips[0].tolist() == (leads != leads[0]).tolist()
+
+
+def test_other_methods_have_ten_samples_and_a_caller_may_choose():
+    att = attribution(method="occlusion")
+    ten = tolerance(tiny("llama"), att, 1, KS)
+    assert torch.equal(ten.probabilities, tolerance(tiny("llama"), att, 1, KS, samples=10).probabilities)
+    own = torch.randn(3, 1, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
+    assert not torch.equal(ten.probabilities, tolerance(tiny("llama"), att, 1, KS, noise=own).probabilities)
+    assert tolerance(tiny("llama"), att, 1, KS, samples=1).stderr.isnan().all()
+
+
+def test_progress_reaches_the_end():
+    seen = []
+    tolerance(tiny("llama"), attribution(), 1, KS, progress=lambda done, expected: seen.append((done, expected)))
+    assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("unit_index", "ks", "message"),
+    [
+        (99, KS, "unit_index is 99; expected 0 to"),
+        (0, (), "expected one or more finite numbers"),
+        (0, (-1.0,), r"ks is \[-1.0\]"),
+        (0, (math.nan,), "expected one or more finite numbers"),
+    ],
+)
+def test_errors_say_what_was_expected(unit_index, ks, message):
+    with pytest.raises(ParameterError, match=message):
+        tolerance(tiny("llama"), attribution(), unit_index, ks)
