@@ -26,6 +26,8 @@ def methods() -> None:
         defaults = _defaults(entry)
         if defaults:
             typer.echo("  " + ", ".join(f"{key}={value}" for key, value in defaults.items()))
+    for family in METHODS.families():
+        typer.echo(f"{family.prefix}:NAME\n  {family.summary}")
 
 
 def models() -> None:

@@ -42,11 +42,14 @@ def copied_tokenizer(tokenizer: Any) -> Any:
 def seeded(generator: torch.Generator, device: torch.device) -> Generator[None]:
     """The global random numbers of torch, NumPy and Python follow `generator`; what they were comes back afterwards."""
     seed = int(torch.randint(2**31, (), generator=generator))
-    elsewhere = [] if device.type == "cpu" else [device]
+    module = None if device.type == "cpu" else torch.get_device_module(device)
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
-        with torch.random.fork_rng(elsewhere, device_type="cuda" if device.type == "cpu" else device.type):
-            torch.manual_seed(seed)
+        with torch.random.fork_rng([device] if module else [], device_type=device.type if module else "cuda"):
+            torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds every other device too
+            if module:
+                with module.device(device) if hasattr(module, "device") else contextlib.nullcontext():
+                    module.manual_seed(seed)
             np.random.seed(seed)
             random.seed(seed)
             yield

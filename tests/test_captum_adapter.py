@@ -1,0 +1,210 @@
+"""Captum's methods behind our interface: the same numbers where a method is ours too, and no trace left."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import noiser
+from noiser.engine import Engine, replace_rows
+from noiser.errors import ParameterError, UnknownNameError
+from noiser.integrations.isolation import seeded
+from noiser.methods import METHODS, make_method
+from noiser.model import build_query
+from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+
+pytest.importorskip("captum", reason="Captum is not installed: pip install captum==0.9.0")
+
+from noiser.integrations.captum import CaptumMethod, captum_methods
+
+PROMPT = "The quick fox sings"
+CHEAP = {"IntegratedGradients": {"n_steps": 4}, "GradientShap": {"n_samples": 3}, "KernelShap": {"n_samples": 9},
+         "Lime": {"n_samples": 9}, "ShapleyValueSampling": {"n_samples": 2}}  # fmt: skip
+
+
+def attribute(method, family="gemma3", **options):
+    return noiser.attribute(tiny(family), PROMPT, method=method, **options)
+
+
+def captum(name, **parameters):
+    return make_method(f"captum:{name}", **{**CHEAP.get(name, {}), **parameters})
+
+
+# ---- the numbers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("options", [{"max_new_tokens": 3}, {"unit": "word", "max_new_tokens": 3}, {"foil": " dog"}])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (CaptumMethod("FeatureAblation"), noiser.Occlusion(score="prob")),
+        (CaptumMethod("InputXGradient"), noiser.InputXGradient(reduce="sum")),
+        (CaptumMethod("InputXGradient", reduce="l2", score="logprob"), noiser.InputXGradient(score="logprob")),
+        (
+            CaptumMethod("IntegratedGradients", arguments={"n_steps": 6, "method": "gausslegendre"}, baseline="mean"),
+            noiser.IntegratedGradients(n_steps=6, baseline="mean"),
+        ),
+    ],
+    ids=["ablation", "gradient", "gradient of log p", "path"],
+)
+def test_equals_ours(theirs, ours, options, family):
+    a, b = (attribute(method, family, **options) for method in (theirs, ours))
+    assert a.units == b.units
+    assert [target[:2] for target in a.targets] == [target[:2] for target in b.targets]
+    torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def test_shapley_values_are_exact():
+    """Against the definition, over all coalitions of words."""
+    found = attribute("captum:ShapleyValues", unit="word")
+    engine = Engine(tiny("gemma3"), build_query(tiny("gemma3"), PROMPT, unit="word"))
+    n, token = len(engine.query.units), engine.query.target_ids[0]
+    zero = torch.zeros(engine.table_rows.shape[-1])
+
+    def value(kept):
+        gone = [i for u, unit in enumerate(engine.query.units) if u not in kept for i in unit.token_indices]
+        if not gone:
+            return float(engine.clean[0, token])
+        ((_, found),) = engine.distributions([replace_rows(tuple(gone), zero)])
+        return float(found[0, 0, token])
+
+    for u in range(n):
+        others = [i for i in range(n) if i != u]
+        shapley = sum(
+            math.factorial(len(s)) * math.factorial(n - len(s) - 1) / math.factorial(n) * (value({*s, u}) - value({*s}))
+            for size in range(n)
+            for s in itertools.combinations(others, size)
+        )
+        assert float(found.scores[0, u]) == pytest.approx(shapley, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_sampled_shapley_values_come_near_the_exact_ones():
+    exact = attribute("captum:ShapleyValues", unit="word").scores
+    sampled = attribute(captum("ShapleyValueSampling", n_samples=300), unit="word").scores
+    torch.testing.assert_close(sampled, exact, atol=0.03, rtol=0)
+    regressed = attribute(captum("KernelShap", n_samples=3000), unit="word").scores
+    torch.testing.assert_close(regressed, exact, atol=0.05, rtol=0)
+
+
+def test_convergence_delta_is_kept():
+    att = attribute(captum("IntegratedGradients", n_steps=200, return_convergence_delta=True), max_new_tokens=2)
+    assert len(att.info["delta"]) == 2
+    assert max(map(abs, att.info["delta"])) < 0.01
+
+
+def test_window_of_two_tokens():
+    one, two = (attribute(captum("Occlusion", sliding_window_shapes=(size, 32))) for size in (1, 2))
+    torch.testing.assert_close(one.scores, attribute("captum:FeatureAblation").scores, equal_nan=True)
+    assert not torch.allclose(one.scores, two.scores)
+
+
+# ---- what every method must do --------------------------------------------------------------------------------------
+
+
+def test_the_methods_that_work_are_found():
+    known = "FeatureAblation GradientShap InputXGradient IntegratedGradients KernelShap Lime Occlusion Saliency"
+    assert {*known.split(), "ShapleyValueSampling", "ShapleyValues"} <= {*captum_methods()}
+
+
+@pytest.mark.parametrize("name", captum_methods())
+def test_contract(name):
+    """Shape, seeds, several targets, frozen BOS; the model and the global random states are left as they were."""
+    torch.manual_seed(1)
+    np.random.seed(1)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()  # Python's own is used by the type checker
+    model = tiny_model("gemma3")
+    lm = noiser.wrap(model, tiny_tokenizer())
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    unit = "word" if name == "ShapleyValues" else "token"
+    first, again = (
+        noiser.attribute(lm, PROMPT, method=captum(name), max_new_tokens=2, unit=unit, seed=3) for _ in range(2)
+    )
+    assert first.scores.shape == (2, len(first.units))
+    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit=unit).visible)
+    assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
+    assert 0 not in {i for unit in first.units for i in unit.token_indices}
+    assert (first.method, first.info["frozen_tokens"]) == (f"captum:{name}@1", "kept")
+    assert first.info["token_forwards"] > 0
+    assert model.training
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])
+
+
+@pytest.mark.parametrize("name", ["Lime", "ShapleyValueSampling", "GradientShap"])
+def test_seeds_differ(name):
+    a, b = (attribute(captum(name), seed=seed).scores for seed in (0, 1))
+    assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["FeatureAblation", "IntegratedGradients"])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_every_family(name, family):
+    assert attribute(captum(name), family, max_new_tokens=2).scores[1].isfinite().all()
+
+
+def test_a_result_says_how_to_make_it_again(tmp_path):
+    method = captum("Lime", n_samples=12, baseline="mean", score="logprob")
+    att = attribute(method, seed=5)
+    att.save(tmp_path / "a.json")
+    stored = noiser.Attribution.load(tmp_path / "a.json")
+    again = attribute(make_method(stored.method, **stored.parameters), seed=stored.seed)
+    assert torch.equal(att.scores, again.scores)
+
+
+def test_metrics_take_the_result():
+    lm = tiny("gemma3")
+    measured = noiser.evaluate(lm, [PROMPT], method="captum:FeatureAblation", metrics=["soft_scores", "erasure"])
+    assert not measured.skipped
+    assert measured.records[0]["method"] == "captum:FeatureAblation@1"
+
+
+# ---- names and errors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("captum:FeatureAblations", "Did you mean 'captum:FeatureAblation'"),
+        ("captum:LayerConductance", "attribute to what is inside a model"),
+        ("captum:Lime@2", "captum:Lime@1"),
+        ("captom:Lime", "Also captum:NAME"),
+    ],
+)
+def test_unknown_names(name, message):
+    with pytest.raises(UnknownNameError, match=message):
+        METHODS.get(name)
+
+
+@pytest.mark.parametrize("name", ["DeepLift", "NoiseTunnel", "FeaturePermutation"])
+def test_what_cannot_work_says_why(name):
+    with pytest.raises(ParameterError, match=f"Captum's {name} "):
+        METHODS.get(f"captum:{name}")
+
+
+def test_unknown_parameters():
+    with pytest.raises(ParameterError, match=r"no 'n_sample'. Did you mean 'n_samples'"):
+        make_method("captum:Lime", n_sample=3)
+    with pytest.raises(ParameterError, match="no 'baselines'"):
+        make_method("captum:Lime", baselines=3)
+    with pytest.raises(ParameterError, match="expected no other name"):
+        make_method("captum:Lime", name="KernelShap")
+    method = make_method("captum:IntegratedGradients", multiply_by_inputs=False, n_steps=3)
+    assert (method.constructor, method.arguments) == ({"multiply_by_inputs": False}, {"n_steps": 3})
+
+
+def test_random_states_come_back_after_an_exception():
+    torch.manual_seed(4)
+    before, python = torch.get_rng_state(), random.getstate()
+    with pytest.raises(ValueError, match="math"), seeded(torch.Generator().manual_seed(0), torch.device("cpu")):
+        math.sqrt(-torch.rand(3).sum() - random.random() - np.random.rand())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python
