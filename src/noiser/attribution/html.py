@@ -33,7 +33,7 @@ from noiser.attribution.html_table import joint_table, score_table
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
 
-__all__ = ["compare_html", "fragment", "page"]
+__all__ = ["compare_fragment", "compare_html", "css", "fragment", "page"]
 
 
 def page(att: Attribution) -> str:
@@ -43,7 +43,7 @@ def page(att: Attribution) -> str:
 
 def fragment(att: Attribution) -> str:
     """The heat map as a piece of a page, such as a notebook's output; several can stand on one page."""
-    return f"<style>{_css()}</style>{_body(att, f'noiser-{secrets.token_hex(6)}')}"
+    return f"<style>{css()}</style>{_body(att, f'noiser-{secrets.token_hex(6)}')}"
 
 
 def compare_html(attributions: Sequence[Attribution]) -> str:
@@ -52,14 +52,27 @@ def compare_html(attributions: Sequence[Attribution]) -> str:
     Raises:
         ParameterError: no attribution, or different prompts.
     """
-    check_comparable(attributions)
+    body = _compared_body(attributions, "noiser")
     first = attributions[0]
+    return _page(body, f"{label(first.text[: first.prompt_length])[:80]} – {len(attributions)} methods")
+
+
+def compare_fragment(attributions: Sequence[Attribution]) -> str:
+    """The same as a piece of a page; several can stand on one page.
+
+    Raises:
+        ParameterError: no attribution, or different prompts.
+    """
+    return f"<style>{css()}</style>{_compared_body(attributions, f'noiser-{secrets.token_hex(6)}')}"
+
+
+def _compared_body(attributions: Sequence[Attribution], identifier: str) -> str:
+    check_comparable(attributions)
     count = max(len(att.targets) for att in attributions)
     sections = [_compared([att for att in attributions if row < len(att.targets)], row) for row in range(count)]
-    names = [label(att.targets[row].text) for row in range(count) for att in [_longest(attributions)]]
+    names = [label(target.text) for target in _longest(attributions).targets]
     feet = "".join(_footer(att) for att in attributions)
-    body = f"{_chooser(names, 'noiser')}<div class=rows>{''.join(sections)}</div><footer>{feet}</footer>"
-    return _page(_card(body), f"{label(first.text[: first.prompt_length])[:80]} – {len(attributions)} methods")
+    return _card(f"{_chooser(names, identifier)}<div class=rows>{''.join(sections)}</div><footer>{feet}</footer>")
 
 
 def _longest(attributions: Sequence[Attribution]) -> Attribution:
@@ -67,7 +80,8 @@ def _longest(attributions: Sequence[Attribution]) -> Attribution:
 
 
 @cache
-def _css() -> str:
+def css() -> str:
+    """The rules that heat maps need."""
     sheet = files("noiser.attribution").joinpath("style.css").read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", sheet)
 
@@ -80,7 +94,7 @@ def _page(body: str, title: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n"
         "<style>:root { color-scheme: light dark; }\nbody { margin: 1.5rem; }\n"
-        f"{_css()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"{css()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -139,7 +153,7 @@ def _cell(att: Attribution, row: int, piece: Cell) -> str:
     title = "\n".join(_title(att, row, column) for column in piece.columns)
     return (
         f'{escape(shown[: len(shown) - len(body)])}<span class="u {sign}{ink}" style="--a:{abs(piece.weight):.3f}" '
-        f'tabindex=0 title="{escape(title)}">{escape(body)}</span>'
+        f'tabindex=0 title="{escape(title)}" data-unit={piece.columns[0]}>{escape(body)}</span>'
     )
 
 
