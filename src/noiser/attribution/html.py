@@ -57,12 +57,19 @@ def compare_html(attributions: Sequence[Attribution]) -> str:
     return _page(body, f"{label(first.text[: first.prompt_length])[:80]} – {len(attributions)} methods")
 
 
-def compare_fragment(attributions: Sequence[Attribution]) -> str:
+def compare_fragment(attributions: Sequence[Attribution], identifier: str | None = None) -> str:
     """The same as a piece of a page; several can stand on one page.
+
+    Args:
+        attributions: of one prompt.
+        identifier: one that nothing else on the page has, for pages that are the same every time and have the rules
+            of `css` already; drawn unless given.
 
     Raises:
         ParameterError: no attribution, or different prompts.
     """
+    if identifier is not None:
+        return _compared_body(attributions, identifier)
     return f"<style>{css()}</style>{_compared_body(attributions, f'noiser-{secrets.token_hex(6)}')}"
 
 

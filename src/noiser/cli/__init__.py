@@ -12,6 +12,7 @@ from noiser.cli.bench import bench
 from noiser.cli.data import data
 from noiser.cli.evaluate import evaluate
 from noiser.cli.listing import methods, models
+from noiser.cli.report import report
 from noiser.cli.running import command
 
 __all__ = ["app"]
@@ -41,7 +42,7 @@ def main(
     """Which parts of the input made a language model say that?"""
 
 
-for function in (attribute, compare, evaluate, methods, models):
+for function in (attribute, compare, evaluate, report, methods, models):
     app.command()(command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -1,0 +1,50 @@
+"""What a report says of the run that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from noiser.report.names import data_title
+from noiser.report.results import Results
+from noiser.version import __version__
+
+__all__ = ["about", "title"]
+
+
+def title(results: Results) -> str:
+    """The report's title."""
+    return f"Benchmark “{results.plan.name}”"
+
+
+def about(results: Results) -> list[tuple[str, str]]:
+    """Models, data, seed, versions and machine, as (name, value)."""
+    plan, run = results.plan, results.run
+    found = [
+        ("models", ", ".join(_model(label, run) for label in plan.labels("models"))),
+        ("data", ", ".join(data_title(label) for label in plan.labels("data"))),
+        ("methods", str(len(plan.methods))),
+        ("judges", ", ".join(dict.fromkeys(measure.judge for measure in plan.metrics if measure.judge))),
+        ("seed", str(plan.seed)),
+        ("intervals", f"{results.confidence:.0%}"),
+        ("versions", _flat(run.get("versions"))),
+        ("machine", _flat(run.get("machine"))),
+        ("plan's fingerprint", str(run.get("fingerprint") or "")[:16]),
+        ("reported by", f"noiser {__version__}"),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _model(label: str, run: Mapping[str, Any]) -> str:
+    models: Any = run.get("models")
+    known: Any = models.get(label) if isinstance(models, dict) else None
+    if not isinstance(known, dict):
+        return label
+    facts = [str(known[key])[:12] for key in ("dtype", "weights") if known.get(key)]
+    return f"{label} ({', '.join(facts)})" if facts else label
+
+
+def _flat(values: Any) -> str:
+    if not isinstance(values, dict):
+        return "" if values is None else str(values)
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)

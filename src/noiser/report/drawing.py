@@ -1,0 +1,139 @@
+"""What all figures share: a style that reads without colour, and files that are the same every time."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from noiser.errors import DependencyError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BLUE",
+    "INK",
+    "LINE",
+    "MARKERS",
+    "ORANGE",
+    "PAPER",
+    "SOFT",
+    "Picture",
+    "canvas",
+    "inline_svg",
+    "legend_below",
+    "png",
+    "svg",
+]
+
+INK, SOFT, LINE, PAPER = "#14161b", "#59606e", "#d9dde5", "#ffffff"
+ORANGE, BLUE = "#e69f00", "#56b4e9"  # of Okabe and Ito, for colour-blind readers
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "H", "8", "1", "2", "3", "4", "+", "x")
+"""One a method, in the order of the plan: shape tells them apart, colour only helps."""
+
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAPER,
+}
+
+
+class Picture(NamedTuple):
+    """A figure.
+
+    Attributes:
+        key: short name, for files.
+        title: what it shows.
+        description: what a reader who cannot see it should know.
+        figure: matplotlib's.
+    """
+
+    key: str
+    title: str
+    description: str
+    figure: Figure
+
+
+@contextmanager
+def canvas(
+    width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
+) -> Generator[tuple[Figure, Sequence[Axes]]]:
+    """A figure of that many inches with panels in a row or column, in the common style.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure as NewFigure
+    except ImportError as error:
+        raise DependencyError("Figures need matplotlib; install it with: pip install 'noiser[report]'") from error
+    with mpl.rc_context(_STYLE):
+        figure = NewFigure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        yield figure, list(axes.flat)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    """A legend under all panels."""
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.6)
+
+
+def svg(picture: Picture) -> str:
+    """The figure as SVG with real text; the same bytes every time."""
+    import matplotlib as mpl
+
+    out = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": picture.key}):
+        picture.figure.savefig(out, format="svg", metadata={"Date": None, "Title": picture.title})
+    return out.getvalue()
+
+
+def png(picture: Picture) -> bytes:
+    """The figure as PNG, 200 dots an inch."""
+    import matplotlib as mpl
+
+    out = io.BytesIO()
+    with mpl.rc_context(_STYLE):
+        picture.figure.savefig(out, format="png", dpi=200, metadata={"Software": None, "Title": picture.title})
+    return out.getvalue()
+
+
+def inline_svg(picture: Picture) -> str:
+    """The SVG for a page: named and described for screen readers, ids of its own, colours that follow the page's."""
+    from html import escape
+
+    text = svg(picture)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", text)
+    for colour, name in ((INK, "ink"), (SOFT, "soft"), (LINE, "line"), (PAPER, "paper")):
+        text = text.replace(colour, f"var(--{name})")
+    head, rest = text.split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    label = escape(f"{picture.title}. {picture.description}", quote=True)
+    return f'{head} role="img" aria-label="{label}">{rest}'

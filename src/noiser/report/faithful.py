@@ -1,0 +1,143 @@
+"""Tables of faithfulness: the paper's score, its two parts, the boundings, and the authors' profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
+from noiser.report.choices import AREAS, measures_with, ordinary, suffix, summaries_of, tail
+from noiser.report.grid import Asked, Printed, grid
+from noiser.report.names import data_title
+from noiser.report.paper import bounding_of, data_of, method_of, published
+from noiser.report.results import Results
+from noiser.report.table import Table
+
+__all__ = ["authors", "boundings", "faithfulness", "soft_scores"]
+
+SCORE_NOTE = (
+    "log(mean Soft-NS / that of random scores) + log(mean Soft-NC / that of random scores); 0 is no better than "
+    "random. Random scores are measured on the very prompts of each method; n may differ between methods."
+)
+AUTHORS_NOTE = (
+    "As the published script computes: special tokens are scored and masked, one mask sample, squared distance "
+    "without the root, the last probe as k. For comparison with the paper's numbers only."
+)
+
+
+def faithfulness(results: Results) -> Iterator[Table]:
+    """The paper's first table: one a data set."""
+    for data, measure in _pairs(results):
+        methods = ordinary(results, measure, data.label)
+        if methods:
+            yield from _scores(results, data, measure, methods, "faithfulness", "Faithfulness", ())
+
+
+def authors(results: Results) -> Iterator[Table]:
+    """The same for methods in the authors' profile."""
+    for data, measure in _pairs(results):
+        methods = ordinary(results, measure, data.label, "authors")
+        if methods:
+            title = "Faithfulness in the authors' profile"
+            yield from _scores(results, data, measure, methods, "authors", title, [AUTHORS_NOTE])
+
+
+def _pairs(results: Results) -> Iterator[tuple[DataEntry, MetricEntry]]:
+    for data in results.data:
+        for measure in measures_with(results, "faithfulness", data.label):
+            yield data, measure
+
+
+def _scores(
+    results: Results,
+    data: DataEntry,
+    measure: MetricEntry,
+    methods: Sequence[MethodEntry],
+    key: str,
+    title: str,
+    notes: Sequence[str],
+) -> list[Table]:
+    def printed(method: MethodEntry, model: str | None) -> float | None:
+        return _published(data, "faithfulness", method, model)
+
+    return grid(
+        results,
+        key=f"{key}-{data.label}{tail(measure)}",
+        title=f"{title} on {data_title(data.label)}{suffix(measure)}",
+        data=data.label,
+        methods=methods,
+        asked=[Asked("faithfulness", measure.label, summaries_of(measure)["faithfulness"], printed=printed)],
+        notes=[*notes, SCORE_NOTE, *_wiki(data)],
+    )
+
+
+def soft_scores(results: Results) -> Iterator[Table]:
+    """Soft-NS and Soft-NC: the log-ratios that the paper prints, and the means that they are made of."""
+    for data, measure in _pairs(results):
+        summaries = summaries_of(measure)
+        asked = [
+            Asked("log-ratio Soft-NS", measure.label, summaries["log_ratio_ns"], printed=_part(data, "soft_ns")),
+            Asked("log-ratio Soft-NC", measure.label, summaries["log_ratio_nc"], printed=_part(data, "soft_nc")),
+            Asked("mean Soft-NS", measure.label, summaries["soft_ns"]),
+            Asked("mean Soft-NC", measure.label, summaries["soft_nc"]),
+        ]
+        methods = ordinary(results, measure, data.label)
+        if methods:
+            yield from grid(
+                results,
+                key=f"soft-{data.label}{tail(measure)}",
+                title=f"Soft-NS and Soft-NC on {data_title(data.label)}{suffix(measure)}",
+                data=data.label,
+                methods=methods,
+                asked=asked,
+                notes=["Log-ratios are to random scores on the same prompts; 0 is no better.", *_wiki(data)],
+            )
+
+
+def boundings(results: Results) -> Iterator[Table]:
+    """Noiser with each bounding; the paper has it for KNOWN."""
+    for data, measure in _pairs(results):
+        methods = [m for m in ordinary(results, measure, data.label) if bounding_of(m.name, m.args)]
+        if len(methods) > 1:
+            yield from _bounding(results, data, measure, methods)
+
+
+def _bounding(results: Results, data: DataEntry, measure: MetricEntry, methods: Sequence[MethodEntry]) -> list[Table]:
+    def printed(method: MethodEntry, model: str | None) -> float | None:
+        bounding = bounding_of(method.name, method.args)
+        return published("bounding_known", [bounding], model) if data.name == "known" and bounding else None
+
+    summaries = summaries_of(measure)
+    asked = [Asked("faithfulness", measure.label, summaries["faithfulness"], printed=printed)]
+    asked += [
+        Asked(AREAS[name], measure.label, summaries[name])
+        for name in ("area", "area_minus_random")
+        if name in summaries
+    ]  # fmt: skip
+    return grid(
+        results,
+        key=f"bounding-{data.label}{tail(measure)}",
+        title=f"Noiser's boundings on {data_title(data.label)}{suffix(measure)}",
+        data=data.label,
+        methods=methods,
+        asked=asked,
+        notes=[SCORE_NOTE],
+        corner="bounding",
+        labels=lambda method: bounding_of(method.name, method.args) or method.label,
+    )
+
+
+def _part(data: DataEntry, column: str) -> Printed:
+    return lambda method, model: _published(data, "soft_ns_nc", method, model, column)
+
+
+def _published(
+    data: DataEntry, table: str, method: MethodEntry, model: str | None, column: str | None = None
+) -> float | None:
+    names = data_of(data.name), method_of(method.name, method.args)
+    path = [name for name in names if name]
+    return published(table, path, model, column) if len(path) == len(names) else None
+
+
+def _wiki(data: DataEntry) -> list[str]:
+    said = "The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."
+    return [said] if data.name == "wikitext" else []

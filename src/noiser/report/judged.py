@@ -1,0 +1,97 @@
+"""Tables of what a judge says: answerability and the minimum top-k%."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
+from noiser.report.choices import measures_with, ordinary, suffix, summaries_of, tail
+from noiser.report.grid import Asked, Printed, grid
+from noiser.report.names import data_title
+from noiser.report.paper import method_of, published
+from noiser.report.results import Results
+from noiser.report.table import Table
+
+__all__ = ["PAPER_JUDGE", "answerability", "minimum"]
+
+PAPER_JUDGE = "Llama-3.3-70B-Instruct-Turbo"
+
+_KINDS = {
+    "answerability_": ("answerability_top1", "first answer"),
+    "answerability_top5_": ("answerability_top5", "five answers"),
+}
+"""Prefix of the numbers, the paper's table, and what it is."""
+
+ANSWER_NOTE = (
+    "From the top half of the words, in prompt order, a judge guesses the next word. Rate: share of prompts where it "
+    "is right. Score: share of the method's score on those words where it is right, else 0, over all prompts; with "
+    "negative scores that share can exceed 1. Unreadable: prompts without a reply that can be read, which count as "
+    "wrong."
+)
+
+
+def answerability(results: Results) -> Iterator[Table]:
+    """Rate and score by first answer and among five, as the paper's two tables."""
+    for data in results.data:
+        for prefix in _KINDS:
+            for measure in measures_with(results, f"{prefix}rate", data.label):
+                yield from _answers(results, data, measure, prefix)
+
+
+def _answers(results: Results, data: DataEntry, measure: MetricEntry, prefix: str) -> list[Table]:
+    summaries = summaries_of(measure)
+    table, what = _KINDS[prefix]
+    rate = Asked("rate", measure.label, summaries[f"{prefix}rate"], "percent", _printed(data, table, "rate_percent"))
+    score = Asked("score", measure.label, summaries[f"{prefix}score"], printed=_printed(data, table, "score"))
+    unreadable = Asked("unreadable", measure.label, summaries[f"{prefix}unscored"], "percent")
+    return grid(
+        results,
+        key=f"{prefix.rstrip('_').replace('_', '-')}-{data.label}{tail(measure)}",
+        title=f"Answerability by {what} on {data_title(data.label)}{suffix(measure)}",
+        data=data.label,
+        methods=ordinary(results, measure, data.label),
+        asked=[rate, score, unreadable],
+        notes=[ANSWER_NOTE, judge_note(measure)],
+    )
+
+
+def judge_note(measure: MetricEntry) -> str:
+    """Who judged, and whom the paper asked."""
+    asked = measure.judge or "not named in the plan"
+    same = PAPER_JUDGE.lower() in asked.lower()
+    rest = "" if same else f" The paper asked {PAPER_JUDGE}: its numbers are of another judge, also for the same model."
+    return f"Judge: {asked}.{rest}"
+
+
+def minimum(results: Results) -> Iterator[Table]:
+    """The smallest share of words from which the judge is right; the paper has a figure of it, without numbers."""
+    for data in results.data:
+        for measure in measures_with(results, "minimum_share", data.label):
+            yield from grid(
+                results,
+                key=f"minimum-{data.label}{tail(measure)}",
+                title=f"Minimum top-k% on {data_title(data.label)}{suffix(measure)}",
+                data=data.label,
+                methods=ordinary(results, measure, data.label),
+                asked=[
+                    Asked("words needed", measure.label, summaries_of(measure)["minimum_share"], "percent"),
+                    Asked("never right", measure.label, summaries_of(measure)["unanswerable"], "percent"),
+                ],
+                notes=[
+                    "The least important word is dropped until the judge fails: the share kept at its last success, "
+                    "over the prompts that it gets right with all words.",
+                    judge_note(measure),
+                ],
+            )
+
+
+def _printed(data: DataEntry, table: str, column: str) -> Printed | None:
+    if data.name != "known":
+        return None
+
+    def printed(method: MethodEntry, model: str | None) -> float | None:
+        name = method_of(method.name, method.args)
+        found = published(table, [name], model, column) if name else None
+        return found / 100 if found is not None and column == "rate_percent" else found
+
+    return printed

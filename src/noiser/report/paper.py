@@ -1,0 +1,99 @@
+"""The numbers that the paper printed, to be put beside ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from statistics import fmean
+from typing import Any
+
+__all__ = ["MODELS", "bounding_of", "data_of", "method_of", "model_of", "published"]
+
+MODELS = ("Qwen2-0.5B", "Llama3.2-1B", "Qwen2-1.5B", "gemma-2-2B", "gemma-2-9B", "Llama3-8B")
+"""The paper's six models, as it names them."""
+
+_SPELLINGS = {
+    "qwen2-0.5b": "Qwen2-0.5B",
+    "llama-3.2-1b": "Llama3.2-1B",
+    "llama3.2-1b": "Llama3.2-1B",
+    "qwen2-1.5b": "Qwen2-1.5B",
+    "gemma-2-2b": "gemma-2-2B",
+    "gemma-2-9b": "gemma-2-9B",
+    "meta-llama-3-8b": "Llama3-8B",
+    "llama-3-8b": "Llama3-8B",
+    "llama3-8b": "Llama3-8B",
+}
+_METHODS = frozenset(
+    {"last_attention", "attention_rollout", "gradient_shap", "input_x_gradient", "integrated_gradients", "deeplift"}
+    | {"sequential_integrated_gradients", "lime", "occlusion", "noiser"}
+)
+_DATA = {"known": "known", "longra": "longra", "wikitext": "wikibio"}
+_BOUNDINGS = {"random": "random_k", "k_max_per_unit": "k_max_per_token"}
+_HARMLESS = frozenset({"search", "all_thresholds", "batch_size"})
+"""Parameters that change how a score is found, not what it is."""
+
+
+def model_of(name: str) -> str | None:
+    """The paper's name of a model, given a hub id or folder; None for other models, instruction-tuned ones included.
+
+    >>> model_of("meta-llama/Llama-3.2-1B"), model_of("gemma-3-270m")
+    ('Llama3.2-1B', None)
+    """
+    return _SPELLINGS.get(name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].lower())
+
+
+def data_of(name: str | None) -> str | None:
+    """The paper's name of a data set. The sentences that it calls WikiBio are our `wikitext`."""
+    return _DATA.get(name) if name else None
+
+
+def method_of(name: str, args: Mapping[str, Any]) -> str | None:
+    """The paper's name of a method; None unless the parameters are those of the paper."""
+    plain = name.split("@")[0].removeprefix("inseq:")
+    changed = {key: value for key, value in args.items() if key not in _HARMLESS}
+    if plain == "noiser" and changed.get("bounding") == "k_min":
+        del changed["bounding"]
+    return plain if plain in _METHODS and not changed else None
+
+
+def bounding_of(name: str, args: Mapping[str, Any]) -> str | None:
+    """The `bounding` of a Noiser that differs from the paper's in nothing else; None for everything else."""
+    changed = {key: value for key, value in args.items() if key not in _HARMLESS}
+    bounding = changed.pop("bounding", "k_min")
+    return str(bounding) if name.split("@")[0] == "noiser" and not changed else None
+
+
+def published(table: str, path: Sequence[str], model: str | None, column: str | None = None) -> float | None:
+    """A number of the paper, as printed.
+
+    Args:
+        table: "faithfulness", "soft_ns_nc", "answerability_top1", "answerability_top5", "bounding_known" or
+            "correct_predictions".
+        path: the keys down to the models: (data set, method), (method,) or (data set,).
+        model: the paper's name of a model; None for the mean of all six, as printed or, where the paper prints none,
+            computed.
+        column: of tables with several numbers a cell.
+
+    Returns:
+        None where the paper has no such number.
+    """
+    cells: Any = _tables()[table]
+    for key in path:
+        cells = cells.get(_BOUNDINGS.get(key, key)) if isinstance(cells, dict) else None
+    if not isinstance(cells, dict):
+        return None
+    if model is None and "average" not in cells:
+        numbers = [_number(cells.get(name), column) for name in MODELS]
+        return fmean(present) if (present := [number for number in numbers if number is not None]) else None
+    return _number(cells.get(model or "average"), column)
+
+
+def _number(cell: Any, column: str | None) -> float | None:
+    return cell.get(column) if isinstance(cell, dict) else cell
+
+
+@cache
+def _tables() -> Mapping[str, Any]:
+    return json.loads(files("noiser.report").joinpath("paper.json").read_text(encoding="utf-8"))

@@ -1,0 +1,212 @@
+"""Made-up benchmarks, small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from noiser.attribution import Attribution
+from noiser.bench import Cost, Plan, Row, Selection, Store
+from noiser.bench.store import FORMAT, SCHEMA, File, write_json
+from noiser.report import Results
+from noiser.types import ModelIdentity, Span, Target
+
+METHODS = ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")
+
+
+def row(
+    method: str,
+    metric: str,
+    example: int,
+    values: dict[str, Any] | None = None,
+    *,
+    model: str = "gemma-3-270m",
+    data: str = "known",
+    category: str = "",
+    error: str | None = None,
+) -> Row:
+    return Row(
+        model=model,
+        data=data,
+        example=f"{data}-{example}",
+        category=category,
+        index=example,
+        method=method,
+        metric=metric,
+        seed=example,
+        units=0 if error else 6,
+        targets=0 if error else 1,
+        probability=None if error else 0.5,
+        values=values or {},
+        error=error,
+    )
+
+
+def soft(ns: float, nc: float, random_ns: float = 0.02, random_nc: float = 0.4) -> dict[str, float]:
+    """The columns of `soft_scores`."""
+    return {"soft_ns": ns, "soft_nc": nc, "random_soft_ns": random_ns, "random_soft_nc": random_nc}
+
+
+def plan(**changes: Any) -> Plan:
+    """One model, KNOWN, two methods, the paper's score."""
+    return Plan.model_validate(
+        {
+            "name": "test",
+            "models": [{"name": "gemma-3-270m"}],
+            "data": [{"name": "known"}],
+            "methods": [{"name": "noiser"}, {"name": "occlusion"}],
+            "metrics": [{"name": "soft_scores"}],
+        }
+        | changes
+    )
+
+
+FULL: dict[str, Any] = {
+    "models": [{"name": "gemma-3-270m"}, {"name": "Qwen/Qwen2-0.5B"}],
+    "data": [
+        {"name": "known", "only_correct": True},
+        {"name": "longra", "only_correct": True},
+        {"label": "own", "prompts": ["LeBron James professionally plays the sport of"]},
+    ],
+    "methods": [
+        *({"name": name} for name in METHODS),
+        {"name": "noiser", "label": "noiser_k_max", "args": {"bounding": "k_max"}, "metrics": ["faithfulness"]},
+        {"name": "noiser", "label": "noiser_authors", "profile": "authors", "metrics": ["faithfulness"]},
+    ],
+    "metrics": [
+        {"name": "faithfulness"},
+        {"name": "answerability", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
+        {"name": "answerability_top5", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
+        {"name": "minimum_top_k", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
+        {"name": "localisation", "data": ["longra"]},
+        {"name": "stability", "data": ["known"]},
+    ],
+}
+"""Something of everything."""
+
+
+def full(prompts: int = 12) -> Results:
+    """Results with something of everything, drawn at random; one method has fewer prompts, and two failures."""
+    drawn = random.Random(0)
+    rows: list[Row] = []
+    costs: list[Cost] = []
+    wanted = plan(**FULL)
+    for number, cell in enumerate(_cells(wanted)):
+        model, data, method, metric = cell
+        count = prompts // 2 if method == "lime" else prompts if data != "own" else 1
+        for example in range(count):
+            error = "NumericalError: a logit is not finite" if number == 3 and example < 2 else None
+            category = ("capital-world" if example % 2 else "family") if data == "longra" else ""
+            values = {} if error else _values(metric, method, drawn, category)
+            rows.append(
+                row(method, metric, example, values, model=model, data=data, category=category, error=error)
+            )  # fmt: skip
+            costs.append(Cost(*cell, example=rows[-1].example, index=example, seconds=drawn.uniform(0.1, 3), threads=1))
+    selections = [
+        Selection(
+            model=model,
+            data=data,
+            total=1208,
+            checked=100,
+            right=40,
+            chosen=tuple(f"{data}-{i}" for i in range(prompts)),
+            failed={},
+            notes=(),
+        )
+        for model in wanted.labels("models")
+        for data in wanted.labels("data")
+    ]
+    return Results(plan=wanted, stored=rows, costs=costs, selections=selections)
+
+
+def _cells(wanted: Plan) -> Iterator[tuple[str, str, str, str]]:
+    for model in wanted.labels("models"):
+        for data in wanted.labels("data"):
+            for method in wanted.methods_for(model, data):
+                yield model, data, method.label, "attribution"
+                for metric in wanted.metrics_for(method, model, data):
+                    yield model, data, method.label, metric.label
+
+
+def _values(metric: str, method: str, drawn: random.Random, category: str) -> dict[str, Any]:
+    lift = (len(method) % 7) / 10
+    u = lambda low, high: drawn.uniform(low, high)
+    if metric == "attribution":
+        return {"token_forwards": u(100, 200) * (2 + 10 * lift), "passes": u(1, 20)}
+    if metric == "faithfulness":
+        areas = {
+            f"{prefix}{name}": 0.5 * u(0.9, 1.1) + (lift if name != "random_area" else 0.5)
+            for prefix in ("", "rank_")
+            for name in ("area_ns", "area_nc", "area", "random_area", "permuted_area")
+        }
+        return soft(u(0.01, 0.05) + lift / 20, u(0.3, 0.5) + lift, u(0.01, 0.03), u(0.3, 0.5)) | areas
+    if metric in ("answerability", "answerability_top5"):
+        right = float(drawn.random() < 0.3 + lift)
+        prefix = f"{metric}_"
+        return {f"{prefix}rate": right, f"{prefix}score": right * u(0.5, 0.9), f"{prefix}unscored": 0.0} | {
+            f"{prefix}status": "correct" if right else "wrong"
+        }
+    if metric == "minimum_top_k":
+        return {"minimum_share": u(0.3, 0.9), "unanswerable": 0.0, "minimum_status": "correct"}
+    if metric == "localisation":
+        parts = {"antecedent": 0.1 + lift / 2, "distractor": 0.3}
+        parts |= {"last_content_word": 0.1} if category == "capital-world" else {}
+        shares = {f"share_{name}": share * u(0.8, 1.2) for name, share in parts.items()}
+        return shares | {"uniform_antecedent": 0.05, "uniform_distractor": 0.4, "uniform_last_content_word": 0.05}
+    return {"spearman": u(0.5, 1), "kendall": u(0.5, 1)}
+
+
+def write_folder(folder: Path, results: Results, texts: dict[str, str] | None = None) -> Store:
+    """A benchmark's folder with those rows; and attributions of `texts`, a prompt by data set, for every method."""
+    write_json(folder, {"format": FORMAT, "schema": SCHEMA, "plan": "test", "resolved": {}, "models": {}})
+    store = Store(folder)
+    store.write_plan(toml(results.plan))
+    for selection in results.selections:
+        store.write_selection(selection)
+    for row, cost in zip(results.stored, results.costs, strict=True):
+        labels = (row.model, row.data, row.method, row.metric)
+        store.add(File("rows", labels, row.index // 4), [row._asdict()])
+        store.add(File("costs", labels, row.index // 4), [cost._asdict()])
+    for data, text in (texts or {}).items():
+        for model in results.plan.labels("models"):
+            for method in results.plan.methods_for(model, data):
+                found = attribution(text, method.label)
+                values = {"example": f"{data}-0", "index": 0, "attribution": found.to_dict(), "error": None}
+                store.add(File("attributions", (model, data, method.label), 0), [values])
+    return Store(folder)
+
+
+def attribution(text: str, method: str) -> Attribution:
+    """One score a word, growing, the first negative."""
+    words = list(re.finditer(r"\S+", text))
+    units = tuple(Span(word[0], *word.span(), (i,)) for i, word in enumerate(words))
+    return Attribution(
+        text=text,
+        prompt_length=len(text),
+        scores=torch.arange(-1.0, len(units) - 1)[None],
+        units=units,
+        targets=(Target(" basketball", 5, 0.4, 1),),
+        method=f"{method}@1",
+        model=ModelIdentity("gemma-3-270m", None, "float32", "Gemma3ForCausalLM"),
+        prompt=text,
+    )
+
+
+def toml(wanted: Plan) -> str:
+    """The plan as TOML, as far as plans of these tests go."""
+    lines = [f"name = {json.dumps(wanted.name)}", f"seed = {wanted.seed}"]
+    for kind in ("models", "data", "methods", "metrics"):
+        for entry in getattr(wanted, kind):
+            lines.append(f"[[{kind}]]")
+            for key, value in entry.model_dump(exclude_defaults=True).items():
+                if isinstance(value, dict):
+                    lines.append(f"{key} = {{ {', '.join(f'{k} = {json.dumps(v)}' for k, v in value.items())} }}")
+                else:
+                    lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
