@@ -1,0 +1,335 @@
+"""Noiser inside Inseq, Inseq's methods inside Noiser, and results from one to the other."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import noiser
+from noiser.errors import ModelError, ParameterError, UnknownNameError
+from noiser.methods import METHODS, make_method
+from noiser.model import build_query
+from tiny import tiny, tiny_model, tiny_tokenizer
+
+if importlib.util.find_spec("inseq") is None:
+    pytest.skip("Inseq is not installed: pip install inseq==0.7.1", allow_module_level=True)
+
+from noiser.integrations.inseq import InseqMethod, inseq_methods
+from noiser.integrations.inseq_method import import_inseq
+
+inseq = import_inseq()
+
+PROMPT = "The quick fox sings"
+TARGET = " dog runs"
+SMALL = {"samples": 3, "steps": 4, "seed": 2}
+NEEDS_MORE = {"reagent", "value_zeroing"}  # a masked language model from the hub; fails on these architectures
+SLOW = {"discretized_integrated_gradients"}  # walks the vocabulary
+RANDOM = {"gradient_shap", "lime", *SLOW}
+NAMES = sorted({*inseq_methods()} - NEEDS_MORE - SLOW)
+
+# What Captum says to Inseq, which asks for it, when Inseq is called directly.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients"),
+    pytest.mark.filterwarnings("ignore:Setting forward, backward hooks and attributes on non-linear"),
+]
+
+
+def theirs(lm, method):
+    """Inseq on a copy: it changes models and tokenizers."""
+    model = copy.deepcopy(lm.model)
+    model.set_attn_implementation("eager")
+    return inseq.load_model(model, method, tokenizer=copy.deepcopy(lm.tokenizer), device="cpu")
+
+
+def run(lm, method, prompts=PROMPT, said=PROMPT + TARGET, **options):
+    return theirs(lm, method).attribute(prompts, said, show_progress=False, **options)
+
+
+def ours(lm, prompt=PROMPT, *, method=None, **options):
+    method = method or noiser.Noiser(samples=SMALL["samples"], steps=SMALL["steps"])
+    return noiser.attribute(lm, prompt, method=method, seed=SMALL["seed"], **options)
+
+
+@pytest.fixture
+def no_bos():
+    return noiser.wrap(tiny("gemma3").model, tiny_tokenizer(bos=False))
+
+
+# ---- Noiser inside Inseq --------------------------------------------------------------------------------------------
+
+
+def test_the_import_is_all_that_is_needed():
+    assert {"noiser", "noiser_relative"} <= {*inseq.list_feature_attribution_methods()}
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama", "gpt2"])
+def test_each_step_is_what_noiser_gives(family):
+    lm = tiny(family)
+    out = run(lm, "noiser", **SMALL)[0]
+    att = ours(lm, target=TARGET)
+    assert out.target_attributions.shape == (len(out.target), len(att.targets))
+    assert [token.id for token in out.target[out.attr_pos_start :]] == [target.token_id for target in att.targets]
+    found = out.target_attributions[:-1].T
+    assert found[:, 0].isnan().all()  # BOS
+    torch.testing.assert_close(found[:, 1:], att.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def test_one_generated_token_and_the_heat_map(no_bos):
+    model = theirs(no_bos, "noiser")
+    out = model.attribute(PROMPT, generation_args={"max_new_tokens": 1}, show_progress=False, **SMALL)
+    att = ours(no_bos)
+    torch.testing.assert_close(out[0].target_attributions[:-1].T, att.scores, atol=1e-5, rtol=1e-4)
+    html = out.show(display=False, return_html=True)
+    assert "fox" in html
+
+
+def test_hyper_parameters_are_keywords():
+    lm = tiny("llama")
+    for given in ({"bounding": "norm_l2", "score": "logprob"}, {"bounding": 0.3, "samples": 2}, {"profile": "authors"}):
+        out = run(lm, "noiser", **(SMALL | given))[0].target_attributions[:-1].T
+        method = noiser.Noiser(**({"samples": 3, "steps": 4} | given))
+        expected = ours(lm, method=method, target=TARGET).scores
+        found = out if given.get("profile") else out[:, 1:]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def test_relative():
+    lm = tiny("llama")
+    out = run(lm, "noiser_relative", samples=3, seed=2)[0].target_attributions[:-1, 0]
+    expected = ours(lm, method=make_method("noiser_relative", samples=3), target=TARGET).scores[0]
+    torch.testing.assert_close(out[1:], expected, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def test_a_batch_is_its_sequences(no_bos):
+    """Inseq pads shorter sequences, and begins with the first token that it made for any of them."""
+    model = theirs(no_bos, "noiser")
+    made = {"max_new_tokens": 2, "do_sample": False}
+    prompts = ["The quick fox sings near the river", "The quick fox"]
+    together = model.attribute(prompts, generation_args=made, show_progress=False, **SMALL)
+    for out, prompt in zip(together, prompts, strict=True):
+        said = "".join(token.token for token in out.target).replace("Ġ", " ")
+        alone = model.attribute(prompt, said, show_progress=False, **SMALL)[0]
+        assert [token.id for token in out.target] == [token.id for token in alone.target]
+        found, expected = out.target_attributions[:, -2:], alone.target_attributions[:, -2:]
+        torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Contrastive inputs do not match")
+def test_contrastive_target_is_the_foil():
+    lm = tiny("llama")
+    contrast = {"attributed_fn": "contrast_prob_diff", "contrast_targets": PROMPT + " fox"}
+    out = run(lm, "noiser", said=PROMPT + " dog", **contrast, **SMALL)[0]
+    expected = ours(lm, target=" dog", foil=" fox").scores[0]
+    torch.testing.assert_close(out.target_attributions[1:-1, 0], expected, atol=1e-5, rtol=1e-4)
+    same = run(lm, "noiser", said=PROMPT + " fox", **contrast, **SMALL)[0]
+    assert not same.target_attributions[:-1, 0].any()
+
+
+def test_pieces_of_a_character_share_its_score(no_bos):
+    out = run(no_bos, "noiser", prompts="The 👋 fox", said="The 👋 fox sings", **SMALL)[0]
+    att = ours(no_bos, "The 👋 fox", target=" sings")
+    index = [unit.text for unit in att.units].index("👋")
+    shares = [float(out.target_attributions[i, 0]) for i in att.units[index].token_indices]
+    assert len(set(shares)) == 1 < len(shares)
+    assert sum(shares) == pytest.approx(float(att.scores[0, index]), abs=1e-5)
+
+
+def test_errors_inside_inseq(unchecked):
+    lm = tiny("llama")
+    with pytest.raises(ParameterError, match="attributed_fn is 'entropy_fn'; expected 'probability'"):
+        run(lm, "noiser", attributed_fn="entropy")
+    with pytest.raises(UnknownNameError, match="Did you mean 'k_min'"):
+        run(lm, "noiser", bounding="kmin")
+
+
+@pytest.mark.slow
+def test_command_line(no_bos, tmp_path):
+    no_bos.model.save_pretrained(tmp_path / "model")
+    no_bos.tokenizer.save_pretrained(tmp_path / "model")
+    arguments = ["attribute", "--model_name_or_path", str(tmp_path / "model"), "--attribution_method", "noiser",
+                 "--input_texts", PROMPT, "--generated_texts", PROMPT + TARGET, "--save_path", str(tmp_path / "a.json"),
+                 "--attribution_kwargs", '{"samples": 3, "steps": 4, "seed": 2}', "--device", "cpu"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "noiser.integrations.inseq", *arguments], capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = noiser.Attribution.from_inseq(tmp_path / "a.json")
+    torch.testing.assert_close(found.scores, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+    assert (found.method, found.seed, found.parameters) == ("noiser@1", 2, {"samples": 3, "steps": 4})
+
+
+@pytest.mark.slow
+def test_real_models(real):
+    prompt = "LeBron James professionally plays the sport of"
+    method = noiser.Noiser(samples=3, steps=4)
+    att = noiser.attribute(real, prompt, method=method, max_new_tokens=2, seed=2)
+    said = prompt + "".join(target.text for target in att.targets)
+    out = run(real, "noiser", prompts=prompt, said=said, **SMALL)[0].target_attributions[:-1].T
+    first = out.shape[1] - att.scores.shape[1]
+    torch.testing.assert_close(out[:, first:], att.scores, atol=1e-4, rtol=1e-2, equal_nan=True)
+
+
+# ---- Inseq's methods inside Noiser ----------------------------------------------------------------------------------
+
+
+def direct(lm, name, att):
+    """What Inseq shows, before it normalises."""
+    out = run(lm, name, said=PROMPT + "".join(target.text for target in att.targets))[0]
+    plain = out.target_attributions.ndim == 2
+    return (out if plain else out.aggregate(normalize=False)).target_attributions[:-1].T
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+@pytest.mark.parametrize("name", sorted({*NAMES} - RANDOM))
+def test_numbers_are_those_of_inseq(name, family):
+    lm = tiny(family)
+    att = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed")
+    torch.testing.assert_close(att.scores, direct(lm, name, att), equal_nan=True)
+    assert (att.method, att.info["frozen_tokens"]) == (f"inseq:{name}@1", "perturbed")
+    assert att.info["token_forwards"] > 0
+
+
+def test_ours_where_both_are_right():
+    lm = tiny("llama")
+    for theirs_, ours_ in (("l2", "l2"), ("sum", "sum")):
+        a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient", reduce=theirs_), target=TARGET)
+        b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(reduce=ours_), target=TARGET)
+        torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def test_foil_is_the_difference():
+    lm = tiny("llama")
+    options = {"target": " dog", "foil": " fox"}
+    a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient"), **options)
+    b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(), **options)
+    torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4)
+    for method in (InseqMethod("attention"), InseqMethod("saliency", attributed_fn="entropy")):
+        with pytest.raises(ParameterError, match="has no place for a foil"):
+            noiser.attribute(lm, PROMPT, method=method, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_the_caller_is_changed(name):
+    model = tiny_model("llama")
+    lm = noiser.wrap(model, copy.deepcopy(tiny_tokenizer()))
+    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()  # gradients that the caller has gathered
+    before = snapshot(lm)
+    states = torch.get_rng_state()
+    first, again = (noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=3)
+                    for _ in range(2))  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), states)
+    assert snapshot(lm) == before
+    assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
+    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit="word").visible)
+
+
+def snapshot(lm):
+    model = lm.model
+    return (
+        [(name, id(p), p.requires_grad, float(p.detach().double().sum()), float(p.grad.sum()))
+         for name, p in model.named_parameters()],
+        [(name, id(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks),
+          len(module._backward_hooks)) for name, module in model.named_modules()],
+        model.config.to_dict(), model.config._attn_implementation, model.generation_config.to_dict(),
+        getattr(model, "hf_device_map", None),
+        str(lm.tokenizer), lm.tokenizer.padding_side, lm.tokenizer.special_tokens_map, lm.tokenizer.pad_token,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(RANDOM - SLOW))
+def test_random_methods_follow_the_seed(name):
+    scores = [noiser.attribute(tiny("llama"), PROMPT, method=f"inseq:{name}", seed=s).scores for s in (1, 1, 2)]
+    assert torch.equal(scores[0], scores[1])
+    assert not torch.equal(scores[0], scores[2])
+
+
+@pytest.mark.slow
+def test_slow_method():
+    att = noiser.attribute(tiny("llama"), PROMPT, method="inseq:discretized_integrated_gradients")
+    assert att.scores.isfinite().all()
+
+
+def test_parameters_reach_inseq():
+    lm = tiny("llama")
+    coarse, fine = (make_method("inseq:integrated_gradients", n_steps=n, reduce="sum") for n in (2, 100))
+    a, b = (noiser.attribute(lm, PROMPT, method=method).scores for method in (coarse, fine))
+    assert not torch.allclose(a, b)
+    method = make_method("inseq:integrated_gradients", multiply_by_inputs=False, n_steps=4)
+    assert (method.constructor, method.arguments) == ({"multiply_by_inputs": False}, {"n_steps": 4})
+    att = noiser.attribute(lm, PROMPT, method=method)
+    again = noiser.attribute(lm, PROMPT, method=make_method(att.method, **att.parameters))
+    assert torch.equal(att.scores, again.scores)
+
+
+def test_metrics_take_the_result():
+    measured = noiser.evaluate(tiny("llama"), [PROMPT], method="inseq:saliency", metrics=["soft_scores"])
+    assert not measured.skipped
+
+
+def test_names_and_errors():
+    with pytest.raises(UnknownNameError, match="Did you mean 'inseq:saliency'"):
+        METHODS.get("inseq:salience")
+    with pytest.raises(UnknownNameError, match=r"Unknown method 'inseq:noiser'\."):
+        METHODS.get("inseq:noiser")  # which is "noiser"
+    with pytest.raises(UnknownNameError, match="Did you mean 'probability'"):
+        make_method("inseq:saliency", attributed_fn="probabilty")
+    with pytest.raises(ParameterError, match=r"Inseq's integrated_gradients has no 'n_step'. Did you mean 'n_steps'"):
+        noiser.attribute(tiny("llama"), PROMPT, method=make_method("inseq:integrated_gradients", n_step=3))
+    with pytest.raises(ModelError, match="Inseq's value_zeroing failed on LlamaForCausalLM: TypeError"):
+        noiser.attribute(tiny("llama"), PROMPT, method="inseq:value_zeroing")
+
+
+# ---- results from one to the other ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [PROMPT, "naïve 👋 fox"])
+@pytest.mark.parametrize("name", ["saliency", "attention"])
+def test_result_of_inseq(name, text, tmp_path):
+    lm = tiny("gemma3")
+    scores = [] if name == "attention" else ["probability"]
+    out = run(lm, name, prompts=text, said=text + " dog in", step_scores=scores)
+    expected = noiser.attribute(lm, text, method=f"inseq:{name}", target=" dog in", special_tokens="perturbed")
+    out.save(tmp_path / "a.json")
+    for source in (out, tmp_path / "a.json"):
+        att = noiser.Attribution.from_inseq(source)
+        assert [(unit.start, unit.end, unit.token_indices) for unit in att.units] == [
+            (unit.start, unit.end, unit.token_indices) for unit in expected.units
+        ]
+        torch.testing.assert_close(att.scores, expected.scores, equal_nan=True)
+        assert (att.text, att.prompt, att.method) == (expected.text, expected.prompt, expected.method)
+        assert [t[:2] for t in att.targets] == [t[:2] for t in expected.targets]
+        if scores:
+            assert [t.probability for t in att.targets] == pytest.approx(
+                [t.probability for t in expected.targets], rel=1e-4
+            )
+        measured = noiser.metrics.soft_scores(lm, att, masks=2)
+        assert measured.ns.shape == noiser.metrics.soft_scores(lm, expected, masks=2).ns.shape
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": TARGET},
+        {"target": TARGET, "unit": "word"},
+        {"target": TARGET, "unit": [(4, 9)]},
+        {"target": TARGET, "continuation_units": False},
+        {"target": " dog", "foil": " fox"},
+        {"target": " dog runs", "foil": " dog sings"},
+    ],
+)
+def test_result_to_inseq_and_back(options, tmp_path):
+    att = noiser.attribute(tiny("gemma3"), PROMPT, method="occlusion", **options)
+    out = att.to_inseq()
+    (sequence,) = out
+    assert "fox" in out.show(display=False, return_html=True)
+    assert "".join(token.token for token in sequence.target) == att.text + att.targets[-1].text
+    assert sequence.target_attributions.shape == (len(sequence.target), len(att.targets))
+    torch.testing.assert_close(sequence.target_attributions.nansum(0), att.scores.nansum(-1))
+    out.save(tmp_path / "a.json")
+    loaded = inseq.FeatureAttributionOutput.load(tmp_path / "a.json")
+    for source in (out, loaded, tmp_path / "a.json"):
+        assert noiser.Attribution.from_inseq(source).to_dict() == att.to_dict()
