@@ -13,7 +13,7 @@ import torch
 from noiser.attribution import Attribution
 from noiser.attribution.restore import from_dict
 from noiser.attribution.store import plain
-from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan
+from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan, limit_for
 from noiser.bench.records import Cost, Row
 from noiser.bench.redaction import without_text
 from noiser.bench.resolve import make
@@ -81,7 +81,7 @@ class _Block:
         self.attributor = Attributor(
             lm=lm, method=make(entry), unit=entry.unit, max_new_tokens=data.max_new_tokens, profile=entry.profile
         )
-        self.examples = _first(assignment.examples, entry.limit)
+        self.examples = _first(assignment.examples, limit_for(entry, assignment.task.data))
         self.stored = dict(assignment.attributions.get(entry.label, {}))
         self._cases: dict[str, Case] = {}
 
@@ -134,7 +134,9 @@ class _Block:
     def measure(self, metric: MetricEntry, judge_of: JudgeOf) -> Iterator[Finished]:
         """Measures the examples that have no row."""
         lacking = [
-            sampled for sampled in _first(self.examples, metric.limit) if sampled.id not in self._measured(metric.label)
+            sampled
+            for sampled in _first(self.examples, limit_for(metric, self.task.data))
+            if sampled.id not in self._measured(metric.label)
         ]
         if not lacking:
             return

@@ -61,7 +61,7 @@ class Local:
         while waiting or any(seat.task for seat in self._seats):
             yield from self._hand_out(waiting, assign)
             busy = {seat.connection: seat for seat in self._seats if seat.task}
-            for connection in wait(list(busy)):
+            for connection in wait(list(busy)) if busy else ():
                 seat = busy[connection]  # pyright: ignore[reportArgumentType]
                 assert seat.task is not None
                 task = seat.task

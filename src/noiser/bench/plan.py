@@ -20,6 +20,8 @@ ATTRIBUTION = "attribution"
 
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
 Count = Annotated[int, Field(ge=1)]
+Limit = Count | dict[str, Count] | None
+"""The most examples of each data set, or of those that are named."""
 
 
 class Entry(BaseModel):
@@ -39,9 +41,11 @@ class Entry(BaseModel):
         return cast("Any", values)
 
     @property
-    def restrictions(self) -> dict[str, tuple[str, ...] | int | None]:
-        """Fields that say for what an entry is used, not what it means."""
-        return {name: getattr(self, name) for name in _RESTRICTIONS if name in type(self).model_fields}
+    def restrictions(self) -> dict[str, tuple[str, ...]]:
+        """Labels that an entry names, by kind: they say for what it is used, not what it means."""
+        limit: Limit = getattr(self, "limit", None)
+        named = {"data": tuple(limit)} if isinstance(limit, dict) else {}
+        return {name: (*getattr(self, name, ()), *named.get(name, ())) for name in _KINDS}
 
     @property
     def meaning(self) -> dict[str, Any]:
@@ -49,6 +53,7 @@ class Entry(BaseModel):
         return self.model_dump(mode="json", exclude=set(_RESTRICTIONS))
 
 
+_KINDS = ("models", "data", "methods", "metrics")
 _RESTRICTIONS = ("models", "data", "methods", "metrics", "limit")
 
 
@@ -130,7 +135,7 @@ class MethodEntry(Entry):
         profile: "authors" for the published script's definitions, of the method and of its metrics.
         unit: what gets a score.
         models, data, metrics: only these labels; all if empty.
-        limit: only the first examples of each data set's sample.
+        limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
     """
 
     name: str
@@ -140,7 +145,7 @@ class MethodEntry(Entry):
     models: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    limit: Count | None = None
+    limit: Limit = None
 
     @model_validator(mode="before")
     @classmethod
@@ -157,7 +162,7 @@ class MetricEntry(Entry):
         judge: "local", the model itself; "local:MODEL", another model on this machine; "openai:MODEL".
         judge_args: settings of the judge.
         models, data, methods: only these labels; all if empty.
-        limit: only the first examples of each data set's sample.
+        limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
     """
 
     name: str
@@ -169,7 +174,7 @@ class MetricEntry(Entry):
     models: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    limit: Count | None = None
+    limit: Limit = None
 
     @model_validator(mode="before")
     @classmethod
@@ -221,7 +226,7 @@ class Plan(BaseModel):
 
     def _check_restrictions(self, kind: str, entry: Entry) -> None:
         for name, wanted in entry.restrictions.items():
-            for label in wanted if isinstance(wanted, tuple) else ():
+            for label in wanted:
                 if label not in self.labels(name):
                     error = UnknownNameError(f"label in {name}", label, self.labels(name))
                     raise ValueError(f"{kind}, {entry.label!r}: {error}")
@@ -248,12 +253,15 @@ class Plan(BaseModel):
     def kinds(self, model: str, data: str) -> Iterator[tuple[str, str, int | None]]:
         """Every kind of row for a model and a data set: method, metric, and how many examples it is limited to."""
         for method in self.methods_for(model, data):
-            yield method.label, ATTRIBUTION, method.limit
+            limit = limit_for(method, data)
+            yield method.label, ATTRIBUTION, limit
             for metric in self.metrics_for(method, model, data):
-                yield method.label, metric.label, combined((method.limit, metric.limit))
+                yield method.label, metric.label, combined((limit, limit_for(metric, data)))
 
 
-_KINDS = ("models", "data", "methods", "metrics")
+def limit_for(entry: MethodEntry | MetricEntry, data: str) -> int | None:
+    """The most examples of a data set that an entry is used for; None for all."""
+    return entry.limit.get(data) if isinstance(entry.limit, dict) else entry.limit
 
 
 def _among(label: str, wanted: Sequence[str]) -> bool:
