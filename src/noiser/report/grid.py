@@ -64,12 +64,15 @@ def number(results: Results, cell: Cell, asked: Asked) -> Number:
 def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers: Sequence[Number]) -> list[Number]:
     """The numbers of one column with the best of them marked, and all that are not told apart from it.
 
-    The best is the highest (or lowest) value that has an interval. Another is told apart from it if the interval of
-    their paired difference, over the examples that both have, is wholly on the best one's side of 0.
+    The best is the highest (or lowest) value that has an interval; there is none where all are equal. Another is told
+    apart from it if the interval of their paired difference, over the examples that both have, is wholly on the best
+    one's side of 0.
     """
     sign = {True: 1.0, False: -1.0, None: math.nan}[summary.scale.higher_is_better]
     ranked = [index for index, found in enumerate(numbers) if not math.isnan(found.low * sign)]
     if len(ranked) < 2:
+        return list(numbers)
+    if len({numbers[index].value for index in ranked}) == 1:
         return list(numbers)
     best = max(ranked, key=lambda index: sign * numbers[index].value)
     marked = list(numbers)

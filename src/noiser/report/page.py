@@ -31,17 +31,16 @@ def page(
         pictures: figures, in order, behind the first table.
         prompts: attributions of the plan's own prompts, shown as heat maps.
     """
-    parts = [(table.key, table.title, table_html(table)) for table in tables]
+    written = [(table.key, table.title, table_html(table)) for table in tables]
     drawn = [(f"figure-{picture.key}", picture.title, _figure(picture)) for picture in pictures]
     maps = [("heat-maps", "Heat maps of the plan's own prompts", _maps(prompts))] if prompts else []
-    parts[1:1] = drawn
-    parts += maps
+    parts = [*written[:1], *drawn, *maps, *written[1:]]
     body = "".join(
         f'<section class=part id="{escape(key)}"><h2>{escape(name)}</h2>{inner}</section>' for key, name, inner in parts
     )
     known = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in about(results))
     reading = "".join(f"<li>{escape(text)}</li>" for text in READING)
-    links = "".join(f'<li><a href="#{escape(key)}">{escape(name)}</a></li>' for key, name, _ in parts)
+    links = _links("Figures", [*drawn, *maps]) + _links("Tables", written)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -49,10 +48,15 @@ def page(
         f"<title>{escape(title(results))}</title>\n<style>{_css(maps=bool(maps))}</style>\n</head>\n<body>\n"
         f"<header class=top><h1>{escape(title(results))}</h1><dl class=about>{known}</dl>"
         f"<details open><summary>How to read the tables</summary><ul class=reading>{reading}</ul></details>"
-        f"<nav aria-label=Contents><details open><summary>Contents</summary><ul>{links}</ul></details></nav></header>\n"
+        f"<nav aria-label=Contents><details open><summary>Contents</summary>{links}</details></nav></header>\n"
         f"<main>{body}<footer class=end>Made from stored rows; no model ran for this page.</footer></main>\n"
         "</body>\n</html>\n"
     )
+
+
+def _links(name: str, parts: Sequence[tuple[str, str, str]]) -> str:
+    items = "".join(f'<li><a href="#{escape(key)}">{escape(title)}</a></li>' for key, title, _ in parts)
+    return f"<p>{name}</p><ul>{items}</ul>" if items else ""
 
 
 def _css(*, maps: bool) -> str:
@@ -67,7 +71,8 @@ def table_html(table: Table) -> str:
     if not table.lines:
         return below
     firsts = _firsts(table)
-    heads = "".join(_head(head, first) for head, first in zip(table.heads, firsts, strict=True))
+    prose = [any(isinstance(line.cells[i], str) for line in table.lines) for i in range(len(table.heads))]
+    heads = "".join(map(_head, table.heads, firsts, prose))
     top = _groups(table)
     corner = f"<th class=corner scope=col{' rowspan=2' if top else ''}>{escape(table.corner)}</th>"
     head = f"<tr>{corner}{top}</tr><tr>{heads}</tr>" if top else f"<tr>{corner}{heads}</tr>"
@@ -96,9 +101,10 @@ def _groups(table: Table) -> str:
     )
 
 
-def _head(head: Head, first: bool) -> str:
+def _head(head: Head, first: bool, prose: bool) -> str:
+    kinds = " ".join(["first"] * first + ["words"] * prose)
     said = f' aria-label="{escape(head.name, quote=True)}, {head.better} is better"' if head.better else ""
-    return f"<th scope=col{' class=first' if first else ''}{said}>{escape(head.text)}</th>"
+    return f'<th scope=col class="{kinds}"{said}>{escape(head.text)}</th>'
 
 
 def _cell(cell: Cell, first: bool) -> str:

@@ -169,14 +169,14 @@ class Table:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """(group, how many columns), in order; empty where no column has a group."""
+        """(group, how many columns), in order; empty where they say no more than the title."""
         found: list[tuple[str, int]] = []
         for head in self.heads:
             if found and found[-1][0] == head.group:
                 found[-1] = (head.group, found[-1][1] + 1)
             else:
                 found.append((head.group, 1))
-        return found if any(group for group, _ in found) else []
+        return found if len(found) > 1 or (found and found[0][0] not in self.title) else []
 
 
 class Shown(NamedTuple):
@@ -197,7 +197,7 @@ def shown(cell: Cell) -> Shown:
         return Shown(DASH if cell.value is None else f"{cell.value:,}".replace(",", "\u00a0"))
     if isinstance(cell, Quoted):
         return Shown(DASH) if cell.value is None else Shown(*_quoted(cell.value, cell.form))
-    base = f"n = {cell.n}" + (f", {cell.errors} failed" if cell.errors else "")
+    base = f"n\u00a0=\u00a0{cell.n}" + (f", {cell.errors} failed" if cell.errors else "")
     if math.isnan(cell.value):
         return Shown(DASH, "", base)
     texts = _texts([cell.value, cell.low, cell.high], cell.form)

@@ -28,12 +28,10 @@ def markdown(tables: Iterable[Table], about: Sequence[tuple[str, str]] = (), tit
 
 
 def _markdown(table: Table) -> str:
-    groups = {head.group for head in table.heads}
-    heads = [f"{head.group}: {head.text}" if len(groups) > 1 and head.group else head.text for head in table.heads]
+    heads = [f"{head.group}: {head.text}" if table.groups and head.group else head.text for head in table.heads]
     lines = [[_escaped(line.label), *map(_cell, line.cells)] for line in table.lines]
     align = "-" + "".join("-" if _is_text(table, column) else ":" for column in range(len(heads)))
-    only = next(iter(groups)) if len(groups) == 1 else ""
-    parts = [f"## {_escaped(table.title)}" + (f" ({_escaped(only)})" if only and only not in table.title else "")]
+    parts = [f"## {_escaped(table.title)}"]
     if lines:
         parts.append(_pipes([table.corner, *map(_escaped, heads)], lines, align))
     notes = [*table.notes, *([LEGENDS["clear"]] if table.legend == "clear" else [])]

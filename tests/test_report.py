@@ -1,0 +1,455 @@
+"""Tables of stored rows: worked by hand, in every form, with nothing dropped and nothing made up."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from noiser.metrics.bootstrap import mean
+from noiser.metrics.catalog import SOFT
+from noiser.metrics.metric import Scale, Summary
+from noiser.report import Cell, Count, Head, Line, Number, Quoted, Results, Table, csv_text, document, markdown, tables
+from noiser.report.grid import mark_best
+from noiser.report.latex import escaped, tabular
+from noiser.report.paper import bounding_of, method_of, model_of, published
+from noiser.report.table import DASH, shown
+from report_for_tests import full, plan, row, soft
+
+KNOWN = Cell("gemma-3-270m", "known", "noiser", "soft_scores")
+UP = Summary(mean, ("x",), Scale(0, 1, None, True, ""))
+
+
+def results(rows, **changes) -> Results:
+    return Results(plan=plan(**changes), stored=rows)
+
+
+@cache
+def everything() -> list[Table]:
+    return tables(full())
+
+
+def two_methods() -> Results:
+    """Noiser on three prompts, occlusion on two of them; the third failed."""
+    noiser = [soft(0.03, 0.6), soft(0.05, 0.8), soft(0.04, 1.0)]
+    occlusion = [soft(0.02, 0.5), soft(0.03, 0.3)]
+    rows = [row("noiser", "soft_scores", i, values) for i, values in enumerate(noiser)]
+    rows += [row("occlusion", "soft_scores", i, values) for i, values in enumerate(occlusion)]
+    rows.append(row("occlusion", "soft_scores", 2, error="NumericalError: a secret of the data set"))
+    return results(rows)
+
+
+def table(found: list[Table], key: str) -> Table:
+    return next(one for one in found if one.key == key)
+
+
+def cell(found: Table, line: str, head: str, group: str = "gemma-3-270m"):
+    column = next(i for i, one in enumerate(found.heads) if (one.name, one.group) == (head, group))
+    return next(one for one in found.lines if one.label == line).cells[column]
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_faithfulness_worked_by_hand():
+    found = table(tables(two_methods()), "faithfulness-known")
+    noiser = cell(found, "Noiser", "faithfulness")
+    assert noiser.value == pytest.approx(math.log(0.04 / 0.02) + math.log(0.8 / 0.4))
+    assert (noiser.n, noiser.errors) == (3, 0)
+    occlusion = cell(found, "Occlusion", "faithfulness")
+    assert occlusion.value == pytest.approx(math.log(0.025 / 0.02) + math.log(0.4 / 0.4))
+    assert (occlusion.n, occlusion.errors) == (2, 1)
+
+
+def test_intervals_are_scipys():
+    values = np.random.default_rng(3).gamma(2.0, 1.0, 25)
+    rows = [row("noiser", "soft_scores", i, soft(0.03, float(value))) for i, value in enumerate(values)]
+    found = results(rows).estimate(KNOWN, SOFT.summaries["soft_nc"])
+    ours = (found.low, found.high)
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=20_000, rng=np.random.default_rng(8)).confidence_interval
+    assert ours == pytest.approx(theirs, abs=0.04)
+    assert found.value == pytest.approx(values.mean())
+
+
+def test_confidence_reaches_the_intervals():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.1 * i)) for i in range(12)]
+    narrow, wide = (
+        Results(plan=plan(), stored=rows, confidence=share).estimate(KNOWN, SOFT.summaries["soft_nc"])
+        for share in (0.5, 0.99)
+    )
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_paired_difference_takes_the_common_prompts_alone():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate([0.5, 0.7, 9.0])]
+    rows += [row("occlusion", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate([0.4, 0.6])]
+    found = results(rows).paired(KNOWN, KNOWN._replace(method="occlusion"), SOFT.summaries["soft_nc"])
+    assert (found.value, found.n) == (pytest.approx(0.1), 2)  # 9.0 has no partner
+
+
+def test_prompt_without_a_value_is_left_out_of_the_pair():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.5)) for i in range(3)]
+    rows += [row("occlusion", "soft_scores", i, soft(0.03, 0.4) if i else {"soft_nc": None}) for i in range(3)]
+    found = results(rows).paired(KNOWN, KNOWN._replace(method="occlusion"), SOFT.summaries["soft_nc"])
+    assert found.n == 2
+
+
+def test_differences_between_methods_are_paired():
+    found = table(tables(two_methods()), "differences-noiser-known")
+    gap = cell(found, "Occlusion", "faithfulness")
+    ours = math.log(0.04 / 0.02) + math.log(0.7 / 0.4)  # Noiser on the two prompts that occlusion has
+    assert gap.value == pytest.approx(ours - math.log(0.025 / 0.02))
+    assert gap.n == 2
+
+
+# ---- marks ----------------------------------------------------------------------------------------------------------
+
+
+def marks(columns: dict[str, list[float]], better: bool | None = True) -> list[str]:
+    rows = [row(name, "m", i, {"x": value}) for name, values in columns.items() for i, value in enumerate(values)]
+    found = results(rows)
+    summary = UP._replace(scale=UP.scale._replace(higher_is_better=better))
+    cells = [Cell("gemma-3-270m", "known", name, "m") for name in columns]
+    numbers = [Number.of(found.estimate(cell, summary)) for cell in cells]
+    return [number.mark for number in mark_best(found, cells, summary, numbers)]
+
+
+def test_best_is_a_win_only_where_no_other_is_level():
+    base = [0.1, 0.5, 0.3, 0.9, 0.6, 0.2]
+    clearly = [value + 0.2 + 0.01 * i for i, value in enumerate(base)]  # overlapping intervals, yet always higher
+    assert marks({"a": base, "b": clearly}) == ["", "best"]
+    noisy = [value + shift for value, shift in zip(base, [0.3, -0.25, 0.2, -0.2, 0.3, -0.1], strict=True)]
+    assert marks({"a": base, "b": noisy}) == ["level", "best"]
+
+
+def test_lower_may_be_better_and_some_columns_have_no_better():
+    base = [0.1, 0.5, 0.3, 0.9]
+    higher = [value + 0.2 + 0.01 * i for i, value in enumerate(base)]
+    assert marks({"a": base, "b": higher}, better=False) == ["best", ""]
+    assert marks({"a": base, "b": higher}, better=None) == ["", ""]
+
+
+def test_no_best_without_an_interval_or_a_difference():
+    assert marks({"a": [0.1], "b": [0.9]}) == ["", ""]
+    assert marks({"a": [0.0, 0.0], "b": [0.0, 0.0]}) == ["", ""]
+
+
+def test_best_is_level_with_a_method_that_wins_on_the_common_prompts():
+    """A high mean on prompts that the others lack is no win."""
+    few = [0.9, 0.8, 0.7]
+    many = [0.95, 0.85, 0.75, 0.0, 0.1, 0.0, 0.05]
+    assert marks({"few": few, "many": many}) == ["best", "level"]
+
+
+# ---- nothing dropped, nothing made up -------------------------------------------------------------------------------
+
+
+def test_missing_cell_is_a_dash_with_n_0():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.1 * i + 0.1)) for i in range(4)]
+    found = tables(results(rows))
+    assert cell(table(found, "faithfulness-known"), "Occlusion", "faithfulness").n == 0
+    text = markdown(found)
+    assert re.search(r"\| Occlusion \| – \(n\xa0=\xa00\)", text)
+    assert "Occlusion & -- {\\scriptsize (n~=~0)}" in document(found)
+    lines = list(csv.DictReader(io.StringIO(csv_text(found))))
+    line = next(one for one in lines if (one["table"], one["row"]) == ("faithfulness-known", "Occlusion"))
+    assert (line["value"], line["low"], line["n"]) == ("", "", "0")
+
+
+def test_planned_table_without_any_row_is_there():
+    found = table(tables(results([])), "faithfulness-known")
+    assert [number.n for line in found.lines for number in line.cells if isinstance(number, Number)] == [0, 0]
+
+
+def test_metric_that_the_plan_does_not_have_for_a_method_has_no_line():
+    methods = [{"name": "noiser"}, {"name": "occlusion", "metrics": ["stability"]}]
+    found = tables(results([], methods=methods, metrics=[{"name": "soft_scores"}, {"name": "stability"}]))
+    assert [line.label for line in table(found, "faithfulness-known").lines] == ["Noiser"]
+    assert [line.label for line in table(found, "stability-known").lines] == ["Noiser", "Occlusion"]
+
+
+def test_undefined_number_says_why():
+    rows = [row("noiser", "soft_scores", i, soft(0.0, 0.5)) for i in range(3)]
+    found = table(tables(results(rows)), "faithfulness-known")
+    number = cell(found, "Noiser", "faithfulness")
+    assert math.isnan(number.value)
+    assert number.n == 3
+    assert any("takes the logarithm of a mean that is zero" in note for note in found.notes)
+
+
+def test_failures_are_counted_by_type_without_their_message():
+    found = tables(two_methods())
+    failures = table(found, "failures")
+    assert [line.label for line in failures.lines] == ["gemma-3-270m, KNOWN, Occlusion, soft_scores"]
+    assert failures.lines[0].cells == (Count(3), Count(1), "NumericalError × 1")
+    for text in (markdown(found), document(found), csv_text(found)):
+        assert "NumericalError" in text
+        assert "secret" not in text
+
+
+def test_failed_attribution_counts_for_every_metric_planned():
+    rows = [row("noiser", "attribution", 0, error="PromptError: too long")]
+    rows += [row("noiser", "soft_scores", i, soft(0.03, 0.5)) for i in (1, 2)]
+    found = results(rows)
+    assert found.errors(KNOWN).total() == 1
+    assert found.errors(KNOWN._replace(metric="stability")).total() == 0
+
+
+def test_texts_of_rows_are_never_shown():
+    """Words of a closed set, such as a status, are in rows; no text of theirs is in a report."""
+    rows = [
+        row("noiser", "soft_scores", i, soft(0.03, 0.5 + i) | {"status": "Tokyo", "words": "a secret"}) for i in (0, 1)
+    ]
+    found = tables(results(rows))
+    assert not any(word in text for text in (markdown(found), csv_text(found)) for word in ("Tokyo", "secret"))
+
+
+def test_metric_without_a_table_of_its_own_gets_one():
+    found = table(everything(), "stability-known")
+    assert [head.name for head in found.heads[:2]] == ["spearman", "kendall"]
+
+
+def test_every_number_has_its_n():
+    cells = [
+        part for line in markdown(everything()).splitlines() if line.startswith("| ") for part in line.split(" | ")
+    ]
+    numbers = [part for part in cells if re.search(r"\[−?\d", part)]
+    assert len(numbers) > 400
+    assert all(re.search(r"\(n\xa0=\xa0\d+", part) for part in numbers)
+
+
+def test_slow_method_has_fewer_prompts_and_says_so():
+    found = table(everything(), "faithfulness-known")
+    assert (cell(found, "LIME", "faithfulness").n, cell(found, "Noiser", "faithfulness").n) == (6, 12)
+
+
+# ---- the paper ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen/Qwen2-0.5B", "Qwen2-0.5B"),
+        ("meta-llama/Llama-3.2-1B", "Llama3.2-1B"),
+        ("google/gemma-2-2b", "gemma-2-2B"),
+        ("/models/Meta-Llama-3-8B/", "Llama3-8B"),
+        ("Qwen/Qwen2-0.5B-Instruct", None),
+        ("Qwen/Qwen2.5-0.5B", None),
+        ("gemma-3-270m", None),
+    ],
+)
+def test_models_of_the_paper(name, expected):
+    assert model_of(name) == expected
+
+
+def test_method_is_the_papers_only_with_its_parameters():
+    assert method_of("occlusion", {}) == "occlusion"
+    assert method_of("inseq:occlusion", {}) == "occlusion"
+    assert method_of("occlusion", {"score": "hellinger"}) is None
+    assert method_of("noiser", {"bounding": "k_min", "search": "certified"}) == "noiser"
+    assert method_of("noiser", {"bounding": "k_max"}) is None
+    assert method_of("noiser_relative", {}) is None
+    assert bounding_of("noiser", {"bounding": "k_max"}) == "k_max"
+    assert bounding_of("noiser", {"bounding": "k_max", "score": "hellinger"}) is None
+
+
+def test_numbers_of_the_paper():
+    assert published("faithfulness", ["known", "noiser"], "Qwen2-0.5B") == 2.1854
+    assert published("faithfulness", ["known", "noiser"], None) == 1.8103
+    assert published("faithfulness", ["known", "random"], None) is None
+    assert published("bounding_known", ["k_max_per_unit"], None) == 1.171
+    assert published("correct_predictions", ["longra"], "Llama3-8B") == 165
+    # where the paper prints no mean, it is of the six models
+    six = [0.6785, 0.2248, -0.0264, 0.1805, -0.0233, 0.8043]
+    assert published("soft_ns_nc", ["known", "noiser"], None, "soft_ns") == pytest.approx(sum(six) / 6)
+
+
+def test_paper_stands_beside_the_same_model_and_its_mean_beside_others():
+    models = [{"name": "Qwen/Qwen2-0.5B"}, {"name": "gemma-3-270m"}]
+    found = table(tables(results([], models=models)), "faithfulness-known")
+    heads = [(head.group, head.name) for head in found.heads]
+    reference = ("paper, mean of its 6 models", "faithfulness")
+    assert heads == [
+        ("Qwen2-0.5B", "faithfulness"),
+        ("Qwen2-0.5B", "faithfulness, paper"),
+        ("gemma-3-270m", "faithfulness"),
+        reference,
+    ]
+    assert cell(found, "Noiser", "faithfulness, paper", "Qwen2-0.5B") == Quoted(2.1854)
+    assert cell(found, "Noiser", *reversed(reference)) == Quoted(1.8103)
+    only = table(tables(results([], models=models[:1])), "faithfulness-known")
+    assert all("mean of" not in head.group for head in only.heads)
+
+
+def test_sentences_stand_beside_the_papers_wikibio_and_wikibio_beside_nothing():
+    found = tables(results([], data=[{"name": "wikitext"}, {"name": "wikibio"}]))
+    sentences = table(found, "faithfulness-wikitext")
+    assert Quoted(5.5833) in sentences.lines[0].cells
+    assert any("calls these 22 sentences WikiBio" in note for note in sentences.notes)
+    assert len(table(found, "faithfulness-wikibio").heads) == 1
+
+
+def test_boundings_have_the_papers_table():
+    methods = [{"name": "noiser"}, {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}}]
+    found = table(tables(results([], methods=methods)), "bounding-known")
+    assert [(line.label, line.cells[-1]) for line in found.lines] == [
+        ("k_min", Quoted(1.8103)),
+        ("norm_l2", Quoted(1.7185)),
+    ]
+
+
+def test_authors_profile_has_a_table_of_its_own():
+    methods = [{"name": "noiser"}, {"name": "noiser", "label": "script", "profile": "authors"}]
+    found = tables(results([], methods=methods))
+    assert [line.label for line in table(found, "authors-known").lines] == ["script"]
+    assert [line.label for line in table(found, "faithfulness-known").lines] == ["Noiser"]
+
+
+def test_judge_is_named():
+    wanted = {"metrics": [{"name": "answerability", "judge": "local:small"}]}
+    found = table(tables(results([], **wanted)), "answerability-known")
+    assert any(note.startswith("Judge: local:small. The paper asked Llama-3.3-70B") for note in found.notes)
+    assert cell(found, "Noiser", "rate", "paper, mean of its 6 models") == Quoted(0.45, "percent")
+
+
+# ---- LongRA ---------------------------------------------------------------------------------------------------------
+
+
+def test_localisation_worked_by_hand():
+    shares = [(0.2, 0.3, 0.1), (0.4, 0.1, 0.3)]
+    rows = [
+        row(
+            "noiser", "localisation", i, data="longra", category="capital-world",
+            values={"share_antecedent": a, "share_last_content_word": last, "share_distractor": d,
+                    "uniform_antecedent": 0.05, "uniform_last_content_word": 0.05, "uniform_distractor": 0.4},
+        )
+        for i, (a, last, d) in enumerate(shares)
+    ]  # fmt: skip
+    other = {"share_antecedent": 0.9, "uniform_antecedent": 0.1, "share_distractor": 0.0, "uniform_distractor": 0.5}
+    rows.append(row("noiser", "localisation", 9, other, data="longra", category="family"))
+    found = tables(results(rows, data=[{"name": "longra"}], metrics=[{"name": "localisation"}]))
+    capital = table(found, "localisation-capital-world-longra")
+    expected = {
+        "critical": 0.5,
+        "critical, of units": 0.1,
+        "critical − units": 0.4,
+        "main part": 0.8,
+        "distractor": 0.2,
+    }
+    for name, value in expected.items():
+        assert cell(capital, "Noiser", name).value == pytest.approx(value), name
+        assert cell(capital, "Noiser", name).n == 2
+    everywhere = table(found, "localisation-all-longra")
+    assert cell(everywhere, "Noiser", "antecedent").value == pytest.approx(0.5)
+    assert cell(everywhere, "Noiser", "antecedent").n == 3
+
+
+# ---- forms ----------------------------------------------------------------------------------------------------------
+
+
+def test_shown():
+    assert shown(Number(value=-0.1234, low=-0.5, high=0.25, n=7, errors=2))[:3] == (
+        "−0.123", "[−0.500, 0.250]", "n\xa0=\xa07, 2 failed",
+    )  # fmt: skip
+    assert shown(Number(value=0.375, low=0.2, high=0.5, n=8, form="percent"))[:2] == ("37.5", "[20.0, 50.0]")
+    assert shown(Number(value=12345.6, n=3, form="quantity")).value == "12\xa0346"
+    assert shown(Number(value=0.01234, n=3, form="quantity")).value == "0.0123"
+    assert shown(Number(value=-0.0001, n=1)).value == "0.000"
+    assert shown(Number(value=math.nan)) == (DASH, "", "n\xa0=\xa00", "", "")
+    assert shown(Quoted(None)).value == DASH
+    assert shown(Quoted(2.1854)).value == "2.1854"
+    assert shown(Quoted(0.14, "percent"))[0::4] == ("14", "%")
+
+
+def tricky() -> Table:
+    best = Number(value=0.5, low=0.4, high=0.6, n=3, mark="best", form="percent")
+    return Table(
+        key="a_b",
+        title="50% of {x} & |y| _z_ \\ #1 $2 ~ ^",
+        corner="method",
+        heads=(Head("up", "A_1", "higher"), Head("n | m", "A_1"), Head("words", "B")),
+        lines=(Line("k_max*", (best, Quoted(-1.5), "a | b & c_d × 3")),),
+        notes=("Note_1: <50%>",),
+    )
+
+
+def test_latex_is_balanced_and_escaped():
+    text = tabular(tricky())
+    assert re.findall(r"\\begin\{(\w+)\}", text) == ["table", "tabular"]
+    assert re.findall(r"\\end\{(\w+)\}", text) == ["tabular", "table"]
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert [len(re.split(r"(?<!\\)&", line)) for line in rows[1:]] == [4, 4]
+    assert rows[0] == r" & \multicolumn{2}{c}{A\_1} & \multicolumn{1}{c}{B} \\"
+    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in text
+    assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
+    assert r"\textbf{50.0\%} {\scriptsize [40.0, 60.0] (n~=~3)}" in text
+    assert r"k\_max*" in text
+    assert r"$-$1.5000" in text
+    assert r"\label{tab:a-b}" in text
+    assert not re.search(r"(?<!\\)[%#](?!\n)", text)
+
+
+def test_whole_latex_document_is_balanced_and_ascii_but_for_names():
+    text = document(everything(), [("machine", "A & B_1")], "Report")
+    opened, closed = (sorted(re.findall(rf"\\{word}\{{(\w+)\}}", text)) for word in ("begin", "end"))
+    assert opened == closed
+    assert opened.count("tabular") > 20
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert {character for character in text if ord(character) > 127} == set()
+    assert all(len(re.split(r"(?<!\\)&", line)) > 1 for line in text.splitlines() if line.endswith(r" \\"))
+
+
+def test_escaped_leaves_nothing_that_latex_obeys():
+    assert escaped("a_b & 5% {x} #1 $y$ ~ ^ \\") == (
+        r"a\_b \& 5\% \{x\} \#1 \$y\$ \textasciitilde{} \textasciicircum{} \textbackslash{}"
+    )
+
+
+def test_markdown_cells_stay_in_their_columns():
+    lines = markdown([tricky()]).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert [len(re.split(r"(?<!\\)\|", line)) for line in rows] == [6, 6, 6]
+    assert rows[1] == "| --- | ---: | ---: | --- |"
+    assert "A\\_1: up ↑" in rows[0]
+    assert "| **50.0%** [40.0, 60.0] (n\xa0=\xa03) | −1.5000 | a \\| b & c\\_d × 3 |" in rows[2]
+
+
+def test_csv_has_every_cell_with_every_digit():
+    found = everything()
+    lines = list(csv.DictReader(io.StringIO(csv_text(found))))
+    assert len(lines) == sum(len(one.heads) * len(one.lines) for one in found)
+    number = cell(table(found, "faithfulness-known"), "Noiser", "faithfulness")
+    line = next(one for one in lines if one["table"] == "faithfulness-known")
+    assert (line["row"], line["group"], line["column"], line["source"]) == (
+        "Noiser", "gemma-3-270m", "faithfulness", "run",
+    )  # fmt: skip
+    assert float(line["value"]) == number.value
+    assert (float(line["low"]), float(line["high"]), int(line["n"])) == (number.low, number.high, 12)
+    assert {one["source"] for one in lines} == {"run", "paper"}
+
+
+def test_tables_have_keys_of_their_own():
+    keys = [one.key for one in everything()]
+    assert len(set(keys)) == len(keys)
+
+
+def test_renamed_metric_keeps_its_numbers_apart():
+    metrics = [{"name": "soft_scores"}, {"name": "soft_scores", "label": "positive", "normalization": "positive"}]
+    found = tables(results([], metrics=metrics))
+    keys = [one.key for one in found]
+    assert "faithfulness-known" in keys
+    assert "faithfulness-known-positive" in keys
+    assert table(found, "faithfulness-known-positive").title == "Faithfulness on KNOWN (positive)"
+
+
+def test_reports_repeat():
+    assert csv_text(tables(two_methods())) == csv_text(tables(two_methods()))
