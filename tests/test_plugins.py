@@ -1,0 +1,167 @@
+"""Packages that add methods, metrics, judges and data sets: the example, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import noiser.registry
+from noiser.errors import UnknownNameError
+from noiser.registry import Family, Registry
+
+ROOT = Path(__file__).parent.parent
+PLUGIN = ROOT / "examples/plugin"
+
+
+# ---- the registry ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A registry of things, and a function that installs entry points."""
+    points: list[EntryPoint] = []
+    monkeypatch.setattr(noiser.registry, "entry_points", lambda group: [p for p in points if p.group == group])
+    made = Registry("thing", "noiser.things")
+    made.register("own", dict, summary="a dict")
+    return made, lambda name, value: points.append(EntryPoint(name, value, "noiser.things"))
+
+
+def test_entry_points_are_entries(registry):
+    things, install = registry
+    install("counter", "collections:Counter")
+    assert things.names() == ["own", "counter"]
+    assert things.get("counter@1").factory("aab") == {"a": 2, "b": 1}
+    assert things.get("counter").summary.startswith("Dict subclass for counting")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such_package:Thing", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("collections:NoSuchThing", "AttributeError"),
+    ],
+)
+def test_broken_plugin_harms_nothing_else(registry, value, reason):
+    things, install = registry
+    install("broken", value)
+    install("counter", "collections:Counter")
+    with pytest.warns(UserWarning, match="The thing plugin 'broken'.* could not be loaded and is left out") as caught:
+        assert things.names() == ["own", "counter"]
+    assert reason in str(caught[0].message)
+    with pytest.raises(UnknownNameError, match="Known: counter, own"), warnings.catch_warnings():
+        things.get("broken")
+
+
+def test_a_name_that_is_taken_is_refused(registry):
+    things, install = registry
+    install("own", "collections:Counter")
+    with pytest.warns(UserWarning, match=r"thing plugin 'own'.*registered twice"):
+        assert things.get("own").factory is dict
+
+
+def nothing_said():
+    """ """
+
+
+def test_a_docstring_may_be_empty(registry):
+    things, install = registry
+    install("nothing", f"{__name__}:nothing_said")
+    assert things.get("nothing").summary == f"{__name__}:nothing_said"
+
+
+def colours(name):
+    if name != "red":
+        raise UnknownNameError("thing", f"colour:{name}", ["colour:red"])
+    return str
+
+
+def test_families(registry):
+    things, _ = registry
+    things.register_family("colour", f"{__name__}:colours", summary="any colour")
+    things.register_family("colour", f"{__name__}:colours", summary="any colour")  # twice the same is once
+    assert things.families() == [Family(prefix="colour", place=f"{__name__}:colours", summary="any colour")]
+    assert things.names() == ["own"]
+    assert things.get("colour:red").versioned_name == "colour:red@1"
+    assert things.get("colour:red@1").factory is str
+    with pytest.raises(UnknownNameError, match="Did you mean 'colour:red'"):
+        things.get("colour:rad")
+    with pytest.raises(UnknownNameError, match="Did you mean 'colour:red@1'"):
+        things.get("colour:red@2")
+    with pytest.raises(UnknownNameError, match="Also colour:NAME, any colour"):
+        things.get("owl")
+    with pytest.raises(ValueError, match="registered twice"):
+        things.register_family("colour", "elsewhere:colours", summary="")
+
+
+# ---- the example ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The folder that the example is installed in, offline, by pip."""
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", folder / "site", folder / "source"], check=True)
+    return folder
+
+
+def run(installed, *arguments, **options):
+    places = [str(installed / "site"), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False,
+                          **options)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_example_passes_its_own_tests(installed):
+    done = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=installed / "source")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+def test_example_is_listed(installed):
+    done = run(installed, "-m", "noiser", "methods")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nleave_one_in\n  p(target) with one unit alone" in done.stdout
+    assert "\ninseq:NAME\n" in done.stdout
+    assert "\ncaptum:NAME\n" in done.stdout
+
+
+def test_broken_package_is_named_and_left_out(installed, tmp_path):
+    """The other plugin and everything else go on."""
+    (tmp_path / "broken_plugin.py").write_text("raise ImportError('a part is missing')\n")
+    info = tmp_path / "broken_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[noiser.methods]\nbad = broken_plugin:Bad\n")
+    with_broken = "import sys; sys.path.insert(0, sys.argv.pop(1)); from noiser.cli import app; app()"
+    done = run(installed, "-c", with_broken, str(tmp_path), "methods")
+    assert done.returncode == 0
+    assert "The method plugin 'bad' (broken_plugin:Bad) could not be loaded and is left out" in done.stderr
+    assert "ImportError: a part is missing" in done.stderr
+    assert "\nleave_one_in\n" in done.stdout
+    assert "\nbad\n" not in done.stdout
+
+
+def commands():
+    blocks = re.findall(r"```bash\n(.*?)```", (PLUGIN / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("noiser ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_its_readme(installed, command, gemma, tmp_path):
+    done = run(installed, "-m", "noiser", *shlex.split(command, comments=True)[1:], cwd=tmp_path)
+    said = "capitals: Took 2 of 8 examples, in the order of the file.\n" if "--data" in command else ""
+    assert (done.returncode, done.stderr) == (0, said)
+    assert "leave_one_in" in done.stdout
