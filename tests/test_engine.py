@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import pytest
 import torch
 
+from noiser import attribute
 from noiser.engine import Engine, Perturbation, add_noise, keep_dimensions, replace_rows
 from noiser.errors import ModelError, NumericalError
 from noiser.model import build_query, wrap
@@ -61,6 +65,41 @@ def test_equals_whole_sequences_in_every_family(family, packed):
     found = dict(Engine(lm, query).distributions(perturbations))
     for index, expected in enumerate(one_by_one(lm, query, perturbations)):
         torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cost", [0, float("inf")], ids=["group by group", "at once"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_clean_sequence_travels_with_the_first_batch(family, cost, monkeypatch):
+    monkeypatch.setattr("noiser.model.packing.GROUP_COST", cost)
+    lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=40)
+    known = build_query(lm, PROMPT, max_new_tokens=3)
+    query = replace(known, continuation=None)
+    perturbations = some_perturbations(query, lm.embedding_dim, targets=3)
+    engine = Engine(lm, query)
+    assert not engine.knows_clean
+    found = dict(engine.distributions(perturbations))
+    for index, expected in enumerate(one_by_one(lm, query, perturbations)):
+        torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
+    torch.testing.assert_close(engine.clean, Engine(lm, known).clean, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [("occlusion", 1), ("input_x_gradient", 1), ("last_attention", 1), ("gradient_shap", 1), ("deeplift", 1)],
+)
+def test_methods_of_one_pass_run_the_model_once(method, passes, monkeypatch):
+    lm = tiny("llama")
+    assert lm.packs
+    expected = attribute(lm, PROMPT, method=method)
+    calls = []
+    inner = lm.model.forward
+    monkeypatch.setattr(
+        lm.model, "forward", functools.wraps(inner)(lambda **kwargs: calls.append(1) or inner(**kwargs))
+    )
+    found = attribute(lm, PROMPT, method=method, target=expected.targets[0].token_id)
+    assert len(calls) == passes
+    assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, rel=1e-5)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-6, rtol=1e-4)
 
 
 def test_prefix_is_reused_where_it_can_be_and_never_where_it_cannot():

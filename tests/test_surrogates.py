@@ -129,7 +129,7 @@ def test_log_odds_do_not_saturate_where_a_probability_rounds_to_one():
     from noiser.methods.coalitions import Coalitions
 
     engine = Engine(lm, query)
-    engine.clean = torch.zeros_like(engine.clean)
+    engine._clean = torch.zeros_like(engine.clean)
     engine.clean[0, query.target_ids[0]] = 1.0
     engine.clean[0, query.target_ids[0] - 1] = 1e-20
     assert float(Coalitions(engine, "zero", "logit").clean[0]) == pytest.approx(20 * math.log(10), rel=1e-4)

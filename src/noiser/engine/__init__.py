@@ -2,7 +2,7 @@
 
 from noiser.engine.engine import Engine, Progress
 from noiser.engine.gradients import Gradient, Objective, ObjectiveScore, gradients
-from noiser.engine.perturbation import Perturbation, add_noise, keep_dimensions, replace_rows
+from noiser.engine.perturbation import Perturbation, add_noise, keep_dimensions, replace_rows, unchanged
 
 __all__ = [
     "Engine",
@@ -15,4 +15,5 @@ __all__ = [
     "gradients",
     "keep_dimensions",
     "replace_rows",
+    "unchanged",
 ]

@@ -2,7 +2,8 @@
 
 The engine runs the clean sequence once, keeps its keys and values, and recomputes every perturbed sequence only
 from its first changed position to the last target that is wanted, in batches under a token budget. What comes out
-does not depend on the batches.
+does not depend on the batches. The clean sequence has no pass of its own where it can travel with another: in front of
+the first packed batch, or as the input of a method's own run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from noiser.engine.perturbation import Perturbation
 from noiser.engine.plan import Batch, Piece, Work, pack_batches, plan_batches
 from noiser.errors import ModelError
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.packing import Group, packed_logits
+from noiser.model.packing import Group, packed_logits, packed_with_prefix
 from noiser.model.prefix import Prefix, record_prefix
 from noiser.model.query import Query
 
@@ -44,11 +45,10 @@ class Engine:
         progress: told about the work as it goes.
 
     Attributes:
-        clean: [targets, vocab], the unperturbed next-token distributions, float32.
         table_rows: [length, dim], the clean input as rows of the embedding table, float32.
-        token_forwards: tokens that have been run since the clean pass.
-        passes: forward passes since the clean pass.
-        head_rows: rows of logits that have been computed since the clean pass.
+        token_forwards: tokens that have been run, the clean sequence's apart.
+        passes: forward passes, the clean sequence's own apart.
+        head_rows: rows of logits that have been computed, the clean sequence's apart.
     """
 
     def __init__(self, lm: LanguageModel, query: Query, *, progress: Progress | None = None) -> None:
@@ -56,19 +56,47 @@ class Engine:
         self.token_forwards = self.passes = self.head_rows = 0
         self._progress = progress
         self._prefix: Prefix | None = None
+        self._clean: Float[Tensor, "targets vocab"] | None = None
         self._batch_tokens = lm.batch_tokens
         with lm.running():
             self._embeddings = lm.embed(query.token_ids)
             self.table_rows = self._embeddings.float() / lm.embedding_scale
-            done = query.continuation
-            if done is not None and done.model is lm.model and done.prefix is not None:
-                self._prefix, logits = done.prefix, done.logits
-            elif lm.reuses_prefix:
-                self._prefix, logits = record_prefix(lm, self._embeddings, list(query.rows))
+        done = query.continuation
+        if done is not None and done.model is lm.model:
+            self._prefix = done.prefix
+            self.take_clean(done.logits)
+
+    @property
+    def clean(self) -> Float[Tensor, "targets vocab"]:
+        """The unperturbed next-token distributions, float32; run now if no other run has brought them yet."""
+        if self._clean is None:
+            self._run_clean()
+        assert self._clean is not None
+        return self._clean
+
+    @property
+    def knows_clean(self) -> bool:
+        """Whether the unperturbed distributions are there already."""
+        return self._clean is not None
+
+    def take_clean(self, logits: Float[Tensor, "targets vocab"]) -> None:
+        """Takes the clean sequence's logits from a run that had them anyway.
+
+        Raises:
+            NumericalError: they are NaN or infinite.
+        """
+        if self._clean is None:
+            clean = logits.detach().float().softmax(-1)
+            check_finite(clean, self.lm.dtype)
+            self._clean = clean
+
+    def _run_clean(self) -> None:
+        with self.lm.running():
+            if self.lm.reuses_prefix:
+                self._prefix, logits = record_prefix(self.lm, self._embeddings, list(self.query.rows))
             else:
-                logits = lm.logits(self._embeddings[None], positions=query.rows)[0]
-            self.clean = logits.softmax(-1)
-            check_finite(self.clean, lm.dtype)
+                logits = self.lm.logits(self._embeddings[None], positions=self.query.rows)[0]
+        self.take_clean(logits)
 
     def report(self, expected: float) -> None:
         """Tells the progress callback how much has been done of the work expected in all."""
@@ -90,7 +118,9 @@ class Engine:
         """
         parts: dict[int, list[Float[Tensor, "samples targets vocab"]]] = {}
         missing = [p.samples for p in perturbations]
-        packed = self._prefix is not None and self.lm.device.type == "cpu" and self.lm.packs
+        packed = self.lm.device.type == "cpu" and self.lm.packs
+        if not packed and self._prefix is None and self.lm.reuses_prefix:
+            self._run_clean()
         forward = self._packed_forward if packed else self._forward
         for batch in self.plan(perturbations, packed=packed):
             for piece, distributions in self.run(batch, partial(forward, perturbations)):
@@ -108,8 +138,10 @@ class Engine:
             copies: how many times the memory of a plain forward pass each token takes.
             packed: whether each sequence has its own start and stop, or all of a batch the same.
         """
-        work = [Work(self._start(p), max(self.rows(p)) + 1, p.samples) for p in perturbations]
-        vocabulary_bytes = self.clean.shape[-1] * 4 * max((len(self.rows(p)) for p in perturbations), default=1)
+        behind_prefix = packed or self._prefix is not None
+        work = [Work(self._start(p) if behind_prefix else 0, max(self.rows(p)) + 1, p.samples) for p in perturbations]
+        rows = max((len(self.rows(p)) for p in perturbations), default=1)
+        vocabulary_bytes = self.lm.vocabulary_size * 4 * rows
         max_tokens = max(1, self._batch_tokens // copies)
         max_sequences = max(1, LOGIT_BYTES // (vocabulary_bytes * copies))
         if packed:
@@ -118,8 +150,14 @@ class Engine:
         return plan_batches(work, max_tokens=max_tokens, max_sequences=max_sequences, overhead=overhead)
 
     def _start(self, perturbation: Perturbation) -> int:
-        # One clean token at least is run behind a prefix: a sequence cannot be empty.
-        return min(*perturbation.positions, min(self.rows(perturbation))) if self._prefix else 0
+        # One token at least is run behind a prefix: a sequence cannot be empty.
+        return min(*perturbation.positions, min(self.rows(perturbation)))
+
+    def prepare_prefix(self, perturbations: Sequence[Perturbation]) -> None:
+        """Runs the clean sequence for its keys and values, if that saves more tokens than it costs."""
+        saved = sum(self._start(p) * p.samples for p in perturbations)
+        if self._prefix is None and self.lm.reuses_prefix and saved > len(self.query.token_ids):
+            self._run_clean()
 
     def rows(self, perturbation: Perturbation) -> list[int]:
         """The positions whose logits predict the targets that a perturbation asks for."""
@@ -174,7 +212,6 @@ class Engine:
     def _packed_forward(
         self, perturbations: Sequence[Perturbation], batch: Batch
     ) -> Iterator[tuple[Piece, Float[Tensor, "samples targets vocab"]]]:
-        assert self._prefix is not None
         with self.lm.running():
             groups = [
                 Group(
@@ -182,7 +219,12 @@ class Engine:
                 )
                 for piece in batch.pieces
             ]
-            found = packed_logits(self.lm, groups, self._prefix)
+            if self._prefix is None:
+                clean = Group(0, self._embeddings[None], self.query.rows)
+                (logits, *found), self._prefix = packed_with_prefix(self.lm, [clean, *groups])
+                self.take_clean(logits[0])
+            else:
+                found = packed_logits(self.lm, groups, self._prefix)
             self.count(batch, sum(part.shape[0] * part.shape[1] for part in found))
             for piece, logits in zip(batch.pieces, found, strict=True):
                 distributions = logits.softmax(-1)

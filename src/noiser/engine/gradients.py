@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from noiser.engine.engine import Engine
@@ -61,7 +61,7 @@ class Gradient(NamedTuple):
         target: index of the target.
         values: [samples], the objective, float32.
         gradients: [samples, positions, dim], with respect to the perturbed rows of the embedding table, float32; zero
-            at positions behind the target's row.
+            at positions behind the target's row, and for a perturbation that is not differentiable.
     """
 
     perturbation: int
@@ -89,6 +89,7 @@ def gradients(
         NumericalError: a logit or a gradient is NaN or infinite.
         ModelError: memory does not suffice for a single sequence.
     """
+    engine.prepare_prefix(perturbations)
     for batch in engine.plan(perturbations, copies=COPIES):
         yield from engine.run(batch, partial(_passes, engine, perturbations, objectives), copies=COPIES)
 
@@ -103,10 +104,12 @@ def _passes(
         positions = [row - batch.start for row in rows]
         logits = engine.lm.logits(inputs, positions=positions, prefix=engine.prefix(batch))
         check_finite(logits.detach().softmax(-1), engine.lm.dtype)
+        _hand_over_clean(engine, perturbations, batch, rows, logits)
         engine.count(batch, batch.sequences * len(rows), passes=1 + len(rows))
+        wanted = _differentiable(perturbations, batch)
         for number, row in enumerate(rows):
             target = engine.query.rows.index(row)
-            values, found = _backward(logits, number, inputs, objectives[target], keep=number + 1 < len(rows))
+            values, found = _backward(logits, number, inputs, objectives[target], wanted, keep=number + 1 < len(rows))
             found *= engine.lm.embedding_scale
             yield from _pieces(batch, perturbations, target, row, values, found)
 
@@ -116,10 +119,11 @@ def _backward(
     number: int,
     inputs: Float[Tensor, "batch length dim"],
     objective: Objective,
+    wanted: Bool[Tensor, " batch"],
     *,
     keep: bool,
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch length dim"]]:
-    """Values and gradients of one target.
+    """Values of one target, and its gradients for the sequences whose are wanted.
 
     The gradient of the objective with respect to the logits may be far below what half precision can hold, so each
     sequence's is brought to size 1 for the way through the model, and the factor put back afterwards.
@@ -127,6 +131,7 @@ def _backward(
     head = logits[:, number].detach().requires_grad_()
     values = objective(head)
     (slope,) = torch.autograd.grad(values.sum(), head)
+    slope = slope * wanted.to(slope)[:, None]
     size = slope.abs().amax(-1, keepdim=True)
     slope = slope / torch.where(size > 0, size, 1)
     (found,) = torch.autograd.grad(logits[:, number], inputs, slope, retain_graph=keep)
@@ -138,6 +143,27 @@ def _backward(
             "In float16, load the model with dtype='float32' or dtype='bfloat16'."
         )
     return values.detach(), found
+
+
+def _differentiable(perturbations: Sequence[Perturbation], batch: Batch) -> Bool[Tensor, " batch"]:
+    """For each sequence of a batch, whether its gradient is wanted."""
+    each = [(perturbations[piece.perturbation].differentiable, piece.samples) for piece in batch.pieces]
+    return torch.tensor([wanted for wanted, samples in each for _ in range(samples)])
+
+
+def _hand_over_clean(
+    engine: Engine,
+    perturbations: Sequence[Perturbation],
+    batch: Batch,
+    rows: Sequence[int],
+    logits: Float[Tensor, "batch positions vocab"],
+) -> None:
+    """Gives the engine the clean sequence's logits, where one of the batch is the clean sequence, with all targets."""
+    offset = 0
+    for piece in batch.pieces:
+        if perturbations[piece.perturbation].clean and list(rows) == list(engine.query.rows):
+            engine.take_clean(logits[offset])
+        offset += piece.samples
 
 
 def _pieces(

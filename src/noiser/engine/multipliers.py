@@ -39,11 +39,13 @@ def multipliers(
     interception: Interception,
     objectives: Sequence[Objective],
 ) -> list[Multipliers]:
-    """Runs whole sequences once, and goes back from each target's objective to the first of them.
+    """Runs whole sequences once, the clean one first, and goes back from each target's objective to the first of them.
+
+    The interception must leave what the model predicts as it is: the engine takes the clean distributions from it.
 
     Args:
         engine: the model and the query. A backward pass is booked as one more pass over its tokens.
-        rows: [batch, length, dim], rows of the embedding table.
+        rows: [batch, length, dim], rows of the embedding table, first those of the clean input.
         interception: the rules of the way back.
         objectives: of the logits, one for each target of the query.
 
@@ -72,6 +74,7 @@ def _run(
         with interception:
             logits = lm.logits(inputs, positions=targets)
         check_finite(logits.detach().softmax(-1), lm.dtype)
+        engine.take_clean(logits[0])
         found: list[Multipliers] = []
         for number, objective in enumerate(objectives):
             found.append(_backward(logits, number, inputs, objective, keep=number + 1 < len(objectives)))

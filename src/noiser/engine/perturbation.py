@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["Perturbation", "add_noise", "keep_dimensions", "replace_rows"]
+__all__ = ["Perturbation", "add_noise", "keep_dimensions", "replace_rows", "unchanged"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,12 +25,23 @@ class Perturbation:
         rows: makes them: from the clean rows [positions, dim] to [samples, positions, dim]. Called when its batch
             runs, so that a long list of perturbations takes no memory.
         targets: indices of the targets whose distributions are wanted; all if None.
+        differentiable: where gradients are asked for, whether this one's are wanted too, or only its value.
+        clean: whether the rows are the clean ones, so that the run can stand for the engine's clean run.
     """
 
     positions: tuple[int, ...]
     samples: int
     rows: Callable[[Float[Tensor, "positions dim"]], Float[Tensor, "samples positions dim"]]
     targets: tuple[int, ...] | None = None
+    differentiable: bool = True
+    clean: bool = False
+
+
+def unchanged(positions: tuple[int, ...], *, differentiable: bool = True) -> Perturbation:
+    """The clean input, whose gradients at `positions` are wanted."""
+    return Perturbation(
+        positions=positions, samples=1, rows=lambda rows: rows[None], differentiable=differentiable, clean=True
+    )
 
 
 def add_noise(
@@ -57,14 +68,18 @@ def add_noise(
 
 
 def replace_rows(
-    positions: tuple[int, ...], replacement: Float[Tensor, " dim"], targets: tuple[int, ...] | None = None
+    positions: tuple[int, ...],
+    replacement: Float[Tensor, " dim"],
+    targets: tuple[int, ...] | None = None,
+    *,
+    differentiable: bool = True,
 ) -> Perturbation:
     """Every position holds `replacement`, a row in the space of the embedding table; zeros for a zero baseline."""
 
     def rows(clean: Float[Tensor, "positions dim"]) -> Float[Tensor, "samples positions dim"]:
         return replacement.to(clean).expand(1, *clean.shape)
 
-    return Perturbation(positions=positions, samples=1, rows=rows, targets=targets)
+    return Perturbation(positions=positions, samples=1, rows=rows, targets=targets, differentiable=differentiable)
 
 
 def keep_dimensions(

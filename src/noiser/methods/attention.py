@@ -66,7 +66,8 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _maps(engine: Engine) -> list[Float[Tensor, "length length"]]:
-    maps = attention_maps(engine.lm, engine.query.token_ids)
+    maps, logits = attention_maps(engine.lm, engine.query.token_ids, engine.query.rows)
+    engine.take_clean(logits)
     engine.token_forwards += len(engine.query.token_ids)
     engine.passes += 1
     engine.report(engine.token_forwards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -32,7 +33,6 @@ class Coalitions:
             p(foil), and for the other two log p(target) / p(foil), the log-odds within the pair.
 
     Attributes:
-        clean: [targets], the values with every unit kept.
         seen: for each target, the indices of the units before it.
     """
 
@@ -45,22 +45,27 @@ class Coalitions:
         )
         self._cut = begun & ~query.visible
         self.seen = [row.nonzero().flatten() for row in query.visible]
-        self.clean = self._of(torch.stack([self._read(p, g) for g, p in enumerate(engine.clean)]))
-        everything = bytes([True] * len(query.units))
-        self._known = {(g, everything): known for g, known in enumerate(self.clean.tolist())}
+        self._known: dict[tuple[int, bytes], float] = {}
+
+    @cached_property
+    def clean(self) -> Float64[Tensor, " targets"]:
+        """The values with every unit kept."""
+        return self._of(torch.stack([self._read(p, g) for g, p in enumerate(self._engine.clean)]))
 
     def values(self, kept: Bool[Tensor, "coalitions units"]) -> Float64[Tensor, "targets coalitions"]:
         """What is predicted when the units marked False are replaced. A coalition asked for again is not run again."""
         keys = [_keys(kept | ~seen) for seen in self._visible]
         disturbed = [(~kept & cut).any(-1).tolist() for cut in self._cut]
         runs: dict[bytes, dict[int, bytes]] = {}
-        planned = set(self._known)
+        everything = bytes([True] * kept.shape[1])
+        planned = {*self._known, *((g, everything) for g in range(len(keys)))}
         for i, row in enumerate(_keys(kept)):
             for g, of_target in enumerate(keys):
                 if (g, of_target[i]) not in planned:
                     planned.add((g, of_target[i]))
                     runs.setdefault(of_target[i] if disturbed[g][i] else row, {})[g] = of_target[i]
         self._run(runs)
+        self._known |= {(g, everything): value for g, value in enumerate(self.clean.tolist())}
         return torch.tensor([[self._known[g, key] for key in row] for g, row in enumerate(keys)], dtype=torch.float64)
 
     def _run(self, runs: Mapping[bytes, Mapping[int, bytes]]) -> None:

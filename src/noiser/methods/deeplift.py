@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -57,7 +58,9 @@ class DeepLift:
         query, clean = engine.query, engine.table_rows
         reference = clean.clone()
         reference[list(movable_positions(query))] = baseline_row(engine.lm, self.baseline).to(clean)
-        interception = Interception(partial(rescale, length=len(clean)))
+        interception = Interception(
+            partial(rescale, length=len(clean)), {"linear": partial(linear_for_input, length=len(clean))}
+        )
         found = multipliers(engine, torch.stack([clean, reference]), interception, objectives_of(query, self.score))
         moved = (clean - reference).cpu().double()  # small differences of large sums
         contributions = torch.stack([(moved * each.gradient.cpu()).sum(-1) for each in found])
@@ -85,11 +88,41 @@ def rescale(x: Float[Tensor, "*shape"], f: Expression, length: int) -> Float[Ten
         length: tokens in a sequence.
     """
     wide = widened(x)
-    slope = f.derivative(wide)
-    if x.shape[:1] != (2 if x.ndim > 2 else 2 * length,):
-        return slope
+    if not _is_pair(x, length):
+        return f.derivative(wide)
     (x0, x1), (y0, y1) = wide.chunk(2), f(wide).chunk(2)
     nearest = torch.finfo(wide.dtype).eps ** 0.5 * x0.abs().clamp_min(1)
     near = (x0 - x1).abs() <= nearest
-    secant = torch.where(near, slope.chunk(2)[0], (y0 - y1) / torch.where(near, 1, x0 - x1))
+    secant = (y0 - y1) / torch.where(near, 1, x0 - x1)
+    if near.any():
+        secant[near] = f.derivative(x0[near])
     return torch.cat([secant, secant])
+
+
+def linear_for_input(function: Callable[..., Tensor], *args: Any, length: int, **kwargs: Any) -> Tensor:
+    """A linear layer on the pair whose way back leaves out the baseline: no gradient comes to it or goes from it."""
+    x, weight, *_ = args
+    pair = isinstance(x, Tensor) and x.requires_grad and _is_pair(x, length)
+    if not pair or kwargs or not isinstance(weight, Tensor) or weight.dtype != x.dtype:
+        return function(*args, **kwargs)
+    return _InputOnly.apply(x, weight.detach(), lambda: function(*args))  # pyright: ignore
+
+
+class _InputOnly(torch.autograd.Function):
+    """A linear layer's value; its gradient for the first half of the rows, zero for the second."""
+
+    @staticmethod
+    def forward(ctx: Any, _x: Tensor, weight: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        ctx.save_for_backward(weight)
+        return compute()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weight,) = ctx.saved_tensors
+        first = grads[0].chunk(2)[0] @ weight
+        return torch.cat([first, torch.zeros_like(first)]), None, None
+
+
+def _is_pair(x: Tensor, length: int) -> bool:
+    return x.shape[:1] == (2 if x.ndim > 2 else 2 * length,)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine, Objective, ObjectiveScore, Perturbation, gradients
+from noiser.engine import Engine, Objective, ObjectiveScore, gradients, unchanged
 from noiser.methods.checks import check_choice
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
@@ -54,9 +54,8 @@ class InputXGradient:
         """Scores of every unit for every target; see `Method`."""
         query = engine.query
         positions = movable_positions(query)
-        clean = Perturbation(positions=positions, samples=1, rows=lambda rows: rows[None])
         scores = torch.zeros(len(query.rows), len(query.encoding.token_ids))
-        for found in gradients(engine, [clean], objectives_of(query, self.score)):
+        for found in gradients(engine, [unchanged(positions)], objectives_of(query, self.score)):
             contributions = found.gradients[0] * engine.table_rows[list(positions)]
             scores[found.target, list(positions)] = reduce_dimensions(contributions, self.reduce).cpu()
         engine.report(engine.token_forwards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine, ObjectiveScore, Perturbation, gradients, replace_rows
+from noiser.engine import Engine, Gradient, ObjectiveScore, Perturbation, gradients, replace_rows, unchanged
 from noiser.errors import ParameterError
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
 from noiser.methods.checks import check_choice, check_count
@@ -19,7 +20,6 @@ from noiser.methods.gradients import (
     clean_values,
     objectives_of,
     reduce_dimensions,
-    values_of,
 )
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
@@ -63,9 +63,8 @@ class IntegratedGradients:
         alphas, weights = gauss_legendre(self.n_steps)
         steps = [on_path(path.positions, path.base, alpha) for alpha in alphas]
         slopes = torch.zeros(len(path.objectives), *path.difference.shape, device=path.difference.device)
-        for found in gradients(engine, steps, path.objectives):
+        for found in path.gradients(steps):
             slopes[found.target] += weights[found.perturbation] * found.gradients[0]
-            path.report(self.n_steps)
         return path.scores(slopes * path.difference, self.reduce)
 
 
@@ -112,11 +111,10 @@ class GradientShap:
         shape = (len(path.objectives), len(path.positions))
         mean = torch.zeros(*shape, path.difference.shape[-1], device=path.difference.device)
         each = torch.zeros(self.samples, *shape)
-        for found in gradients(engine, points, path.objectives):
+        for found in path.gradients(points):
             contributions = found.gradients[0] * (path.difference + noise[found.perturbation].to(path.difference))
             mean[found.target] += contributions / self.samples
             each[found.perturbation, found.target] = contributions.sum(-1).cpu()
-            path.report(self.samples)
         stderr = path.to_units(each).std(0) / self.samples**0.5 if self.samples > 1 and self.reduce == "sum" else None
         return path.scores(mean, self.reduce, stderr=stderr)
 
@@ -161,12 +159,21 @@ class _Path:
         self.base = baseline_row(engine.lm, baseline).to(engine.table_rows)
         self.difference = engine.table_rows[list(self.positions)] - self.base
         self.objectives = objectives_of(engine.query, score)
+        self._baseline_values = torch.zeros(len(self.objectives))
 
-    def report(self, points: int) -> None:
-        """Progress: a forward pass for each point, and a backward pass for each target."""
+    def gradients(self, points: Sequence[Perturbation]) -> Iterator[Gradient]:
+        """Gradients at points of the path, one sample each; the ends of the path run with them for their values."""
+        ends = [replace_rows(self.positions, self.base, differentiable=False)]
+        if not self.engine.knows_clean:
+            ends.append(unchanged(self.positions, differentiable=False))
         length = max(self.engine.query.rows) + 1 - self.positions[0]
-        expected = points * length * (1 + len(self.objectives))
-        self.engine.report(max(expected, self.engine.token_forwards))
+        expected = (len(points) + len(ends)) * length * (1 + len(self.objectives))
+        for found in gradients(self.engine, [*points, *ends], self.objectives):
+            if found.perturbation < len(points):
+                yield found
+            elif found.perturbation == len(points):
+                self._baseline_values[found.target] = found.values[0]
+            self.engine.report(max(expected, self.engine.token_forwards))
 
     def to_units(self, scores: Float[Tensor, "*samples targets positions"]) -> Float[Tensor, "*samples targets units"]:
         """From scores of the positions on the path to scores of units."""
@@ -179,7 +186,7 @@ class _Path:
         self, contributions: Float[Tensor, "targets positions dim"], reduce: Reduce, *, stderr: Tensor | None = None
     ) -> Scores:
         """Scores of units, with what completeness leaves."""
-        difference = clean_values(self.engine, self.objectives) - self._baseline_values()
+        difference = clean_values(self.engine, self.objectives) - self._baseline_values
         delta = difference - contributions.sum((-1, -2)).cpu()
         return Scores(
             scores=self.to_units(reduce_dimensions(contributions, reduce)),
@@ -191,7 +198,3 @@ class _Path:
                 "passes": self.engine.passes,
             },
         )
-
-    def _baseline_values(self) -> Float[Tensor, " targets"]:
-        ((_, distributions),) = self.engine.distributions([replace_rows(self.positions, self.base)])
-        return values_of(self.objectives, distributions[0])

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine, Objective, Perturbation, add_noise, gradients
+from noiser.engine import Engine, Objective, Perturbation, add_noise, gradients, unchanged
 from noiser.errors import ParameterError
 from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
 from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
@@ -125,10 +125,7 @@ class _Run:
         self.noise = self._noise(generator)
         self.random_k = float(torch.rand((), generator=generator, dtype=torch.float64))
         self.read: dict[Probed, Reading] = {}
-        self.questions = [
-            Question(clean=engine.clean[g], target=token, foil=query.foil_id, score=method.score)
-            for g, token in enumerate(query.target_ids)
-        ]
+        self.questions = [Question(engine=engine, index=g, score=method.score) for g in range(len(query.rows))]
         self._expected = self._expected_work()
 
     def _noise(self, generator: torch.Generator) -> Float[Tensor, "samples positions dim"]:
@@ -205,9 +202,8 @@ class _Run:
             first, second = question.clean.topk(2).indices.tolist()
             pair = (first, second) if question.foil is None else (question.target, question.foil)
             objectives.append(Objective(target=pair[0], foil=pair[1], score="logprob"))
-        clean = Perturbation(positions=positions, samples=1, rows=lambda rows: rows[None])
         found = torch.zeros(len(self.questions), len(self.units))
-        for gradient in gradients(self.engine, [clean], objectives):
+        for gradient in gradients(self.engine, [unchanged(positions)], objectives):
             norms = dict(zip(positions, gradient.gradients[0].norm(dim=-1).tolist(), strict=True))
             found[gradient.target] = torch.tensor([sum(norms[p] ** 2 for p in unit) ** 0.5 for unit in self.units])
         return found

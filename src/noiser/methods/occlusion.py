@@ -43,10 +43,7 @@ class Occlusion:
         """Scores every unit for every target that stands behind it; draws no random numbers."""
         query = engine.query
         refuse_foil(query, self.score)
-        questions = [
-            Question(clean=engine.clean[g], target=token, foil=query.foil_id, score=self.score)
-            for g, token in enumerate(query.target_ids)
-        ]
+        questions = [Question(engine=engine, index=g, score=self.score) for g in range(len(query.rows))]
         baseline = baseline_row(engine.lm, self.baseline)
         seen_by = [tuple(column.nonzero().flatten().tolist()) for column in query.visible.T]
         units = [u for u, targets in enumerate(seen_by) if targets]

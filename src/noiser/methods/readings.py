@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.engine import Engine
 from noiser.engine.distances import hellinger
 
 __all__ = ["Question", "Reading", "ScoreName"]
@@ -29,16 +30,29 @@ class Question:
     """What is asked of the distribution at one target.
 
     Attributes:
-        clean: [vocab], the unperturbed distribution.
-        target: token id that is explained.
-        foil: token id that it is contrasted with, or None.
+        engine: knows the target, the foil and the unperturbed distribution.
+        index: the target's index.
         score: "prob", "logprob" or "hellinger" (without a foil).
     """
 
-    clean: Float[Tensor, " vocab"]
-    target: int
-    foil: int | None
+    engine: Engine
+    index: int
     score: ScoreName
+
+    @property
+    def clean(self) -> Float[Tensor, " vocab"]:
+        """The unperturbed distribution; asked for when there is something to compare with it, it costs no pass."""
+        return self.engine.clean[self.index]
+
+    @property
+    def target(self) -> int:
+        """Token id that is explained."""
+        return self.engine.query.target_ids[self.index]
+
+    @property
+    def foil(self) -> int | None:
+        """Token id that it is contrasted with."""
+        return self.engine.query.foil_id
 
     def read(self, samples: Float[Tensor, "samples vocab"]) -> Reading:
         """Score of the mean distribution over the samples, signed so that a loss of the target counts positive."""

@@ -103,9 +103,8 @@ def _differences(
 ) -> Float[Tensor, "targets units"]:
     """F(x) - F(x with the unit at the baseline), NaN where the unit is not before the target."""
     differences = torch.full(engine.query.visible.shape, torch.nan)
-    clean = clean_values(engine, objectives)
     ends = [replace_rows(move.positions, base, move.targets) for move in moves]
     for index, distributions in engine.distributions(ends):
         seen = list(moves[index].targets)
-        differences[seen, moves[index].unit] = clean[seen] - values_of([objectives[g] for g in seen], distributions[0])
-    return differences
+        differences[seen, moves[index].unit] = -values_of([objectives[g] for g in seen], distributions[0])
+    return differences + clean_values(engine, objectives)[:, None]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,33 +14,35 @@ from noiser.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
 
-__all__ = ["attention_implementation", "attention_maps", "eager_attention"]
+__all__ = ["Attention", "attention_implementation", "attention_maps", "eager_attention"]
 
 
-def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
-    """The attention weights of each layer that has attention, first to last, averaged over heads, float32.
+class Attention(NamedTuple):
+    """What one pass with eager attention gives.
 
-    Row i holds what position i attends to: zero behind i, and outside the window of a layer that slides. The model is
-    switched to the eager implementation for this one pass.
+    Attributes:
+        maps: the attention weights of each layer that has attention, first to last, averaged over heads, float32.
+            Row i holds what position i attends to: zero behind i, and outside the window of a layer that slides.
+        logits: [positions, vocab], float32.
+    """
+
+    maps: list[Float[Tensor, "length length"]]
+    logits: Float[Tensor, "positions vocab"]
+
+
+def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Attention:
+    """Attention weights, and the logits at some positions; the model is switched to eager attention for this one pass.
 
     Raises:
         UnsupportedModelError: no layer has attention, or the model does not give its weights.
     """
     length = len(token_ids)
-    options: dict[str, Any] = {"logits_to_keep": 1}
-    accepted = {name: options[name] for name in options.keys() & inspect.signature(lm.model.forward).parameters.keys()}
     with lm.running(), eager_attention(lm.model), _heads_averaged(lm.model, length):
-        out = lm.model(
-            inputs_embeds=lm.embed(token_ids)[None],
-            use_cache=False,
-            output_attentions=True,
-            return_dict=True,
-            **accepted,
-        )
+        out = lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
         raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
-    return [weights[0].float().mean(0) for weights in layers]
+    return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0])
 
 
 @contextlib.contextmanager

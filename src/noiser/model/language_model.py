@@ -162,11 +162,19 @@ class LanguageModel:
             embeddings: [batch, length, dim], in the space of `embed`, any float type.
             positions: indices into `length` whose logits are wanted; the head runs only there.
             prefix: keys and values of what stands before the embeddings; it grows by them.
-            options: passed on to the model, such as `output_attentions`.
-
-        Raises:
-            NumericalError: a logit is NaN or infinite.
+            options: passed on to the model, such as `position_ids`.
         """
+        return self.output(embeddings, positions=positions, prefix=prefix, **options).logits
+
+    def output(
+        self,
+        embeddings: Float[Tensor, "batch length dim"],
+        *,
+        positions: Sequence[int],
+        prefix: Prefix | None = None,
+        **options: Any,
+    ) -> Any:
+        """All that the model returns, its `logits` those of `logits`."""
         arguments: dict[str, Any] = {"inputs_embeds": embeddings.to(self.dtype), "use_cache": False, **options}
         if prefix is not None:
             arguments |= {"past_key_values": prefix.cache, "use_cache": True}
@@ -174,10 +182,10 @@ class LanguageModel:
         trims = "logits_to_keep" in self._forward_parameters
         if trims:
             arguments["logits_to_keep"] = wanted
-        logits = self.model(**arguments).logits
-        if not trims:
-            logits = logits[:, wanted.to(logits.device)]
-        return logits.float()
+        out = self.model(**arguments)
+        logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]
+        out.logits = logits.float()
+        return out
 
     def probabilities(
         self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], prefix: Prefix | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
 
-__all__ = ["Prefix", "can_reuse_prefix", "record_prefix"]
+__all__ = ["Prefix", "can_reuse_prefix", "empty_prefix", "record_prefix"]
 
 
 class Prefix:
@@ -37,6 +37,16 @@ class Prefix:
                 layer.values = layer.values.expand(batch, -1, -1, -1)
         return Prefix(cache, length)
 
+    def detached(self, length: int) -> Prefix:
+        """The first `length` tokens in memory of their own, as if no more had been run."""
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[..., :length, :].clone(), layer.values[..., :length, :].clone()
+            if hasattr(layer, "cumulative_length"):  # of a sliding window, which still has all that was recorded
+                layer.cumulative_length = length
+        return Prefix(cache, length)
+
     def shared(self, length: int) -> Prefix:
         """The first `length` tokens for one sequence, with everything that a sliding window would have let go."""
         from transformers.cache_utils import Cache, DynamicLayer
@@ -54,13 +64,19 @@ def record_prefix(
     lm: LanguageModel, embeddings: Float[Tensor, "length dim"], positions: list[int]
 ) -> tuple[Prefix, Float[Tensor, "positions vocab"]]:
     """Runs a clean sequence once; returns its cache, and the logits at `positions`."""
+    prefix = empty_prefix(lm)
+    logits = lm.logits(embeddings[None], positions=positions, prefix=prefix)
+    prefix.length = embeddings.shape[0]
+    return prefix, logits[0]
+
+
+def empty_prefix(lm: LanguageModel) -> Prefix:
+    """A cache for a clean sequence that is still to run."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=lm.model.config)
     cache.activate_past_recording()  # sliding windows keep what a later crop needs
-    prefix = Prefix(cache, embeddings.shape[0])
-    logits = lm.logits(embeddings[None], positions=positions, prefix=prefix)
-    return prefix, logits[0]
+    return Prefix(cache, 0)
 
 
 def can_reuse_prefix(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool:
