@@ -99,7 +99,7 @@ def full(prompts: int = 12) -> Results:
     wanted = plan(**FULL)
     for number, cell in enumerate(_cells(wanted)):
         model, data, method, metric = cell
-        count = prompts // 2 if method == "lime" else prompts if data != "own" else 1
+        count = 1 if data == "own" else prompts // 2 if method == "lime" else prompts
         for example in range(count):
             error = "NumericalError: a logit is not finite" if number == 3 and example < 2 else None
             category = ("capital-world" if example % 2 else "family") if data == "longra" else ""

@@ -453,3 +453,33 @@ def test_renamed_metric_keeps_its_numbers_apart():
 
 def test_reports_repeat():
     assert csv_text(tables(two_methods())) == csv_text(tables(two_methods()))
+
+
+def test_numbers_of_several_metrics_stand_side_by_side():
+    """A plan that has the scores, the areas and the areas by rank as metrics of their own gets the same tables."""
+    names = ("soft_scores", "mass_matched", "mass_matched_rank")
+    methods = [
+        {"name": "noiser"},
+        {"name": "occlusion"},
+        {"name": "noiser", "label": "k", "args": {"bounding": "k_max"}},
+    ]
+    methods[2]["metrics"] = ["soft_scores"]
+    found = tables(results([], metrics=[{"name": name} for name in names], methods=methods))
+    keys = [one.key for one in found]
+    assert len(set(keys)) == len(keys)
+    areas = table(found, "areas-known")
+    assert [head.name for head in areas.heads] == [
+        "area", "area − random", "area − permuted", "area by rank", "area by rank − random",
+    ]  # fmt: skip
+    assert [line.label for line in areas.lines] == ["Noiser", "Occlusion"]
+    differences = table(found, "differences-noiser-known")
+    assert [head.name for head in differences.heads] == ["faithfulness", "area", "area by rank"]
+    assert [head.name for head in table(found, "bounding-known").heads] == ["faithfulness", "faithfulness"]
+    assert [line.label for line in table(found, "faithfulness-known").lines] == ["Noiser", "Occlusion"]
+
+
+def test_part_of_a_data_set_says_so():
+    data = [{"name": "longra", "label": "capitals", "category": "capital-world"}]
+    found = table(tables(results([], data=data)), "faithfulness-capitals")
+    assert found.title == "Faithfulness on LongRA (capitals)"
+    assert any("for all categories of the data set, ours for some" in note for note in found.notes)

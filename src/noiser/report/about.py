@@ -22,7 +22,7 @@ def about(results: Results) -> list[tuple[str, str]]:
     plan, run = results.plan, results.run
     found = [
         ("models", ", ".join(_model(label, run) for label in plan.labels("models"))),
-        ("data", ", ".join(data_title(label) for label in plan.labels("data"))),
+        ("data", ", ".join(map(data_title, plan.data))),
         ("methods", str(len(plan.methods))),
         ("judges", ", ".join(dict.fromkeys(measure.judge for measure in plan.metrics if measure.judge))),
         ("seed", str(plan.seed)),

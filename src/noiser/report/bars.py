@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from noiser.bench.plan import MethodEntry
-from noiser.report.choices import measures_of, measures_with, ordinary, suffix, summaries_of, tail
+from noiser.report.choices import named, ordinary, sources, summaries_of, together
 from noiser.report.drawing import BLUE, INK, ORANGE, PAPER, SOFT, Picture, canvas, legend_below
 from noiser.report.grid import Asked
 from noiser.report.located import CATEGORY, PARTS
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["areas", "localisation", "minimum"]
 
+_GAPS = {"area_minus_random": "by score", "rank_area_minus_random": "by rank"}
 _HEIGHT = 0.6
 _EDGE: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.7}
 
@@ -28,15 +29,16 @@ _EDGE: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.7}
 def localisation(results: Results) -> Iterator[Picture]:
     """The paper's LongRA figure: score on country and "capital", and on the main part against the distractor."""
     for data in results.data:
-        for measure in measures_of(results, ("localisation",), data.label):
+        for source in named(results, "localisation", data.label):
+            measure = source.measure
             if CATEGORY not in results.categories(data.label, measure.label):
                 continue
             for model in results.models:
-                methods = ordinary(results, measure, data.label)
+                methods = ordinary(results, [source], data.label)
                 cells = [Cell(model.label, data.label, m.label, measure.label, CATEGORY) for m in methods]
                 found = {name: [results.estimate(cell, part) for cell in cells] for name, part in PARTS.items()}
                 if any(math.isfinite(one.low) for one in found["critical"]):
-                    yield _located(f"{data.label}{tail(measure)}-{model.label}", model.label, methods, found)
+                    yield _located(f"{data.label}{source.tail}-{model.label}", model.label, methods, found)
 
 
 def _located(key: str, model: str, methods: Sequence[MethodEntry], found: dict[str, list[Estimate]]) -> Picture:
@@ -85,9 +87,10 @@ def _located(key: str, model: str, methods: Sequence[MethodEntry], found: dict[s
 def minimum(results: Results) -> Iterator[Picture]:
     """The paper's figure of the minimum top-k%: a panel a model."""
     for data in results.data:
-        for measure in measures_with(results, "minimum_share", data.label):
+        for source in sources(results, "minimum_share", data.label):
+            measure = source.measure
             asked = Asked("minimum", measure.label, summaries_of(measure)["minimum_share"])
-            methods = ordinary(results, measure, data.label)
+            methods = ordinary(results, [source], data.label)
             found = _estimates(results, asked, data.label, methods)
             if not any(math.isfinite(one.low) for column in found for one in column):
                 continue
@@ -100,24 +103,24 @@ def minimum(results: Results) -> Iterator[Picture]:
                     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
                     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
                     axes.set_xlabel("words that the judge needs (less is better)")
-            title = f"Minimum top-k% on {data_title(data.label)}{suffix(measure)}"
+            title = f"Minimum top-k% on {data_title(data)}{source.suffix}"
             yield Picture(
-                f"minimum-{data.label}{tail(measure)}", title, _said(results, methods, found, "percent"), figure
+                f"minimum-{data.label}{source.tail}", title, _said(results, methods, found, "percent"), figure
             )  # fmt: skip
 
 
 def areas(results: Results) -> Iterator[Picture]:
     """Mass-matched area above random, by score and by rank, with intervals: a panel a model."""
     for data in results.data:
-        for measure in measures_with(results, "area_minus_random", data.label):
-            summaries = summaries_of(measure)
-            methods = [m for m in ordinary(results, measure, data.label) if m.name.split("@")[0] != "random"]
-            columns = {
-                name: _estimates(results, Asked(name, measure.label, summaries[number]), data.label, methods)
-                for name, number in (("by score", "area_minus_random"), ("by rank", "rank_area_minus_random"))
-                if number in summaries
+        for sources_ in together(results, _GAPS, data.label):
+            source = next(iter(sources_.values()))
+            methods = [m for m in ordinary(results, sources_.values(), data.label) if m.name.split("@")[0] != "random"]
+            asked = {
+                number: Asked(number, one.measure.label, summaries_of(one.measure)[number])
+                for number, one in sources_.items()
             }
-            if not any(math.isfinite(one.low) for column in columns["by score"] for one in column):
+            columns = {_GAPS[number]: _estimates(results, one, data.label, methods) for number, one in asked.items()}
+            if not any(math.isfinite(one.low) for found in columns.values() for column in found for one in column):
                 continue
             count = len(results.models)
             with canvas(1.8 + 3.4 * count, 1.4 + 0.36 * len(methods), count, sharey=True, sharex=True) as (
@@ -126,15 +129,16 @@ def areas(results: Results) -> Iterator[Picture]:
             ):
                 for place, (axes, model) in enumerate(zip(panels, results.models, strict=True)):
                     _intervals(axes, [found[place] for found in columns.values()])
-                    _name_rows(axes, methods, columns["by score"][place])
+                    _name_rows(axes, methods, next(iter(columns.values()))[place])
                     axes.set_title(model.label)
                     axes.set_xlabel("mass-matched area minus random's")
                     axes.margins(x=0.12)
                 handles, _ = panels[0].get_legend_handles_labels()
                 legend_below(figure, handles, [f"{name}, with its interval" for name in columns], 2)
-            title = f"Mass-matched area above random on {data_title(data.label)}{suffix(measure)}"
-            said = _said(results, methods, columns["by score"], "decimal")
-            yield Picture(f"areas-{data.label}{tail(measure)}", title, f"By score: {said}", figure)
+            title = f"Mass-matched area above random on {data_title(data)}{source.suffix}"
+            name, found = next(iter(columns.items()))
+            said = f"{name.capitalize()}: {_said(results, methods, found, 'decimal')}"
+            yield Picture(f"areas-{data.label}{source.tail}", title, said, figure)
 
 
 def _estimates(results: Results, asked: Asked, data: str, methods: Sequence[MethodEntry]) -> list[list[Estimate]]:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from noiser.bench.plan import MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Summary
+from noiser.report.paper import bounding_of
 from noiser.report.results import Results
 
-__all__ = ["AREAS", "measures_of", "measures_with", "metric_of", "ordinary", "suffix", "summaries_of", "tail"]
+__all__ = [
+    "AREAS",
+    "Source",
+    "metric_of",
+    "named",
+    "ordinary",
+    "sources",
+    "summaries_of",
+    "together",
+    "without_boundings",
+]
 
 AREAS: Mapping[str, str] = {
     "area": "area",
@@ -36,15 +48,53 @@ def summaries_of(measure: MetricEntry) -> Mapping[str, Summary]:
     return metric.summaries if metric else {}
 
 
-def measures_of(results: Results, names: Iterable[str], data: str) -> list[MetricEntry]:
-    """The metrics of these names that the plan has for a data set."""
-    wanted = set(names)
-    return [measure for measure in _planned(results, data) if measure.name.split("@")[0] in wanted]
+class Source(NamedTuple):
+    """Where a number comes from.
+
+    Attributes:
+        measure: a metric of the plan.
+        tag: what sets it apart in titles and keys from the first metric with that number; empty for that one, unless
+            the plan has renamed it.
+    """
+
+    measure: MetricEntry
+    tag: str
+
+    @property
+    def suffix(self) -> str:
+        """The tag for titles."""
+        return f" ({self.tag})" if self.tag else ""
+
+    @property
+    def tail(self) -> str:
+        """The tag for keys."""
+        return f"-{self.tag}" if self.tag else ""
 
 
-def measures_with(results: Results, number: str, data: str) -> list[MetricEntry]:
+def sources(results: Results, number: str, data: str) -> list[Source]:
     """The metrics with a number of that name that the plan has for a data set."""
-    return [measure for measure in _planned(results, data) if number in summaries_of(measure)]
+    return _tagged([measure for measure in _planned(results, data) if number in summaries_of(measure)])
+
+
+def named(results: Results, name: str, data: str) -> list[Source]:
+    """The metrics with that name in the registry that the plan has for a data set."""
+    return _tagged([measure for measure in _planned(results, data) if measure.name.split("@")[0] == name])
+
+
+def together(results: Results, numbers: Iterable[str], data: str) -> list[Mapping[str, Source]]:
+    """The sources of several numbers, for tables that have them side by side: those of one tag together."""
+    found: dict[str, dict[str, Source]] = {}
+    for number in numbers:
+        for source in sources(results, number, data):
+            found.setdefault(source.tag, {})[number] = source
+    return list(found.values())
+
+
+def _tagged(measures: Sequence[MetricEntry]) -> list[Source]:
+    return [
+        Source(measure, "" if place == 0 and measure.label == measure.name.split("@")[0] else measure.label)
+        for place, measure in enumerate(measures)
+    ]
 
 
 def _planned(results: Results, data: str) -> list[MetricEntry]:
@@ -55,20 +105,16 @@ def _planned(results: Results, data: str) -> list[MetricEntry]:
     ]
 
 
-def ordinary(results: Results, measure: MetricEntry, data: str, profile: str = "paper") -> list[MethodEntry]:
+def without_boundings(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
+    """The methods without Noiser's other boundings, which have a table of their own."""
+    return [method for method in methods if bounding_of(method.name, method.args) in (None, "k_min")]
+
+
+def ordinary(results: Results, sources: Iterable[Source], data: str, profile: str = "paper") -> list[MethodEntry]:
     """The methods that the plan measures so, in the paper's profile, which all tables but one are about."""
+    labels = [source.measure.label for source in sources]
     return [
         method
         for method in results.methods
-        if method.profile == profile and results.planned(method.label, measure.label, data)
+        if method.profile == profile and any(results.planned(method.label, label, data) for label in labels)
     ]
-
-
-def suffix(measure: MetricEntry) -> str:
-    """What sets a metric apart that the plan has renamed, for titles."""
-    return "" if measure.label == measure.name else f" ({measure.label})"
-
-
-def tail(measure: MetricEntry) -> str:
-    """Likewise, for keys."""
-    return "" if measure.label == measure.name else f"-{measure.label}"

@@ -35,7 +35,7 @@ def selections(results: Results) -> Iterator[Table]:
     known = {(selection.model, selection.data): selection for selection in results.selections}
     lines = [
         Line(
-            f"{model.label}, {data_title(data.label)}",
+            f"{model.label}, {data_title(data)}",
             (*_selected(known.get((model.label, data.label))), *_printed(data, model_of(model.name))),
         )
         for model in results.models
@@ -96,7 +96,7 @@ def cost(results: Results) -> Iterator[Table]:
             lines.append(Line(method_title(method.label), tuple(cells)))
         yield Table(
             key=f"cost-{data.label}",
-            title=f"Cost of an attribution on {data_title(data.label)}",
+            title=f"Cost of an attribution on {data_title(data)}",
             corner="method",
             heads=tuple(Head(name, model.label, "lower") for model in results.models for name in names),
             lines=tuple(lines),
@@ -136,6 +136,6 @@ def _failed(results: Results, model: ModelEntry, data: DataEntry, method: str) -
         errors = results.errors(cell)
         if errors:
             said = ", ".join(f"{kind} × {count}" for kind, count in errors.most_common())
-            label = ", ".join((model.label, data_title(data.label), method_title(method), metric))
+            label = ", ".join((model.label, data_title(data), method_title(method), metric))
             lines.append(Line(label, (Count(len(results.rows(cell))), Count(errors.total()), said)))
     return lines

@@ -96,6 +96,8 @@ def canvas(
         figure = NewFigure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         yield figure, list(axes.flat)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # it would move things a little at every drawing
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
-from noiser.report.choices import AREAS, measures_with, ordinary, suffix, summaries_of, tail
+from noiser.bench.plan import DataEntry, MethodEntry
+from noiser.report.choices import AREAS, Source, ordinary, sources, summaries_of, together, without_boundings
 from noiser.report.grid import Asked, Printed, grid
 from noiser.report.names import data_title
 from noiser.report.paper import bounding_of, data_of, method_of, published
@@ -26,31 +26,33 @@ AUTHORS_NOTE = (
 
 def faithfulness(results: Results) -> Iterator[Table]:
     """The paper's first table: one a data set."""
-    for data, measure in _pairs(results):
-        methods = ordinary(results, measure, data.label)
-        if methods:
-            yield from _scores(results, data, measure, methods, "faithfulness", "Faithfulness", ())
+    for data, source in _pairs(results):
+        methods = ordinary(results, [source], data.label)
+        main = without_boundings(methods)
+        notes = ["Other boundings of Noiser have a table of their own."] if len(main) < len(methods) else []
+        if main:
+            yield from _scores(results, data, source, main, "faithfulness", "Faithfulness", notes)
 
 
 def authors(results: Results) -> Iterator[Table]:
     """The same for methods in the authors' profile."""
-    for data, measure in _pairs(results):
-        methods = ordinary(results, measure, data.label, "authors")
+    for data, source in _pairs(results):
+        methods = ordinary(results, [source], data.label, "authors")
         if methods:
             title = "Faithfulness in the authors' profile"
-            yield from _scores(results, data, measure, methods, "authors", title, [AUTHORS_NOTE])
+            yield from _scores(results, data, source, methods, "authors", title, [AUTHORS_NOTE])
 
 
-def _pairs(results: Results) -> Iterator[tuple[DataEntry, MetricEntry]]:
+def _pairs(results: Results) -> Iterator[tuple[DataEntry, Source]]:
     for data in results.data:
-        for measure in measures_with(results, "faithfulness", data.label):
-            yield data, measure
+        for source in sources(results, "faithfulness", data.label):
+            yield data, source
 
 
 def _scores(
     results: Results,
     data: DataEntry,
-    measure: MetricEntry,
+    source: Source,
     methods: Sequence[MethodEntry],
     key: str,
     title: str,
@@ -59,20 +61,22 @@ def _scores(
     def printed(method: MethodEntry, model: str | None) -> float | None:
         return _published(data, "faithfulness", method, model)
 
+    measure = source.measure
     return grid(
         results,
-        key=f"{key}-{data.label}{tail(measure)}",
-        title=f"{title} on {data_title(data.label)}{suffix(measure)}",
+        key=f"{key}-{data.label}{source.tail}",
+        title=f"{title} on {data_title(data)}{source.suffix}",
         data=data.label,
         methods=methods,
         asked=[Asked("faithfulness", measure.label, summaries_of(measure)["faithfulness"], printed=printed)],
-        notes=[*notes, SCORE_NOTE, *_wiki(data)],
+        notes=[*notes, SCORE_NOTE, *_sample(data)],
     )
 
 
 def soft_scores(results: Results) -> Iterator[Table]:
     """Soft-NS and Soft-NC: the log-ratios that the paper prints, and the means that they are made of."""
-    for data, measure in _pairs(results):
+    for data, source in _pairs(results):
+        measure = source.measure
         summaries = summaries_of(measure)
         asked = [
             Asked("log-ratio Soft-NS", measure.label, summaries["log_ratio_ns"], printed=_part(data, "soft_ns")),
@@ -80,47 +84,54 @@ def soft_scores(results: Results) -> Iterator[Table]:
             Asked("mean Soft-NS", measure.label, summaries["soft_ns"]),
             Asked("mean Soft-NC", measure.label, summaries["soft_nc"]),
         ]
-        methods = ordinary(results, measure, data.label)
+        methods = ordinary(results, [source], data.label)
         if methods:
             yield from grid(
                 results,
-                key=f"soft-{data.label}{tail(measure)}",
-                title=f"Soft-NS and Soft-NC on {data_title(data.label)}{suffix(measure)}",
+                key=f"soft-{data.label}{source.tail}",
+                title=f"Soft-NS and Soft-NC on {data_title(data)}{source.suffix}",
                 data=data.label,
                 methods=methods,
                 asked=asked,
-                notes=["Log-ratios are to random scores on the same prompts; 0 is no better.", *_wiki(data)],
+                notes=["Log-ratios are to random scores on the same prompts; 0 is no better.", *_sample(data)],
             )
 
 
 def boundings(results: Results) -> Iterator[Table]:
     """Noiser with each bounding; the paper has it for KNOWN."""
-    for data, measure in _pairs(results):
-        methods = [m for m in ordinary(results, measure, data.label) if bounding_of(m.name, m.args)]
-        if len(methods) > 1:
-            yield from _bounding(results, data, measure, methods)
+    for data in results.data:
+        for found in together(results, ("faithfulness", "area", "area_minus_random"), data.label):
+            methods = [m for m in ordinary(results, found.values(), data.label) if bounding_of(m.name, m.args)]
+            if len(methods) > 1:
+                yield from _bounding(results, data, found, methods)
 
 
-def _bounding(results: Results, data: DataEntry, measure: MetricEntry, methods: Sequence[MethodEntry]) -> list[Table]:
+def _bounding(
+    results: Results, data: DataEntry, found: Mapping[str, Source], methods: Sequence[MethodEntry]
+) -> list[Table]:
     def printed(method: MethodEntry, model: str | None) -> float | None:
         bounding = bounding_of(method.name, method.args)
         return published("bounding_known", [bounding], model) if data.name == "known" and bounding else None
 
-    summaries = summaries_of(measure)
-    asked = [Asked("faithfulness", measure.label, summaries["faithfulness"], printed=printed)]
-    asked += [
-        Asked(AREAS[name], measure.label, summaries[name])
-        for name in ("area", "area_minus_random")
-        if name in summaries
-    ]  # fmt: skip
+    asked = [
+        Asked(
+            AREAS.get(name, name),
+            source.measure.label,
+            summaries_of(source.measure)[name],
+            printed=printed if name == "faithfulness" else None,
+        )
+        for name, source in found.items()
+        if sum(results.planned(method.label, source.measure.label, data.label) for method in methods) > 1
+    ]
+    source = next(iter(found.values()))
     return grid(
         results,
-        key=f"bounding-{data.label}{tail(measure)}",
-        title=f"Noiser's boundings on {data_title(data.label)}{suffix(measure)}",
+        key=f"bounding-{data.label}{source.tail}",
+        title=f"Noiser's boundings on {data_title(data)}{source.suffix}",
         data=data.label,
         methods=methods,
         asked=asked,
-        notes=[SCORE_NOTE],
+        notes=[SCORE_NOTE, *_sample(data)],
         corner="bounding",
         labels=lambda method: bounding_of(method.name, method.args) or method.label,
     )
@@ -138,6 +149,10 @@ def _published(
     return published(table, path, model, column) if len(path) == len(names) else None
 
 
-def _wiki(data: DataEntry) -> list[str]:
-    said = "The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."
-    return [said] if data.name == "wikitext" else []
+def _sample(data: DataEntry) -> list[str]:
+    """What sets the paper's sample apart from ours."""
+    if data.name == "wikitext":
+        return ["The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."]
+    if data_of(data.name) and (data.category or data.without_category):
+        return ["The paper's numbers are for all categories of the data set, ours for some."]
+    return []

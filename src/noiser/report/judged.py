@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
-from noiser.report.choices import measures_with, ordinary, suffix, summaries_of, tail
+from noiser.report.choices import Source, ordinary, sources, summaries_of
 from noiser.report.grid import Asked, Printed, grid
 from noiser.report.names import data_title
 from noiser.report.paper import method_of, published
@@ -34,11 +34,12 @@ def answerability(results: Results) -> Iterator[Table]:
     """Rate and score by first answer and among five, as the paper's two tables."""
     for data in results.data:
         for prefix in _KINDS:
-            for measure in measures_with(results, f"{prefix}rate", data.label):
-                yield from _answers(results, data, measure, prefix)
+            for source in sources(results, f"{prefix}rate", data.label):
+                yield from _answers(results, data, source, prefix)
 
 
-def _answers(results: Results, data: DataEntry, measure: MetricEntry, prefix: str) -> list[Table]:
+def _answers(results: Results, data: DataEntry, source: Source, prefix: str) -> list[Table]:
+    measure = source.measure
     summaries = summaries_of(measure)
     table, what = _KINDS[prefix]
     rate = Asked("rate", measure.label, summaries[f"{prefix}rate"], "percent", _printed(data, table, "rate_percent"))
@@ -46,10 +47,10 @@ def _answers(results: Results, data: DataEntry, measure: MetricEntry, prefix: st
     unreadable = Asked("unreadable", measure.label, summaries[f"{prefix}unscored"], "percent")
     return grid(
         results,
-        key=f"{prefix.rstrip('_').replace('_', '-')}-{data.label}{tail(measure)}",
-        title=f"Answerability by {what} on {data_title(data.label)}{suffix(measure)}",
+        key=f"{prefix.rstrip('_').replace('_', '-')}-{data.label}{source.tail}",
+        title=f"Answerability by {what} on {data_title(data)}{source.suffix}",
         data=data.label,
-        methods=ordinary(results, measure, data.label),
+        methods=ordinary(results, [source], data.label),
         asked=[rate, score, unreadable],
         notes=[ANSWER_NOTE, judge_note(measure)],
     )
@@ -66,13 +67,14 @@ def judge_note(measure: MetricEntry) -> str:
 def minimum(results: Results) -> Iterator[Table]:
     """The smallest share of words from which the judge is right; the paper has a figure of it, without numbers."""
     for data in results.data:
-        for measure in measures_with(results, "minimum_share", data.label):
+        for source in sources(results, "minimum_share", data.label):
+            measure = source.measure
             yield from grid(
                 results,
-                key=f"minimum-{data.label}{tail(measure)}",
-                title=f"Minimum top-k% on {data_title(data.label)}{suffix(measure)}",
+                key=f"minimum-{data.label}{source.tail}",
+                title=f"Minimum top-k% on {data_title(data)}{source.suffix}",
                 data=data.label,
-                methods=ordinary(results, measure, data.label),
+                methods=ordinary(results, [source], data.label),
                 asked=[
                     Asked("words needed", measure.label, summaries_of(measure)["minimum_share"], "percent"),
                     Asked("never right", measure.label, summaries_of(measure)["unanswerable"], "percent"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from noiser.bench.plan import MetricEntry
+from noiser.bench.plan import DataEntry
 from noiser.metrics.bootstrap import mean, mean_gap
 from noiser.metrics.metric import Scale, Summary
-from noiser.report.choices import measures_of, ordinary, suffix, tail
+from noiser.report.choices import Source, named, ordinary
 from noiser.report.grid import Asked, grid
 from noiser.report.names import data_title
 from noiser.report.results import Results
@@ -61,30 +61,30 @@ _ANY: Mapping[str, Summary] = {
 def localisation(results: Results) -> Iterator[Table]:
     """The paper's LongRA figure in numbers, and the antecedent over all categories."""
     for data in results.data:
-        for measure in measures_of(results, ("localisation",), data.label):
-            categories = results.categories(data.label, measure.label)
+        for source in named(results, "localisation", data.label):
+            categories = results.categories(data.label, source.measure.label)
             if CATEGORY in categories:
-                yield from _table(results, data.label, measure, PARTS, CATEGORY)
+                yield from _table(results, data, source, PARTS, CATEGORY)
             if categories != [CATEGORY]:
-                yield from _table(results, data.label, measure, _ANY, None)
+                yield from _table(results, data, source, _ANY, None)
 
 
 def _table(
-    results: Results, data: str, measure: MetricEntry, parts: Mapping[str, Summary], category: str | None
+    results: Results, data: DataEntry, source: Source, parts: Mapping[str, Summary], category: str | None
 ) -> list[Table]:
-    found = set(results.columns(data, measure.label))
+    found = set(results.columns(data.label, source.measure.label))
     if found:
-        parts = {name: summary for name, summary in parts.items() if set(summary.columns) <= found} or _named(found)
+        parts = {name: summary for name, summary in parts.items() if set(summary.columns) <= found} or _whatever(found)
     asked = [
-        Asked(name, measure.label, summary, "percent", category=category) for name, summary in parts.items()
+        Asked(name, source.measure.label, summary, "percent", category=category) for name, summary in parts.items()
     ]  # fmt: skip
     where = f"{data_title(data)}, {category}" if category else data_title(data)
     return grid(
         results,
-        key=f"localisation-{category or 'all'}-{data}{tail(measure)}",
-        title=f"Localisation on {where}{suffix(measure)}",
-        data=data,
-        methods=ordinary(results, measure, data),
+        key=f"localisation-{category or 'all'}-{data.label}{source.tail}",
+        title=f"Localisation on {where}{source.suffix}",
+        data=data.label,
+        methods=ordinary(results, [source], data.label),
         asked=asked,
         notes=[
             "Share of the positive scores on a part of the prompt. Critical: antecedent and last content word, such "
@@ -94,7 +94,7 @@ def _table(
     )
 
 
-def _named(found: set[str]) -> dict[str, Summary]:
+def _whatever(found: set[str]) -> dict[str, Summary]:
     """Whatever spans a plan's own data names."""
     return {
         column.replace("share_", "").replace("uniform_", "of units: "): Summary(mean, (column,), _PLAIN)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
-from noiser.report.choices import AREAS, measures_of, ordinary, suffix, summaries_of, tail
+from noiser.bench.plan import DataEntry, MethodEntry
+from noiser.report.choices import AREAS, Source, ordinary, summaries_of, together
 from noiser.report.grid import Asked, grid
 from noiser.report.names import data_title, method_title
 from noiser.report.results import Results
 from noiser.report.table import Head, Line, Number, Table
 
 __all__ = ["differences", "mass_matched", "references"]
-
-MATCHED = ("faithfulness", "mass_matched", "mass_matched_rank", "soft_scores")
-"""Metrics that methods are compared by, pair by pair."""
 
 AREA_NOTE = (
     "Area: Soft-NS plus Soft-NC, mean height of their curves when every method keeps the same share of the input; "
@@ -26,31 +23,37 @@ AREA_NOTE = (
 def mass_matched(results: Results) -> Iterator[Table]:
     """Areas by score and by rank, and how far they are above random and permuted scores."""
     for data in results.data:
-        for measure in measures_of(results, MATCHED, data.label):
-            summaries = summaries_of(measure)
-            asked = [Asked(head, measure.label, summaries[n]) for n, head in AREAS.items() if n in summaries]
-            methods = ordinary(results, measure, data.label)
-            if asked and methods:
+        for found in together(results, AREAS, data.label):
+            source = next(iter(found.values()))
+            methods = ordinary(results, found.values(), data.label)
+            if methods:
                 yield from grid(
                     results,
-                    key=f"areas-{data.label}{tail(measure)}",
-                    title=f"Mass-matched areas on {data_title(data.label)}{suffix(measure)}",
+                    key=f"areas-{data.label}{source.tail}",
+                    title=f"Mass-matched areas on {data_title(data)}{source.suffix}",
                     data=data.label,
                     methods=methods,
-                    asked=asked,
+                    asked=_asked(found),
                     notes=[AREA_NOTE],
                 )
+
+
+def _asked(found: Mapping[str, Source]) -> list[Asked]:
+    return [
+        Asked(AREAS.get(number, number), source.measure.label, summaries_of(source.measure)[number])
+        for number, source in found.items()
+    ]
 
 
 def differences(results: Results) -> Iterator[Table]:
     """Noiser minus every other method, on the prompts that both have."""
     for data in results.data:
-        for measure in measures_of(results, MATCHED, data.label):
-            methods = ordinary(results, measure, data.label)
+        for found in together(results, ("faithfulness", "area", "rank_area"), data.label):
+            methods = ordinary(results, found.values(), data.label)
             for first in references(methods):
                 others = [method for method in methods if method.label != first.label]
                 if others:
-                    yield from _difference(results, data, measure, first, others)
+                    yield from _difference(results, data, found, first, others)
 
 
 def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
@@ -60,22 +63,17 @@ def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
 
 
 def _difference(
-    results: Results, data: DataEntry, measure: MetricEntry, first: MethodEntry, others: Sequence[MethodEntry]
+    results: Results, data: DataEntry, found: Mapping[str, Source], first: MethodEntry, others: Sequence[MethodEntry]
 ) -> list[Table]:
-    summaries = summaries_of(measure)
-    asked = [
-        Asked(AREAS.get(name, name), measure.label, summaries[name])
-        for name in ("faithfulness", "area", "rank_area")
-        if name in summaries
-    ]
+    asked = _asked(found)
+    source = next(iter(found.values()))
     labels = results.plan.labels("models")
     apart = len(asked) > 2 and len(labels) > 1
     name = method_title(first.label)
     return [
         Table(
-            key=f"differences-{first.label}-{data.label}{tail(measure)}" + f"-{models[0]}" * apart,
-            title=f"{name} minus each other method on {data_title(data.label)}{suffix(measure)}"
-            + f", {models[0]}" * apart,
+            key=f"differences-{first.label}-{data.label}{source.tail}" + f"-{models[0]}" * apart,
+            title=f"{name} minus each other method on {data_title(data)}{source.suffix}" + f", {models[0]}" * apart,
             corner="minus",
             heads=tuple(Head(one.name, model) for model in models for one in asked),
             lines=tuple(
@@ -88,9 +86,7 @@ def _difference(
             notes=(f"Paired, over the prompts that both have: n is their number. Above 0: {name} is better.",),
             legend="clear",
         )
-        for models in (
-            [[model] for model in results.plan.labels("models")] if apart else [results.plan.labels("models")]
-        )
+        for models in ([[label] for label in labels] if apart else [labels])
     ]
 
 

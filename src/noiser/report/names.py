@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from noiser.bench.plan import DataEntry
+
 __all__ = ["METHODS", "data_title", "method_title"]
 
 METHODS: Mapping[str, str] = {
@@ -38,6 +40,7 @@ def method_title(label: str) -> str:
     return METHODS.get(label.split("@")[0], label)
 
 
-def data_title(label: str) -> str:
-    """A data set's title; likewise."""
-    return _DATA.get(label, label)
+def data_title(entry: DataEntry) -> str:
+    """A data set's title, with the label that a plan has given it."""
+    title = _DATA.get((entry.name or "").split("@")[0], entry.name or entry.label)
+    return title if entry.name in (None, entry.label) else f"{title} ({entry.label})"

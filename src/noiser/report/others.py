@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from noiser.bench.plan import MetricEntry
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
-from noiser.report.choices import measures_with, metric_of, ordinary, suffix, summaries_of, tail
+from noiser.report.choices import Source, metric_of, named, ordinary, sources, summaries_of
 from noiser.report.grid import Asked, grid, mark_best, number
 from noiser.report.names import data_title, method_title
 from noiser.report.results import Results
@@ -35,12 +35,12 @@ def glance(results: Results) -> Iterator[Table]:
     for model in results.models:
         for data in results.data:
             leaders = {
-                one.name: _leader(results, one, measure, model.label, data.label)
-                for one, measure in _headline(results, data.label)
+                one.name: _leader(results, one, source, model.label, data.label)
+                for one, source in _headline(results, data.label)
             }
             leaders = {name: text for name, text in leaders.items() if text}
             heads |= dict.fromkeys(leaders)
-            found.append((f"{model.label}, {data_title(data.label)}", leaders))
+            found.append((f"{model.label}, {data_title(data)}", leaders))
     lines = [Line(label, tuple(leaders.get(head, DASH) for head in heads)) for label, leaders in found]
     if heads:
         yield Table(
@@ -56,24 +56,24 @@ def glance(results: Results) -> Iterator[Table]:
         )
 
 
-def _headline(results: Results, data: str) -> list[tuple[Asked, MetricEntry]]:
+def _headline(results: Results, data: str) -> list[tuple[Asked, Source]]:
     return [
         (
             Asked(
-                f"{head}{suffix(measure)}",
-                measure.label,
-                summaries_of(measure)[name],
+                f"{head}{source.suffix}",
+                source.measure.label,
+                summaries_of(source.measure)[name],
                 "percent" if name in _PERCENT else "decimal",
             ),
-            measure,
+            source,
         )
         for name, head in _HEADLINE.items()
-        for measure in measures_with(results, name, data)
+        for source in sources(results, name, data)
     ]
 
 
-def _leader(results: Results, one: Asked, measure: MetricEntry, model: str, data: str) -> str:
-    methods = ordinary(results, measure, data)
+def _leader(results: Results, one: Asked, source: Source, model: str, data: str) -> str:
+    methods = ordinary(results, [source], data)
     cells = [one.cell(model, data, method.label) for method in methods]
     numbers = mark_best(results, cells, one.summary, [number(results, cell, one) for cell in cells])
     level = [method_title(m.label) for m, found in zip(methods, numbers, strict=True) if found.mark == "level"]
@@ -91,16 +91,18 @@ def _said(found: Number) -> str:
 
 def others(results: Results) -> Iterator[Table]:
     """All numbers of the metrics that have no table of their own."""
-    for measure in results.measures:
-        if measure.name.split("@")[0] == "localisation" or _HEADLINE.keys() & summaries_of(measure).keys():
-            continue
-        for data in results.data:
-            asked, methods = _asked(results, measure, data.label), ordinary(results, measure, data.label)
+    names = dict.fromkeys(measure.name.split("@")[0] for measure in results.measures)
+    for data in results.data:
+        for source in (source for name in names for source in named(results, name, data.label)):
+            measure = source.measure
+            if measure.name.split("@")[0] == "localisation" or _HEADLINE.keys() & summaries_of(measure).keys():
+                continue
+            asked, methods = _asked(results, measure, data.label), ordinary(results, [source], data.label)
             if asked and methods:
                 yield from grid(
                     results,
-                    key=f"{measure.name.split('@')[0].replace('_', '-')}-{data.label}{tail(measure)}",
-                    title=f"{measure.label.replace('_', ' ').capitalize()} on {data_title(data.label)}",
+                    key=f"{measure.name.split('@')[0].replace('_', '-')}-{data.label}{source.tail}",
+                    title=f"{measure.label.replace('_', ' ').capitalize()} on {data_title(data)}",
                     data=data.label,
                     methods=methods,
                     asked=asked,
@@ -114,7 +116,7 @@ def _asked(results: Results, measure: MetricEntry, data: str) -> list[Asked]:
         return []
     summaries = dict(metric.summaries)
     if metric.others is not None:
-        named = {column for summary in summaries.values() for column in summary.columns}
+        summed = {column for summary in summaries.values() for column in summary.columns}
         columns = results.columns(data, measure.label)
-        summaries |= {column: Summary(mean, (column,), metric.others) for column in columns if column not in named}
+        summaries |= {column: Summary(mean, (column,), metric.others) for column in columns if column not in summed}
     return [Asked(name.replace("_", " "), measure.label, summary) for name, summary in summaries.items()]

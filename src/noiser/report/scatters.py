@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from noiser.bench.plan import MethodEntry, MetricEntry
+from noiser.bench.plan import MethodEntry
 from noiser.metrics.bootstrap import Estimate
-from noiser.report.choices import measures_with, ordinary, suffix, summaries_of, tail
+from noiser.report.choices import Source, ordinary, sources, summaries_of, without_boundings
 from noiser.report.counts import COSTS
 from noiser.report.drawing import COLOURS, INK, MARKERS, Picture, canvas
 from noiser.report.names import data_title, method_title
@@ -32,14 +32,14 @@ class _Panel(NamedTuple):
 def against_answerability(results: Results) -> Iterator[Picture]:
     """The paper's last figure: faithfulness against answerability score and rate."""
     for data in results.data:
-        for faithful in measures_with(results, "faithfulness", data.label):
-            for judged in measures_with(results, "answerability_rate", data.label):
-                common = ordinary(results, faithful, data.label)
-                methods = [method for method in ordinary(results, judged, data.label) if method in common]
+        for faithful in sources(results, "faithfulness", data.label):
+            for judged in sources(results, "answerability_rate", data.label):
+                common = without_boundings(ordinary(results, [faithful], data.label))
+                methods = [method for method in ordinary(results, [judged], data.label) if method in common]
                 for model in results.models:
                     panels = _judged(results, model.label, data.label, methods, faithful, judged)
-                    key = f"answerability-{data.label}{tail(faithful)}{tail(judged)}-{model.label}"
-                    where = f"{data_title(data.label)}{suffix(judged)}, {model.label}"
+                    key = f"answerability-{data.label}{faithful.tail}{judged.tail}-{model.label}"
+                    where = f"{data_title(data)}{judged.suffix}, {model.label}"
                     yield from _picture(key, f"Faithfulness against answerability on {where}", methods, panels)
 
 
@@ -48,18 +48,18 @@ def _judged(
     model: str,
     data: str,
     methods: Sequence[MethodEntry],
-    faithful: MetricEntry,
-    judged: MetricEntry,
+    faithful: Source,
+    judged: Source,
 ) -> list[_Panel]:
     """Answerability score and rate along x."""
-    cells = [Cell(model, data, method.label, faithful.label) for method in methods]
-    y = [results.estimate(cell, summaries_of(faithful)["faithfulness"]) for cell in cells]
-    summaries = summaries_of(judged)
+    cells = [Cell(model, data, method.label, faithful.measure.label) for method in methods]
+    y = [results.estimate(cell, summaries_of(faithful.measure)["faithfulness"]) for cell in cells]
+    summaries = summaries_of(judged.measure)
     return [
         _Panel(
             f"answerability {name}",
             [
-                results.estimate(cell._replace(metric=judged.label), summaries[f"answerability_{name}"])
+                results.estimate(cell._replace(metric=judged.measure.label), summaries[f"answerability_{name}"])
                 for cell in cells
             ],
             y,
@@ -71,8 +71,9 @@ def _judged(
 def against_cost(results: Results) -> Iterator[Picture]:
     """What faithfulness costs: token-forwards, and seconds on this machine."""
     for data in results.data:
-        for measure in measures_with(results, "faithfulness", data.label):
-            methods = ordinary(results, measure, data.label)
+        for source in sources(results, "faithfulness", data.label):
+            measure = source.measure
+            methods = without_boundings(ordinary(results, [source], data.label))
             for model in results.models:
                 cells = [Cell(model.label, data.label, method.label, measure.label) for method in methods]
                 y = [results.estimate(cell, summaries_of(measure)["faithfulness"]) for cell in cells]
@@ -86,8 +87,8 @@ def against_cost(results: Results) -> Iterator[Picture]:
                     ),
                     _Panel("seconds an attribution", [results.seconds(cell) for cell in paid], y, True),
                 ]
-                key = f"cost-{data.label}{tail(measure)}-{model.label}"
-                title = f"Faithfulness against cost on {data_title(data.label)}{suffix(measure)}, {model.label}"
+                key = f"cost-{data.label}{source.tail}-{model.label}"
+                title = f"Faithfulness against cost on {data_title(data)}{source.suffix}, {model.label}"
                 yield from _picture(key, title, methods, panels)
 
 

@@ -1,0 +1,315 @@
+"""Reports as files: figures, the page, the command; and that no text of a data set gets into any of them."""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from typer.testing import CliRunner
+
+from noiser.bench import Store
+from noiser.bench.pack import pack
+from noiser.cli import app
+from noiser.report import Results, tables, write_report
+from noiser.report.drawing import COLOURS, MARKERS, inline_svg, svg
+from noiser.report.figures import figures, plots
+from noiser.report.heatmaps import own_attributions
+from report_for_tests import METHODS, full, plan, row, soft, write_folder
+
+SECRET = "Confidential tokens of a data set"
+OWN = "LeBron James professionally plays the sport of"
+
+
+@pytest.fixture(scope="session")
+def small() -> Results:
+    """Noiser and occlusion on KNOWN and on a prompt of the plan's own, five prompts."""
+    methods = [{"name": name} for name in METHODS[:3]]
+    data = [{"name": "known"}, {"label": "own", "prompts": [OWN]}]
+    metrics = [
+        {"name": "faithfulness", "data": ["known"]},
+        {"name": "minimum_top_k", "judge": "local", "data": ["known"]},
+    ]
+    wanted = plan(methods=methods, data=data, metrics=metrics)
+    whole = full(5)
+    kept = [
+        (one, cost)
+        for one, cost in zip(whole.stored, whole.costs, strict=True)
+        if one.model == "gemma-3-270m"
+        and one.method in METHODS[:3]
+        and (one.data == "known" and one.metric in ("faithfulness", "minimum_top_k", "attribution"))
+    ]
+    return Results(
+        plan=wanted,
+        stored=[one for one, _ in kept],
+        costs=[cost for _, cost in kept],
+        selections=[one for one in whole.selections if (one.model, one.data) == ("gemma-3-270m", "known")],
+    )
+
+
+@pytest.fixture(scope="session")
+def folder(small, tmp_path_factory):
+    """A run's folder, with attributions of both data sets."""
+    place = tmp_path_factory.mktemp("bench") / "run"
+    write_folder(place, small, {"known": SECRET, "own": OWN})
+    return place
+
+
+@pytest.fixture(scope="session")
+def written(folder, tmp_path_factory):
+    """Everything that a report can be."""
+    out = tmp_path_factory.mktemp("report")
+    files = write_report(Results.of(Store(folder)), out, ("md", "latex", "csv"), figures=True, html=True)
+    return {str(path.relative_to(out)): path for path in files}
+
+
+# ---- no text --------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_of_a_data_set_is_in_any_file(written):
+    assert {"report.md", "report.tex", "report.csv", "report.html"} < set(written)
+    for name, path in written.items():
+        content = path.read_bytes().decode("utf-8", errors="replace")
+        for word in SECRET.split():
+            assert not re.search(rf"\b{word}\b", content) or word in ("of", "a", "data", "set", "tokens"), (name, word)
+    page = written["report.html"].read_text()
+    assert "LeBron" in page  # the plan's own prompt is
+    assert not any("known" in name for name in written if "heatmap" in name)
+
+
+def test_only_the_plans_own_prompts_are_shown(folder):
+    shown = own_attributions(Results.of(Store(folder)))
+    assert [(one.data, [method for method, _ in one.attributions]) for one in shown] == [("own", list(METHODS[:3]))]
+
+
+def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
+    pack(folder, tmp_path / "packed")
+    whole, packed = (Results.of(Store(place)) for place in (folder, tmp_path / "packed"))
+    assert str(tables(whole)) == str(tables(packed))  # NaN, in cells without rows, is not equal to itself
+    assert own_attributions(packed) == []
+    assert len(figures(packed)) == len(plots(whole))
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def pictures():
+    return plots(full(6))
+
+
+def test_figures_of_the_paper_are_there(pictures):
+    kinds = {picture.key.split("-")[0] for picture in pictures}
+    assert kinds == {"areas", "localisation", "minimum", "answerability", "cost"}
+    keys = [picture.key for picture in pictures]
+    assert len(set(keys)) == len(keys)
+    assert not any("-own" in key for key in keys)  # one prompt has no interval, and a figure of it would mislead
+
+
+def test_every_figure_says_its_numbers_in_words(pictures):
+    for picture in pictures:
+        assert "Noiser" in picture.description, picture.key
+        assert re.search(r"\d", picture.description), picture.key
+
+
+def test_bars_have_the_tables_heights(pictures):
+    results = full(6)
+    found = next(one for one in tables(results) if one.key == "minimum-known")
+    values = [line.cells[0].value for line in found.lines]
+    picture = next(one for one in pictures if one.key == "minimum-known")
+    widths = [patch.get_width() for patch in picture.figure.axes[0].patches]
+    assert widths == pytest.approx(values)
+
+
+def test_main_part_and_distractor_differ_without_colour(pictures):
+    picture = next(one for one in pictures if one.key.startswith("localisation"))
+    hatches = {patch.get_hatch() for patch in picture.figure.axes[1].patches}
+    assert hatches == {None, "////"}
+
+
+def test_methods_have_markers_of_their_own(pictures):
+    assert len(set(MARKERS)) == len(MARKERS) > 18
+    picture = next(one for one in pictures if one.key.startswith("answerability"))
+    points = [line for line in picture.figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
+    assert len({point.get_marker() for point in points}) == len(points) == 6
+    assert len(set(COLOURS)) == len(COLOURS)
+
+
+def test_figure_without_a_number_is_left_out():
+    rows = [row("noiser", "soft_scores", 0, soft(0.03, 0.5))]
+    assert plots(Results(plan=plan(), stored=rows)) == []
+
+
+def test_missing_bar_is_a_dash_not_a_zero():
+    results = full(6)
+    rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]
+    picture = next(one for one in plots(Results(plan=results.plan, stored=rows)) if one.key == "minimum-known")
+    texts = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert " –" in texts
+    assert "0%" not in texts
+
+
+def test_svg_repeats_and_is_well_formed(pictures):
+    picture = pictures[0]
+    assert svg(picture) == svg(picture)
+    ET.fromstring(svg(picture))
+    inline = inline_svg(picture)
+    ET.fromstring(inline)
+    ids = re.findall(r'\bid="([^"]+)"', inline)
+    assert ids
+    assert all(name.startswith(f"{picture.key}-") for name in ids)
+    for target in re.findall(r'(?:url\(#|href="#)([^")]+)', inline):
+        assert target in ids
+
+
+def test_png_is_a_picture(written):
+    name = next(name for name in written if name.endswith(".png"))
+    content = written[name].read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > 800
+    assert height > 200
+
+
+def test_matplotlib_missing_is_a_clear_error(folder, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = CliRunner().invoke(app, ["report", str(folder), "--figures", "-o", str(tmp_path / "out")])
+    assert ran.exit_code == 2
+    assert "Figures need matplotlib; install it with: pip install 'noiser[report]'" in ran.stderr
+    assert not (tmp_path / "out").exists()
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0  # tables need none
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """Open elements, ids, links, and whatever a page that needs nothing else must not have."""
+
+    void = frozenset({"meta", "input", "br", "link", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.ids, self.links, self.outside, self.tags = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag not in self.void:
+            self.open.append(tag)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [attributes["href"]] if tag == "a" else []
+        self.outside += [value for key, value in attrs if key in ("src", "srcset", "action") or key.startswith("on")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.void:
+            self.open.pop()
+
+
+@pytest.fixture(scope="session")
+def read(written) -> Reader:
+    reader = Reader()
+    reader.feed(written["report.html"].read_text())
+    return reader
+
+
+def test_page_needs_nothing_else(read, written):
+    text = written["report.html"].read_text()
+    assert read.open == []
+    assert read.outside == []
+    assert not re.search(r"<script|@import|url\((?!#)", text)
+    assert "default-src 'none'" in text
+
+
+def test_page_is_accessible(read, written):
+    assert len(set(read.ids)) == len(read.ids)
+    assert {link[1:] for link in read.links} <= set(read.ids)
+    for tag, attributes in read.tags:
+        if tag == "svg":
+            assert attributes["role"] == "img"
+            assert attributes["aria-label"]
+        if tag == "th":
+            assert attributes.get("scope") in ("col", "row", "colgroup")
+    text = written["report.html"].read_text()
+    assert text.count("<table class=grid>") == text.count("<caption>")
+    assert '<html lang="en">' in text
+    assert "color-scheme: light dark" in text
+
+
+def test_inline_figures_follow_the_pages_colours(written):
+    text = written["report.html"].read_text()
+    figure = re.search(r"<figure>.*?</figure>", text, re.DOTALL)[0]
+    assert "var(--ink)" in figure
+    assert "#14161b" not in figure
+    assert "#ffffff" not in figure
+
+
+def test_page_repeats(folder, written, tmp_path):
+    write_report(Results.of(Store(folder)), tmp_path, (), html=True)
+    assert (tmp_path / "report.html").read_bytes() == written["report.html"].read_bytes()
+
+
+def test_names_are_escaped(tmp_path):
+    data = [{"label": "own", "prompts": ["<script>alert(1)</script> is"]}]
+    wanted = plan(name="<b>&", data=data, metrics=[])
+    results = Results(plan=wanted, stored=[], costs=[])
+    store = write_folder(tmp_path / "run", results, {"own": "<script>alert(1)</script> is"})
+    write_report(Results.of(store), tmp_path / "out", (), html=True)
+    text = (tmp_path / "out/report.html").read_text()
+    assert "<script>" not in text
+    assert "&lt;b&gt;&amp;" in text
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_command_prints_the_tables(folder):
+    assert run(folder).stdout.startswith("# Benchmark “test”")
+    assert run(folder, "--format", "csv").stdout.startswith("table,row,group,column,source,value,low,high,n,failed,")
+    latex = run(folder, "--format", "latex").stdout
+    assert latex.startswith(r"\begin{table}")
+    assert r"\documentclass" not in latex
+
+
+def test_command_writes_a_folder(folder, tmp_path):
+    ran = run(folder, "--format", "all", "-o", tmp_path / "a/b")
+    assert ran.stdout.split() == [str(tmp_path / "a/b" / name) for name in ("report.md", "report.tex", "report.csv")]
+    assert (tmp_path / "a/b/report.tex").read_text().startswith(r"\documentclass")
+
+
+def test_figures_without_a_folder_go_into_the_runs(folder):
+    ran = run(folder, "--figures")
+    assert ran.exit_code == 0
+    assert (folder / "report/figures/minimum-known.svg").is_file()
+    assert len(list(Store(folder).rows())) == 45  # the run itself is as it was
+
+
+def test_interval_of_another_confidence(folder):
+    assert "| intervals | 80% |" in run(folder, "--confidence", "0.8").stdout
+    ran = run(folder, "--confidence", "95")
+    assert (ran.exit_code, "expected a number between 0 and 1" in ran.stderr) == (2, True)
+
+
+def test_no_benchmark_there(tmp_path):
+    ran = run(tmp_path)
+    assert ran.exit_code == 2
+    assert "There is no benchmark in" in ran.stderr
+
+
+def test_output_that_is_a_file(folder, tmp_path):
+    (tmp_path / "report.md").write_text("mine")
+    ran = run(folder, "-o", tmp_path / "report.md")
+    assert ran.exit_code == 2
+    assert "is a file; expected a folder" in ran.stderr
+    assert (tmp_path / "report.md").read_text() == "mine"
