@@ -14,6 +14,7 @@ from noiser.cli.evaluate import evaluate
 from noiser.cli.listing import methods, models
 from noiser.cli.report import report
 from noiser.cli.running import command
+from noiser.cli.serve import serve
 
 __all__ = ["app"]
 
@@ -42,7 +43,7 @@ def main(
     """Which parts of the input made a language model say that?"""
 
 
-for function in (attribute, compare, evaluate, report, methods, models):
+for function in (attribute, compare, evaluate, report, methods, models, serve):
     app.command()(command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -1,0 +1,120 @@
+"""What the page's buttons do: fields in, what to show out. No components here, so all of it runs without a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from noiser.app.answers import Answer, answer, check_faithfulness, check_tolerance, duration
+from noiser.app.chart import tolerance_html
+from noiser.app.jobs import Job, Jobs, StoppedError
+from noiser.app.models import Models
+from noiser.app.question import Question
+from noiser.app.status import explain, note, progress_line
+from noiser.attribution.display import label
+from noiser.attribution.html import compare_fragment, compare_html, fragment
+from noiser.attribution.store import dumps
+
+__all__ = ["File", "Handlers", "View", "file_of", "result_html", "target_choices", "unit_choices"]
+
+T = TypeVar("T")
+
+
+class View(NamedTuple):
+    """What to show while a question is answered, and then.
+
+    Attributes:
+        status: a line about the work, or the error.
+        busy: whether it goes on.
+        answer: what was found; None until then, and after an error.
+    """
+
+    status: str
+    busy: bool = False
+    answer: Any = None
+
+
+class File(NamedTuple):
+    """Something to save: name, media type and text."""
+
+    name: str
+    media_type: str
+    text: str
+
+
+class Handlers:
+    """Everything behind the page, for all visitors: models, and the job of each visitor while it runs."""
+
+    def __init__(self, models: Models) -> None:
+        self.models, self.jobs = models, Jobs()
+
+    def ask(self, visitor: str, question: Question, longest_wait: float | None) -> Iterator[View]:
+        """Answers a question: first states, then a view with the `Answer`."""
+        return self._watched(
+            visitor, lambda job: answer(self.models, question, job, longest_wait=longest_wait), _answered
+        )
+
+    def faithfulness(self, visitor: str, given: Answer) -> Iterator[View]:
+        """Measures the attributions; the answer is HTML."""
+
+        def show(found: list[Any]) -> View:
+            tables = "".join(evaluation.to_html() for evaluation in found)
+            return View(
+                note("Measured."), answer=f'<div class="noiser-att evaluation"><div class=wide>{tables}</div></div>'
+            )
+
+        return self._watched(visitor, lambda job: check_faithfulness(self.models, given, job), show)
+
+    def tolerance(self, visitor: str, given: Answer, unit_index: int, row: int) -> Iterator[View]:
+        """Gives one unit more and more noise; the answer is HTML."""
+        return self._watched(
+            visitor,
+            lambda job: check_tolerance(self.models, given, unit_index, job),
+            lambda found: View(note("Done."), answer=tolerance_html(*found, min(row, len(found[1].targets) - 1))),
+        )
+
+    def _watched(self, visitor: str, work: Callable[[Job[T]], T], show: Callable[[T], View]) -> Iterator[View]:
+        with self.jobs.run(visitor, work) as job:
+            yield View(progress_line(job.state), busy=True)
+            for state in job.watch():
+                yield View(progress_line(state), busy=True)
+            try:
+                view = show(job.result())
+            except StoppedError:
+                view = View(note("Stopped."))
+            except Exception as error:
+                view = View(explain(error))
+        yield view
+
+
+def _answered(found: Answer) -> View:
+    failed = "".join(explain(error, name) for name, error in found.failures)
+    return View(note(f"Done in {duration(found.seconds)}.") + failed, answer=found)
+
+
+def result_html(given: Answer) -> str:
+    """The heat map, or several side by side."""
+    found = given.attributions
+    return fragment(found[0]) if len(found) == 1 else compare_fragment(found)
+
+
+def unit_choices(given: Answer) -> list[tuple[str, int]]:
+    """Names of the units and their places."""
+    units = given.attributions[0].units
+    return [(f"{index + 1}. {label(unit.text)[:60]}", index) for index, unit in enumerate(units)]
+
+
+def target_choices(given: Answer) -> list[tuple[str, int]]:
+    """Names of the targets and their places."""
+    return [(f"{i + 1}. {label(target.text)}", i) for i, target in enumerate(given.attributions[0].targets)]
+
+
+def file_of(given: Answer, form: Literal["json", "html"]) -> File:
+    """The attributions as the commands would write them."""
+    found = given.attributions
+    name = f"noiser-{'-'.join(given.question.methods)[:60]}.{form}"
+    if form == "html":
+        return File(name, "text/html", found[0].to_html() if len(found) == 1 else compare_html(found))
+    several = json.dumps([att.to_dict() for att in found], ensure_ascii=False, indent=1) + "\n"
+    return File(name, "application/json", dumps(found[0]) if len(found) == 1 else several)

@@ -1,0 +1,178 @@
+"""Work that takes a while: in a thread of its own, watched, stopped, and one at a time for each model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from noiser.errors import NoiserError
+
+__all__ = ["BusyError", "Job", "Jobs", "State", "StoppedError", "Turns"]
+
+T = TypeVar("T")
+logger = logging.getLogger("noiser.app")
+
+
+class StoppedError(NoiserError):
+    """The visitor stopped the work, or went away."""
+
+
+class BusyError(NoiserError):
+    """So many are waiting for a model that another had better come back later."""
+
+
+class State(NamedTuple):
+    """How far a job is.
+
+    Attributes:
+        label: what it does now.
+        share: of the present step, 0 to 1; None while that cannot be known.
+        seconds: since the job began.
+        left: seconds that the present step will take, at the speed so far; None while that cannot be known.
+        ahead: how many jobs the model does first.
+    """
+
+    label: str
+    share: float | None
+    seconds: float
+    left: float | None
+    ahead: int
+
+
+class Job(Generic[T]):
+    """One piece of work: `work(job)` in a thread. What it reports to raises `StoppedError` on request."""
+
+    def __init__(self, work: Callable[[Job[T]], T], label: str = "Starting") -> None:
+        self._work, self.label = work, label
+        self.ahead = 0
+        self._share: float | None = None
+        self._began = self._step_began = time.monotonic()
+        self._stop, self._over = threading.Event(), threading.Event()
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="noiser-job", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work(self))
+        except BaseException as error:
+            if not isinstance(error, NoiserError):
+                logger.exception("A question could not be answered")
+            self._error = error.with_traceback(None)  # a traceback would keep the tensors of its frames
+        finally:
+            self._over.set()
+
+    def step(self, label: str) -> None:
+        """Begins the next step. Raises Stopped."""
+        self.check()
+        self.label, self._share, self._step_began = label, None, time.monotonic()
+
+    def progress(self, done: float, expected: float) -> None:
+        """How far the step is, as methods say it. Raises Stopped."""
+        self.check()
+        self._share = min(1.0, done / expected) if expected else None
+
+    def check(self) -> None:
+        """Raises StoppedError once somebody has asked for it."""
+        if self._stop.is_set():
+            raise StoppedError("Stopped.")
+
+    def stop(self) -> None:
+        """Asks the work to end; it does at its next pass through the model."""
+        self._stop.set()
+
+    @property
+    def state(self) -> State:
+        """How far it is."""
+        now = time.monotonic()
+        spent, share = now - self._step_began, self._share
+        left = spent * (1 - share) / share if share and spent > 1 else None
+        return State(self.label, share, now - self._began, left, self.ahead)
+
+    def watch(self, interval: float = 0.25) -> Iterator[State]:
+        """States, until the work is over or was asked to stop; leaving the loop early stops the work."""
+        try:
+            while not self._over.wait(interval) and not self._stop.is_set():
+                yield self.state
+        except GeneratorExit:
+            self.stop()
+            raise
+
+    def result(self) -> T:
+        """What the work returned. Raises what it raised, and StoppedError at once when it was asked to stop."""
+        if not self._over.is_set():
+            self.check()
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+class Jobs:
+    """The job of each visitor; a new one stops the one before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @contextmanager
+    def run(self, visitor: str, work: Callable[[Job[T]], T]) -> Generator[Job[T]]:
+        """Starts a job; whatever happens, it does not outlive the block."""
+        with self._lock:
+            if before := self._jobs.pop(visitor, None):
+                before.stop()
+            job = self._jobs[visitor] = Job(work)
+        try:
+            yield job
+        finally:
+            job.stop()
+            with self._lock:
+                if self._jobs.get(visitor) is job:
+                    del self._jobs[visitor]
+
+    def stop(self, visitor: str) -> None:
+        """Stops the visitor's job, if there is one."""
+        with self._lock:
+            job = self._jobs.get(visitor)
+        if job is not None:
+            job.stop()
+
+
+class Turns:
+    """One at a time, first come, first served."""
+
+    def __init__(self, most: int = 20) -> None:
+        self._most = most
+        self._changed = threading.Condition()
+        self._waiting: list[Job[Any]] = []
+
+    @contextmanager
+    def turn(self, job: Job[Any]) -> Generator[None]:
+        """Waits for the job's turn, in which no other has one.
+
+        Raises:
+            BusyError: too many are waiting. StoppedError: the job was stopped while it waited.
+        """
+        with self._changed:
+            if len(self._waiting) >= self._most:
+                raise BusyError(f"{len(self._waiting)} others are waiting for this model. Try again in a while.")
+            self._waiting.append(job)
+        try:
+            with self._changed:
+                while self._waiting[0] is not job:
+                    job.ahead = self._waiting.index(job)
+                    job.check()
+                    self._changed.wait(0.2)
+                job.ahead = 0
+            yield
+        finally:
+            with self._changed:
+                self._waiting.remove(job)
+                self._changed.notify_all()

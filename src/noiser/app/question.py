@@ -1,0 +1,162 @@
+"""What a visitor asks, and the link that asks it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast, get_args
+from urllib.parse import urlencode
+
+from noiser.errors import ParameterError, PromptError, UnknownNameError
+from noiser.methods import METHODS, Method, Noiser, make_method
+from noiser.types import Prompt, UnitName
+
+__all__ = ["MOST_TARGETS", "Question", "parse_chat"]
+
+MOST_TARGETS = 20
+"""Continuation tokens that can be asked about at once: every one has a heat map of its own."""
+
+_ROLE = re.compile(r"^(system|user|assistant):[ \t]*", re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question, as the fields of the page say it.
+
+    Attributes:
+        prompt: the text; with `chat`, messages as `parse_chat` reads them.
+        chat: whether the prompt is a chat.
+        model: the name of a model that is served; empty for the first.
+        methods: registry names.
+        target: the continuation to explain; empty for the greedy one.
+        max_new_tokens: how many tokens of the greedy continuation.
+        foil: "why the target rather than this?"; empty for none.
+        unit: "token", "word" or "sentence".
+        seed: of all random numbers.
+        all_thresholds: whether Noiser searches every unit's threshold, or only the smallest.
+    """
+
+    prompt: str = ""
+    chat: bool = False
+    model: str = ""
+    methods: tuple[str, ...] = ("noiser",)
+    target: str = ""
+    max_new_tokens: int = 1
+    foil: str = ""
+    unit: UnitName = "token"
+    seed: int = 0
+    all_thresholds: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise ParameterError("No method is chosen; expected at least one, such as noiser.")
+        for name in self.methods:
+            METHODS.get(name)
+        if not 1 <= self.max_new_tokens <= MOST_TARGETS:
+            raise ParameterError(f"{self.max_new_tokens} tokens of continuation; expected 1 to {MOST_TARGETS}.")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The arguments of `noiser.attribute` but for the method.
+
+        Raises:
+            PromptError: there is no prompt, or the chat cannot be read.
+        """
+        if not self.prompt.strip():
+            raise PromptError("The prompt is empty; type a text, or paste one.")
+        prompt: Prompt = parse_chat(self.prompt) if self.chat else self.prompt
+        return {
+            "prompt": prompt,
+            "target": self.target or None,
+            "max_new_tokens": self.max_new_tokens,
+            "foil": self.foil or None,
+            "unit": self.unit,
+            "seed": self.seed,
+        }
+
+    def method(self, name: str) -> Method:
+        """The method of that name, with the thresholds that are wanted."""
+        made = make_method(name)
+        return make_method(name, all_thresholds=True) if _searches(made) and self.all_thresholds else made
+
+    def to_query(self) -> str:
+        """What follows the question mark of a link: every field that is not as the page begins."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        texts = {name: _as_text(value) for name, value in changed.items()}
+        return urlencode({name: text.encode("utf-8", "replace") for name, text in texts.items()})
+
+    @classmethod
+    def from_query(cls, parameters: Mapping[str, str]) -> Question:
+        """The question of a link; parameters of other names are left alone.
+
+        Raises:
+            ParameterError, UnknownNameError: a value that the page would not have written.
+        """
+        known = {f.name: f.default for f in fields(cls)}
+        given = {name: text for name, text in parameters.items() if name in known}
+        return cls(**{name: _from_text(name, text, known[name]) for name, text in given.items()})
+
+
+def _searches(method: Method) -> bool:
+    return isinstance(method, Noiser) and method.bounding == "k_min"
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(cast("tuple[str, ...]", value))
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _from_text(name: str, text: str, default: Any) -> Any:
+    if name == "unit" and text not in get_args(UnitName):
+        raise UnknownNameError("unit", text, get_args(UnitName))
+    if isinstance(default, bool):
+        return text not in ("", "0")
+    if isinstance(default, tuple):
+        return tuple(part for part in text.split(",") if part)
+    if isinstance(default, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise ParameterError(f"The link says {name}={text[:40]!r}; expected an integer.") from None
+    return text
+
+
+def parse_chat(text: str) -> list[dict[str, str]]:
+    r"""Chat messages from a transcript.
+
+    A line that begins with `system:`, `user:` or `assistant:` begins a message; without any, all is one message of
+    the user. A JSON list of messages is taken as it is.
+
+    >>> parse_chat("system: Be brief.\nuser: Name a sport.")
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Name a sport.'}]
+
+    Raises:
+        PromptError: there is text before the first role.
+    """
+    if (messages := _json_messages(text)) is not None:
+        return messages
+    marks = list(_ROLE.finditer(text))
+    if not marks:
+        return [{"role": "user", "content": text}]
+    if before := text[: marks[0].start()].strip():
+        raise PromptError(
+            f"The chat begins with {before[:40]!r}, before the first role; expected a line that begins with system:, "
+            "user: or assistant:. Give that text a role."
+        )
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    return [
+        {"role": mark[1].lower(), "content": text[mark.end() : end].strip("\n")}
+        for mark, end in zip(marks, ends, strict=True)
+    ]
+
+
+def _json_messages(text: str) -> list[dict[str, str]] | None:
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return None
+    listed = isinstance(found, list) and found and all(isinstance(item, dict) for item in cast("list[Any]", found))
+    return cast("list[dict[str, str]]", found) if listed else None

@@ -1,0 +1,61 @@
+"""`noiser serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from noiser.cli import options as o
+
+if TYPE_CHECKING:
+    from noiser.model import LanguageModel
+
+__all__ = ["serve"]
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", help="Built-in name, folder, .gguf file or hub id; repeatable, the first is chosen."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need --auth.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 7860,
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            "--auth", metavar="USER:PASSWORD", envvar="NOISER_AUTH", help="Asked of every visitor. Also: NOISER_AUTH."
+        ),
+    ] = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    device_map: o.DeviceMap = None,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    debug: o.Debug = False,
+) -> None:
+    """Serves the web page: prompts, heat maps, comparisons, tolerance charts, faithfulness."""
+    from noiser.app import check_address, serve
+    from noiser.app.models import offered
+
+    check_address(host, auth)  # before a model is loaded
+    names = model or ["gemma-3-270m"]
+
+    def load(name: str) -> LanguageModel:
+        chosen = name in names  # a revision or a device map is meant for the models that were named
+        return o.load(
+            name,
+            dtype=dtype,
+            device=device,
+            device_map=device_map if chosen else None,
+            revision=revision if chosen else None,
+            trust_remote_code=trust_remote_code and chosen,
+        )
+
+    typer.echo(f"Loading {names[0]}", err=True)
+    first = load(names[0])
+    serve(offered(names, load) | {names[0]: lambda: first}, host=host, port=port, auth=auth)

@@ -1,0 +1,531 @@
+"""The web page without a browser: questions and links, jobs and turns, handlers, charts, where it listens."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import noiser
+from noiser.app import check_address
+from noiser.app import models as models_module
+from noiser.app.answers import TooLongError, duration
+from noiser.app.chart import tolerance_html
+from noiser.app.handlers import Handlers, file_of, result_html, target_choices, unit_choices
+from noiser.app.jobs import BusyError, Job, Jobs, StoppedError, Turns
+from noiser.app.models import Models, offered
+from noiser.app.question import MOST_TARGETS, Question, parse_chat
+from noiser.app.status import explain, progress_line
+from noiser.cli import app
+from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
+from noiser.methods import METHODS, tolerance
+from tiny import tiny
+
+PROMPT = "The quick brown fox jumps"
+HOSTILE = "<script>alert(1)</script> {{value}} ${1+1} <img src=x onerror=alert(2)> \"quotes\" 'too' & שלום 🦊"
+
+
+@pytest.fixture
+def handlers():
+    return Handlers(Models({"llama": lambda: tiny("llama"), "gemma3": lambda: tiny("gemma3")}))
+
+
+def last(views):
+    *states, end = views
+    assert all(state.busy for state in states)
+    assert not end.busy
+    return end
+
+
+def ask(handlers, longest_wait=None, **fields):
+    return last(handlers.ask("visitor", Question(**({"prompt": PROMPT} | fields)), longest_wait))
+
+
+# ---- questions and links ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"prompt": HOSTILE},
+        {"prompt": "user: a\nassistant: b", "chat": True, "model": "m", "unit": "sentence", "seed": 7},
+        {"methods": ("noiser", "occlusion"), "target": " fox ", "foil": "\n", "max_new_tokens": 5},
+        {"all_thresholds": False},
+    ],
+)
+def test_a_link_restores_the_question(fields):
+    from urllib.parse import parse_qsl
+
+    question = Question(**fields)
+    assert Question.from_query(dict(parse_qsl(question.to_query(), keep_blank_values=True))) == question
+
+
+def test_the_link_of_the_empty_question_is_empty_and_other_parameters_are_left_alone():
+    assert Question().to_query() == ""
+    assert Question.from_query({"__theme": "dark"}) == Question()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "message"),
+    [
+        ({"methods": "nosier"}, UnknownNameError, "Did you mean 'noiser'"),
+        ({"methods": ""}, ParameterError, "expected at least one"),
+        ({"unit": "letter"}, UnknownNameError, "Known: sentence, token, word"),
+        ({"max_new_tokens": "900"}, ParameterError, f"expected 1 to {MOST_TARGETS}"),
+        ({"seed": "x" * 1000}, ParameterError, "expected an integer"),
+    ],
+)
+def test_a_damaged_link_says_what_is_wrong(parameters, error, message):
+    with pytest.raises(error, match=message) as caught:
+        Question.from_query(parameters)
+    assert len(str(caught.value)) < 600
+
+
+def test_chat_as_a_transcript_or_as_json():
+    assert parse_chat("hello\nthere") == [{"role": "user", "content": "hello\nthere"}]
+    assert parse_chat("User: a\nb: c\n\nassistant: d\nuser: ") == [
+        {"role": "user", "content": "a\nb: c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "user", "content": ""},
+    ]
+    messages = [{"role": "user", "content": "user: not a role"}]
+    assert parse_chat(json.dumps(messages)) == messages
+    assert parse_chat("[1, 2]") == [{"role": "user", "content": "[1, 2]"}]
+    with pytest.raises(PromptError, match="before the first role"):
+        parse_chat("Hello\nuser: a")
+
+
+def test_thresholds_are_asked_of_the_search_alone():
+    question = Question(methods=("noiser",))
+    assert question.method("noiser").all_thresholds
+    assert not Question(all_thresholds=False).method("noiser").all_thresholds
+    assert not question.method("noiser_relative").all_thresholds
+    for name in METHODS.names():
+        question.method(name)
+
+
+# ---- jobs and turns --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_says_how_far_it_is_and_gives_its_result():
+    half, go_on = threading.Event(), threading.Event()
+
+    def work(job):
+        job.step("Halving")
+        job.progress(1, 2)
+        half.set()
+        go_on.wait(10)
+        return 42
+
+    job = Job(work)
+    half.wait(10)
+    watching = job.watch(0.01)
+    state = next(watching)
+    assert (state.label, state.share, state.ahead) == ("Halving", 0.5, 0)
+    go_on.set()
+    assert job.result() == 42
+
+
+def test_a_stopped_job_answers_at_once_and_ends_at_its_next_report():
+    ended = threading.Event()
+
+    def work(job):
+        try:
+            while True:
+                time.sleep(0.01)
+                job.progress(0, 1)
+        finally:
+            ended.set()
+
+    job = Job(work)
+    job.stop()
+    list(job.watch(0.01))
+    with pytest.raises(StoppedError):
+        job.result()
+    assert ended.wait(10)
+
+
+def test_a_failing_job_raises_without_holding_on_to_its_frames(caplog):
+    def work(job):
+        raise torch.OutOfMemoryError("out of memory")
+
+    job = Job(work)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        job.result()
+    assert [entry.name for entry in caught.traceback if entry.name == "work"] == []
+    assert "out of memory" in caplog.text
+
+
+def test_a_visitor_has_one_job_and_none_is_left():
+    jobs, seen = Jobs(), []
+
+    def work(job):
+        while True:
+            time.sleep(0.01)
+            job.check()
+
+    with jobs.run("a", work) as first, jobs.run("b", work) as other:
+        with jobs.run("a", lambda job: 1) as second:
+            assert second.result() == 1
+            with pytest.raises(StoppedError):
+                first.result()
+            seen.append(len(jobs))
+        jobs.stop("b")
+        with pytest.raises(StoppedError):
+            other.result()
+    jobs.stop("nobody")
+    assert seen == [2]
+    assert len(jobs) == 0
+
+
+def test_turns_are_taken_one_at_a_time_in_order():
+    turns, order, inside = Turns(), [], []
+
+    def work(name):
+        def run(job):
+            with turns.turn(job):
+                inside.append(name)
+                assert len(inside) == 1
+                order.append(name)
+                time.sleep(0.05)
+                inside.remove(name)
+
+        return run
+
+    jobs = []
+    for name in "abcd":
+        jobs.append(Job(work(name)))
+        time.sleep(0.01)
+    assert jobs[3].state.ahead >= 1
+    for job in jobs:
+        job.result()
+    assert order == list("abcd")
+
+
+def test_waiting_can_be_stopped_and_has_an_end():
+    turns, leave = Turns(most=2), threading.Event()
+
+    def work(job):
+        with turns.turn(job):
+            leave.wait(10)
+
+    first = Job(work)
+    time.sleep(0.05)
+    second = Job(work)
+    time.sleep(0.05)
+    with pytest.raises(BusyError, match="Try again"):
+        Job(work).result()
+    second.stop()
+    time.sleep(0.3)
+    leave.set()
+    first.result()
+    Job(work).result()
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_loaded_once_and_only_those_that_are_offered():
+    loads = []
+    models = Models({"llama": lambda: loads.append(1) or tiny("llama")})
+    for _ in range(2):
+        Job(lambda job: models.use("", job).__enter__()).result()
+        models._turns["llama"]._waiting.clear()
+    assert loads == [1]
+
+    def use_other(job):
+        with models.use("/etc/passwd", job):
+            pass
+
+    with pytest.raises(UnknownNameError, match="Only models that the server offers"):
+        Job(use_other).result()
+
+
+def test_a_model_that_fails_to_load_is_tried_again(handlers):
+    broken = Handlers(Models({"m": iter_sources([OSError("no such file"), tiny("llama")])}))
+    assert "no such file" in ask(broken).status
+    assert ask(broken).answer is not None
+
+
+def iter_sources(results):
+    def load():
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return load
+
+
+def test_offered_are_the_named_and_the_installed(monkeypatch):
+    loaded = []
+    sources = offered(["mine"], loaded.append)
+    installed = [m.name for m in models_module.BUILT_IN.values() if m.folder() is not None]
+    assert list(sources) == ["mine", *installed]
+    for source in sources.values():
+        source()
+    assert loaded == list(sources)
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_what_the_library_says_and_leaves_no_hook(handlers):
+    view = ask(handlers, methods=("noiser", "occlusion"), max_new_tokens=2, seed=3)
+    expected = noiser.attribute(
+        tiny("llama"), PROMPT, method=noiser.Noiser(all_thresholds=True), max_new_tokens=2, seed=3
+    )
+    first, second = view.answer.attributions
+    assert torch.equal(first.scores.nan_to_num(9), expected.scores.nan_to_num(9))
+    assert torch.equal(first.thresholds.isnan(), expected.thresholds.isnan())
+    assert not first.thresholds[0, : len(first.units) - 1].isnan().any()
+    assert second.method == "occlusion@1"
+    assert not tiny("llama").model._forward_pre_hooks
+    assert len(handlers.jobs) == 0
+
+
+def test_both_models_can_be_asked(handlers):
+    assert ask(handlers, model="gemma3").answer.attributions[0].model.architecture == "Gemma3ForCausalLM"
+
+
+def test_one_method_that_fails_does_not_take_the_others_with_it(handlers):
+    view = ask(handlers, methods=("noiser_relative", "occlusion"), target=" fox", foil=" dog")
+    assert [att.method for att in view.answer.attributions] == ["occlusion@1"]
+    assert "<b>noiser_relative</b>" in view.status
+    assert "role=alert" in view.status
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "  "}, "The prompt is empty; type a text"),
+        ({"prompt": "word " * 2000}, "can read 256"),
+        ({"prompt": "hello", "chat": True}, "chat template"),
+        ({"model": "gpt-9"}, "Only models that the server offers"),
+        ({"target": "a", "foil": "a"}, "expected a foil that differs"),
+    ],
+)
+def test_errors_are_shown(handlers, fields, message):
+    view = ask(handlers, **fields)
+    assert view.answer is None
+    assert "role=alert" in view.status
+    assert message in view.status
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("weights <b>gone</b>")])
+def test_a_failing_model_is_an_error_and_the_next_question_is_answered(handlers, monkeypatch, error):
+    lm = tiny("llama")
+
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lm.model.model, "forward", fail)
+        view = ask(handlers)
+    assert "role=alert" in view.status
+    assert "<b>gone" not in view.status
+    assert ("emory" in view.status) == isinstance(error, torch.OutOfMemoryError)
+    assert ask(handlers).answer is not None
+
+
+def test_what_would_take_too_long_says_what_to_do(handlers, monkeypatch):
+    text = "One fox jumps. Two dogs sleep! " * 4
+    view = ask(handlers, longest_wait=0.01, prompt=text)
+    assert view.answer is None
+    found = re.search(r"word \((\d+) units instead of (\d+)\) or sentence \(8 units", view.status)
+    assert found, view.status
+    assert int(found[1]) < int(found[2])
+    assert "allow a longer wait" in view.status
+    assert ask(handlers, longest_wait=600, prompt=PROMPT).answer is not None
+    assert issubclass(TooLongError, NoiserError)
+
+
+def test_stopping_ends_the_work_within_a_pass(handlers):
+    views = handlers.ask("visitor", Question(prompt="The quick brown fox " * 20, methods=("shapley_sampling",)), None)
+    next(views)
+    handlers.jobs.stop("visitor")
+    assert "Stopped." in last(views).status
+    assert ask(handlers).answer is not None
+
+
+def test_leaving_the_page_ends_the_work(handlers):
+    views = handlers.ask("visitor", Question(prompt="The quick brown fox " * 20, methods=("shapley_sampling",)), None)
+    next(views)
+    views.close()
+    assert len(handlers.jobs) == 0
+
+
+def test_visitors_do_not_mix(handlers):
+    prompts = [f"The {word} fox jumps over the dog" for word in ("quick", "brown", "lazy", "small", "old", "new")]
+    found = {}
+
+    def visit(prompt):
+        question = Question(prompt=prompt, seed=len(prompt), all_thresholds=False)
+        found[prompt] = last(handlers.ask(prompt, question, None)).answer
+
+    threads = [threading.Thread(target=visit, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        expected = noiser.attribute(tiny("llama"), prompt, seed=len(prompt))
+        assert found[prompt].attributions[0].text == expected.text
+        assert torch.equal(found[prompt].attributions[0].scores, expected.scores)
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_hostile_text_is_text_everywhere(handlers):
+    answer = ask(handlers, prompt=HOSTILE, methods=("occlusion", "random"), max_new_tokens=2).answer
+    shown = [result_html(answer)]
+    shown += [last(handlers.tolerance("v", answer, unit, 1)).answer for unit in (0, 5)]
+    shown += [last(handlers.faithfulness("v", answer)).answer]
+    shown += [explain(PromptError(HOSTILE), HOSTILE), explain(ValueError(HOSTILE))]
+    shown += [progress_line(Job(lambda job: None, HOSTILE).state)]
+    for text in shown:
+        page = Tags(text)
+        assert {"script", "img"} & set(page.tags) == set()
+        assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "".join(Tags(shown[0]).text).count("alert") >= 2
+
+
+def test_one_method_or_several_side_by_side(handlers):
+    one = ask(handlers).answer
+    assert "class=row>" not in result_html(one)
+    both = ask(handlers, methods=("noiser", "occlusion")).answer
+    assert result_html(both).count("<div class=row>") == 2
+    titles = [value for name, value in Tags(result_html(both)).attributes if name == "title"]
+    assert any("threshold" in title and "score" in title for title in titles)
+    units = [int(value) for name, value in Tags(result_html(one)).attributes if name == "data-unit"]
+    assert units == list(range(len(one.attributions[0].units)))
+
+
+def test_choices_name_units_and_targets_by_place(handlers):
+    answer = ask(handlers, max_new_tokens=2).answer
+    assert unit_choices(answer)[1] == ("2. quick", 1)
+    assert [place for _, place in target_choices(answer)] == [0, 1]
+
+
+def test_the_chart_shows_where_the_model_changes_its_mind():
+    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(all_thresholds=True))
+    charts = {unit: tolerance(tiny("llama"), att, unit) for unit in range(len(att.units) - 1)}
+    flipping = next(unit for unit, found in charts.items() if found.flips.any())
+    found = charts[flipping]
+    page = tolerance_html(att, found, 0)
+    assert page.count('class="point flips"') == int(found.flips[0, 1:].sum())
+    assert page.count('class="point stays"') == int((~found.flips[0, 1:]).sum())
+    assert page.count("data-tip=") == len(found.ks) - 1
+    first = int(found.flips[0].nonzero()[0])
+    assert f"At k = {float(found.ks[first]):.3g} the model changes its mind" in page
+    assert f"threshold at {float(att.thresholds[0, flipping]):.3g}" in page
+    assert page.count("<tr>") == len(found.ks) + 1
+    assert "nan" not in page.lower()
+
+
+def test_a_unit_after_the_target_has_no_chart(handlers):
+    answer = ask(handlers, max_new_tokens=2).answer
+    shown = last(handlers.tolerance("v", answer, len(answer.attributions[0].units) - 1, 0))
+    assert "does not stand before" in shown.answer
+    assert "role=alert" in last(handlers.tolerance("v", answer, 99, 0)).status
+
+
+def test_faithfulness_is_that_of_the_library(handlers):
+    answer = ask(handlers, methods=("occlusion",)).answer
+    expected = noiser.evaluate(tiny("llama"), answer.attributions[0])
+    assert expected.to_html() in last(handlers.faithfulness("v", answer)).answer
+
+
+def test_files_are_what_the_commands_write(handlers, tmp_path):
+    one = ask(handlers).answer
+    file = file_of(one, "json")
+    (tmp_path / file.name).write_text(file.text, encoding="utf-8")
+    assert torch.equal(noiser.Attribution.load(tmp_path / file.name).scores, one.attributions[0].scores)
+    assert file_of(one, "html").text == one.attributions[0].to_html()
+    both = ask(handlers, methods=("noiser", "occlusion")).answer
+    listed = json.loads(file_of(both, "json").text)
+    assert [noiser.Attribution.from_dict(data).method for data in listed] == ["noiser@1", "occlusion@1"]
+    assert file_of(both, "html").text.startswith("<!doctype html>")
+    assert "http" not in file_of(both, "html").media_type
+
+
+def test_durations():
+    assert [duration(s) for s in (0.2, 5, 60, 3599, 3600)] == [
+        "under a second", "5 s", "1 min 0 s", "59 min 59 s", "1 h 0 min",
+    ]  # fmt: skip
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_this_machine_needs_no_password(host):
+    assert check_address(host, None) is None
+    assert check_address(host, "a:b:c") == ("a", "b:c")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.4", "example.org", ""])
+def test_other_addresses_need_one(host):
+    with pytest.raises(ParameterError, match="expected --auth user:password"):
+        check_address(host, None)
+    assert check_address(host, "a:b") == ("a", "b")
+
+
+@pytest.mark.parametrize("auth", ["", "user", "user:", ":password"])
+def test_a_login_has_two_parts(auth):
+    with pytest.raises(ParameterError, match="expected user:password"):
+        check_address("127.0.0.1", auth)
+
+
+def test_the_command_checks_the_address_before_it_loads_a_model(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(noiser.model, "load_model", lambda name, **_: loaded.append(name))
+    result = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0"])
+    assert result.exit_code == 2
+    assert "--auth user:password" in result.stderr
+    assert loaded == []
+
+
+def test_the_command_serves_the_models_that_were_named(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(noiser.model, "load_model", lambda name, **options: (name, options["revision"]))
+    monkeypatch.setattr("noiser.app.serve", lambda sources, **options: seen.update(sources=sources, **options))
+    arguments = ["serve", "-m", "first", "-m", "second", "--port", "0", "--revision", "main"]
+    result = CliRunner().invoke(app, arguments, env={"NOISER_AUTH": "me:secret"})
+    assert result.exit_code == 0, result.stderr
+    assert list(seen["sources"])[:2] == ["first", "second"]
+    assert seen["sources"]["first"]() == ("first", "main")
+    assert (seen["host"], seen["port"], seen["auth"]) == ("127.0.0.1", 0, "me:secret")
+
+
+def test_without_gradio_the_error_says_how_to_get_it(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.delitem(sys.modules, "noiser.app.page", raising=False)
+    monkeypatch.delitem(sys.modules, "noiser.app.layout", raising=False)
+    with pytest.raises(noiser.errors.DependencyError, match=r"pip install 'noiser\[app\]'"):
+        noiser.app.server.serve({"m": lambda: tiny("llama")})
