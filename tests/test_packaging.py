@@ -30,6 +30,7 @@ def requirements() -> list[Requirement]:
     installed = [
         *project["dependencies"],
         *project["optional-dependencies"]["demo"],
+        *project["optional-dependencies"]["app"],
         *project["optional-dependencies"]["inseq"],
         *PROJECT["dependency-groups"]["dev"],
     ]
