@@ -1,0 +1,89 @@
+"""What docs/integrations.md shows runs, as it stands there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import noiser
+from tiny import tiny, tiny_tokenizer
+
+if importlib.util.find_spec("inseq") is None:
+    pytest.skip("Inseq is not installed: pip install inseq==0.7.1", allow_module_level=True)
+
+from noiser.integrations.captum import captum_methods
+from noiser.integrations.inseq_method import import_inseq, inseq_methods
+from noiser.methods import METHODS
+
+inseq = import_inseq()
+TEXT = (Path(__file__).parent.parent / "docs/integrations.md").read_text(encoding="utf-8")
+NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture
+def small():
+    return noiser.wrap(tiny("gemma3").model, tiny_tokenizer(bos=False))
+
+
+@pytest.mark.filterwarnings("ignore:Contrastive inputs do not match")  # Inseq says so of every contrastive function
+def test_python_examples(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    load = inseq.load_model
+
+    def load_small(name, *args, **options):
+        if name == NAME:
+            small.model.save_pretrained(tmp_path / "model")
+            small.tokenizer.save_pretrained(tmp_path / "model")
+            name = str(tmp_path / "model")
+        return load(name, *args, **options)
+
+    monkeypatch.setattr(inseq, "load_model", load_small)
+    monkeypatch.setattr(noiser, "load_model", lambda name: small)
+    before = {**METHODS._entries}, {**METHODS._newest}
+    names = {}
+    try:
+        for block in blocks("python"):
+            exec(block, names)
+    finally:
+        METHODS._entries, METHODS._newest = before
+    assert "capital" in capsys.readouterr().out
+    assert names["again"].to_dict()["scores"]
+    assert names["ours"].method == "noiser@1"
+    assert names["att"].scores.tolist() == [sorted(names["att"].scores[0].tolist())]
+
+
+def commands():
+    return [line for block in blocks("bash") for line in block.splitlines() if not line.startswith("pip ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
+def test_commands(command, small, gemma, tmp_path):
+    program, *arguments = shlex.split(command.replace(NAME, str(tmp_path / "model")))
+    if program == "noiser":
+        arguments = ["-m", "noiser", *arguments]
+    else:
+        small.model.save_pretrained(tmp_path / "model")
+        small.tokenizer.save_pretrained(tmp_path / "model")
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_every_method_of_captum_is_described():
+    for name in captum_methods():
+        assert f"`{name}`" in TEXT
+
+
+def test_names_in_the_text_are_inseqs():
+    assert {"saliency", "integrated_gradients", "value_zeroing", "reagent"} <= {*inseq_methods()}
