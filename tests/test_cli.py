@@ -74,7 +74,8 @@ def test_runs_as_a_module():
 
 def test_methods_lists_every_method_with_its_defaults(noiser_command):
     lines = noiser_command("methods").stdout.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == METHODS.names()
+    families = [f"{family.prefix}:NAME" for family in METHODS.families()]
+    assert [line for line in lines if not line.startswith(" ")] == METHODS.names() + families
     at = lines.index("noiser")
     assert lines[at + 1].strip() == METHODS.get("noiser").summary
     assert "samples=10, steps=10, bounding=k_min, score=prob" in lines[at + 2]
