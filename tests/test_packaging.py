@@ -51,7 +51,7 @@ def test_importing_noiser_is_light():
     print(f"import noiser: {int(total[1]) / 1e6:.3f} s")
 
 
-@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", "scripts/reproduce", ".ci/run"])
 def test_scripts_can_be_run_and_parsed(name):
     assert os.access(ROOT / name, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / name], check=True)
