@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,20 +89,21 @@ class _Block:
 
     def attribute(self) -> Iterator[Finished]:
         """Attributes the examples that have no attribution, and says what it took and found."""
-        seconds: dict[str, float] = {}
+        spent: dict[str, _Spent] = {}
         new: list[Mapping[str, Any]] = []
         for sampled in self.examples:
             if sampled.id not in self.stored:
-                started = time.perf_counter()
+                started = _now()
                 self.stored[sampled.id] = self._attributed(sampled)
-                seconds[sampled.id] = time.perf_counter() - started
+                spent[sampled.id] = _since(started)
                 new.append(self.stored[sampled.id])
-        lacking = [sampled for sampled in self.examples if sampled.id not in self._measured(ATTRIBUTION)]
+        told = self._measured(ATTRIBUTION) - {values["example"] for values in new}
+        lacking = [sampled for sampled in self.examples if sampled.id not in told]
         rows = [self._row(sampled, ATTRIBUTION, self._facts(sampled)) for sampled in lacking]
         if rows:
             place = (self.task.model, self.task.data, self.entry.label)
             attributions = File(ATTRIBUTIONS, place, self.task.block)
-            yield self._finished(ATTRIBUTION, rows, seconds, [(attributions, new)] if new else [])
+            yield self._finished(ATTRIBUTION, rows, spent, [(attributions, new)] if new else [])
 
     def _attributed(self, sampled: Sampled) -> dict[str, Any]:
         found: dict[str, Any] = {"example": sampled.id, "index": sampled.item.index, "attribution": None, "error": None}
@@ -142,7 +143,7 @@ class _Block:
             return
         registered = METRICS.get(metric.name).factory()
         found: dict[str, Measured | str] = {}
-        seconds: dict[str, float] = {}
+        spent: dict[str, _Spent] = {}
         settings = {
             "seed": self.plan.seed,
             "masks": metric.masks,
@@ -153,21 +154,21 @@ class _Block:
         usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]
         groups = [usable] if registered.measure is None else [[sampled] for sampled in usable]
         for group in groups:
-            started = time.perf_counter()
+            started = _now()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 measured = measure(registered, [self._case(sampled, settings) for sampled in group])
-            each = (time.perf_counter() - started) / max(1, len(group))
+            each = _since(started, len(group))
             for sampled, columns in zip(group, measured, strict=True):
                 failed = isinstance(columns, Exception)
                 found[sampled.id] = f"{type(columns).__name__}: {columns}" if failed else columns
-                seconds[sampled.id] = each
+                spent[sampled.id] = each
         for sampled in lacking:
             found.setdefault(sampled.id, str(self.stored[sampled.id]["error"]))
         rows = [self._row(sampled, metric.label, found[sampled.id]) for sampled in lacking]
         replies = [reply for sampled in lacking if (reply := _replies(sampled, found[sampled.id]))]
         yield self._finished(
-            metric.label, rows, seconds, [(self._file(REPLIES, metric.label), replies)] if replies else []
+            metric.label, rows, spent, [(self._file(REPLIES, metric.label), replies)] if replies else []
         )
 
     def _case(self, sampled: Sampled, settings: Mapping[str, Any]) -> Case:
@@ -207,14 +208,9 @@ class _Block:
         )
 
     def _finished(
-        self, metric: str, rows: Sequence[Row], seconds: Mapping[str, float], others: list[tuple[File, Lines]]
+        self, metric: str, rows: Sequence[Row], spent: Mapping[str, _Spent], others: list[tuple[File, Lines]]
     ) -> Finished:
-        costs = [
-            Cost(row.model, row.data, row.method, metric, row.example, row.index, round(seconds[row.example], 6),
-                 torch.get_num_threads())._asdict()
-            for row in rows
-            if row.example in seconds
-        ]  # fmt: skip
+        costs = [self._cost(row, spent[row.example]) for row in rows if row.example in spent]
         files = [(self._file(COSTS, metric), costs)] if costs else []
         return Finished(
             files=(*files, *others, (self._file(ROWS, metric), [row._asdict() for row in rows])),
@@ -223,8 +219,38 @@ class _Block:
             metric=metric,
             examples=len(rows),
             errors=sum(row.error is not None for row in rows),
-            seconds=sum(seconds.values()),
+            seconds=sum(each.seconds for each in spent.values()),
         )
+
+    def _cost(self, row: Row, spent: _Spent) -> dict[str, Any]:
+        return Cost(
+            model=row.model,
+            data=row.data,
+            method=row.method,
+            metric=row.metric,
+            example=row.example,
+            index=row.index,
+            seconds=round(spent.seconds, 6),
+            threads=torch.get_num_threads(),
+            cpu=round(spent.cpu, 6),
+        )._asdict()
+
+
+class _Spent(NamedTuple):
+    """Seconds of wall clock and of processor time."""
+
+    seconds: float
+    cpu: float
+
+
+def _now() -> _Spent:
+    return _Spent(time.perf_counter(), time.process_time())
+
+
+def _since(started: _Spent, shares: int = 1) -> _Spent:
+    """What was spent since then, for each of several that were done together."""
+    now = _now()
+    return _Spent(*((end - start) / max(1, shares) for start, end in zip(started, now, strict=True)))
 
 
 def _first(examples: Sequence[Sampled], limit: int | None) -> list[Sampled]:

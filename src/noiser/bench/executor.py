@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from noiser.bench.tasks import Assignment, Event, Setup, Task, next_task
 
@@ -29,6 +29,7 @@ class Lost(NamedTuple):
     reason: str
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Runs tasks on workers.
 

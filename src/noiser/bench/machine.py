@@ -12,7 +12,7 @@ from typing import Any
 
 from noiser.version import __version__
 
-__all__ = ["machine", "now", "versions"]
+__all__ = ["core_count", "machine", "now", "versions"]
 
 
 def now() -> str:
@@ -35,9 +35,13 @@ def machine() -> dict[str, Any]:
     """Processor, cores and graphics cards of this machine; of a cluster, of the one that stores the rows."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"system": sys.platform, "cpu": _processor(), "cores": cores, "gpus": gpus}
+    return {"system": sys.platform, "cpu": _processor(), "cores": core_count(), "gpus": gpus}
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

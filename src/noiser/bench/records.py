@@ -51,6 +51,7 @@ class Cost(NamedTuple):
         model, data, method, metric, example, index: those of the row.
         seconds: of wall clock. What is measured once for all methods counts for the first of them.
         threads: CPU threads that it had.
+        cpu: seconds of processor time, of all threads together: what is left of `seconds` on a busy machine.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Cost(NamedTuple):
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     seconds: float
     threads: int
+    cpu: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from noiser.bench.executor import Executor, Inline, Lost
 from noiser.bench.forecast import Forecast, Key, Load, attribution_tokens, metric_tokens
 from noiser.bench.identity import check_identity
-from noiser.bench.machine import machine, now, versions
+from noiser.bench.machine import core_count, machine, now, versions
 from noiser.bench.plan import ATTRIBUTION, DataEntry, Plan, combined, read_plan
 from noiser.bench.records import Selection
 from noiser.bench.resolve import check_change, fingerprint, resolve
@@ -55,6 +56,7 @@ class Outcome(NamedTuple):
     lost: tuple[str, ...]
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Is told how it goes."""
 
@@ -144,12 +146,10 @@ def duration(seconds: float) -> str:
 
 
 def _threads(executor: ExecutorName, workers: int | None) -> int | None:
-    import os
-
-    if executor != "local" or workers == 0:
+    """Cores divided among the workers, unless the user has said how many threads there are to be."""
+    if executor != "local" or workers == 0 or "OMP_NUM_THREADS" in os.environ:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (workers or 1))
+    return max(1, core_count() // (workers or 1))
 
 
 def _executor(name: ExecutorName, setup: Setup, workers: int | None) -> Executor:
@@ -332,7 +332,11 @@ class _Bench:
         return [ATTRIBUTION, *(metric.label for metric in self.plan.metrics_for(entry, job.model, job.data))]
 
     def _measured(self, job: Job, method: str, metric: str) -> frozenset[str]:
-        return frozenset(self._valid(File(ROWS, (job.model, job.data, method, metric), job.block)))
+        """Examples that have a row, and the attribution that it tells about."""
+        found = frozenset(self._valid(File(ROWS, (job.model, job.data, method, metric), job.block)))
+        if metric != ATTRIBUTION:
+            return found
+        return found & frozenset(self._valid(File(ATTRIBUTIONS, (job.model, job.data, method), job.block)))
 
     def _valid(self, file: File) -> dict[str, dict[str, Any]]:
         """Stored lines; those with an error count as missing where they are to be tried again."""

@@ -1,0 +1,533 @@
+"""Benchmarks: rows, what is repeated and what is not, changed plans, and the commands."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import noiser
+from bench_for_tests import PROMPTS, Heard, contents, plan_text, save_models, stored
+from noiser.bench import Store, run_bench
+from noiser.cli import app
+from noiser.errors import PlanError, RunError, StoredFileError
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> Path:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def plan(tmp_path, models) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(plan_text(models), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, models) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "p.toml").write_text(plan_text(models), encoding="utf-8")
+    run_bench(folder / "p.toml", folder / "out", Heard(), workers=0)
+    return folder / "out"
+
+
+def by_key(folder):
+    return {(row.model, row.data, row.example, row.method, row.metric): row for row in Store(folder).rows()}
+
+
+# ---- what is stored --------------------------------------------------------------------------------------------------
+
+
+def test_every_wanted_row_is_there_once(whole):
+    rows = list(Store(whole).rows())
+    assert len(by_key(whole)) == len(rows)
+    each = {}
+    for row in rows:
+        each[row.data, row.method, row.metric] = each.get((row.data, row.method, row.metric), 0) + 1
+    assert each == {
+        **{("own", "noiser", metric): 12 for metric in ("attribution", "soft_scores", "mass_matched")},
+        ("own", "occlusion", "attribution"): 12, ("own", "occlusion", "soft_scores"): 12,
+        **{("own", "random", metric): 6 for metric in ("attribution", "soft_scores", "mass_matched")},
+        **{("long", method, metric): 4 for method in ("noiser", "occlusion", "random")
+           for metric in ("attribution", "soft_scores", "localisation")},
+    }  # fmt: skip
+    order = [(row.model, row.data, row.method) for row in rows]
+    assert list(dict.fromkeys(order))[:2] == [("llama", "own", "noiser"), ("llama", "own", "occlusion")]
+
+
+def test_numbers_are_those_of_evaluate(whole, models):
+    lm = noiser.load_model(models / "llama", dtype="float32", device="cpu")
+    for name, method, count in [("noiser", noiser.Noiser(samples=2, steps=3), 6), ("random", "random", 3)]:
+        found = noiser.evaluate(lm, PROMPTS[:count], method, ["soft_scores"], seed=3, masks=2)
+        for record in found.records:
+            row = by_key(whole)["llama", "own", f"own-{record['index']}", name, "soft_scores"]
+            assert {key: record[key] for key in row.values} == row.values
+            assert (row.units, row.probability, row.seed) == (record["units"], record["probability"], 3 + row.index)
+
+
+def test_attributions_are_stored_and_their_facts_are_rows(whole, models):
+    lm = noiser.load_model(models / "gemma3", dtype="float32", device="cpu")
+    found = list(Store(whole).attributions("gemma3", "own", "noiser"))
+    assert [each.index for each in found] == list(range(6))
+    again = noiser.attribute(lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3), seed=7)
+    assert found[4].attribution.scores.equal(again.scores)
+    facts = by_key(whole)["gemma3", "own", "own-4", "noiser", "attribution"].values
+    assert facts["token_forwards"] == again.info["token_forwards"]
+    assert facts["k_min"] == pytest.approx(float(again.k_min))
+
+
+def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole):
+    rows = by_key(whole)
+    failed = rows["llama", "long", "long-0", "occlusion", "localisation"]
+    assert failed.error.startswith("ParameterError: The example names no spans")
+    assert failed.values == {}
+    assert failed.targets == 3
+    assert rows["llama", "long", "long-0", "occlusion", "soft_scores"].error is None
+    texts = b"".join(contents(whole, ("rows", "selections", "costs")).values()).decode()
+    for prompt in PROMPTS:
+        assert prompt[5:20] not in texts
+
+
+def test_a_prompt_that_cannot_be_attributed(tmp_path, models):
+    long = "The secret word is swordfish. " * 60
+    (tmp_path / "p.toml").write_text(plan_text(models, prompts=[PROMPTS[0], long], limit=2), encoding="utf-8")
+    outcome = run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+    rows = by_key(tmp_path / "out")
+    assert outcome.errors == 2 * 8 + 4 * 3  # the long prompt's rows, and localisation without spans
+    for metric in ("attribution", "soft_scores", "mass_matched"):
+        row = rows["llama", "own", "own-1", "noiser", metric]
+        assert row.error.startswith("PromptError")
+        assert "swordfish" not in row.error
+        assert (row.units, row.targets, row.probability) == (0, 0, None)
+    assert rows["llama", "own", "own-0", "noiser", "mass_matched"].error is None
+    assert next(iter(Store(tmp_path / "out").attributions("llama", "own", "noiser"))).error is None
+    again = run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+    assert again.rows == 0
+    again = run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
+    assert (again.rows, again.errors) == (outcome.errors, outcome.errors)
+
+
+def test_jobs_go_round_by_round(tmp_path, plan):
+    heard = Heard()
+    run_bench(plan, tmp_path / "out", heard, workers=0)
+    jobs = list(dict.fromkeys((task.block, task.model, task.data) for task, *_ in heard.finished))
+    assert [block for block, *_ in jobs] == sorted(block for block, *_ in jobs)
+    assert [model for block, model, _ in jobs if block == 0] == ["llama", "llama", "gemma3", "gemma3"]
+    assert [model for block, model, _ in jobs if block == 1] == ["gemma3", "llama"]  # what is loaded goes on
+    assert heard.left[-1] == 0
+    assert "attributions" in heard.said[0]
+
+
+def test_run_json_says_what_is_needed_to_run_it_again(whole):
+    run = Store(whole).run
+    assert run["resolved"]["methods"]["noiser"]["parameters"]["samples"] == 2
+    assert run["resolved"]["methods"]["occlusion"]["name"] == "occlusion@1"
+    assert len(run["models"]["llama"]["identity"]["weights"]) == 64
+    assert run["models"]["llama"]["tokens_per_second"] > 0
+    assert {"noiser", "torch", "transformers"} <= set(run["versions"])
+    assert run["seed"] == 3
+    assert len(run["fingerprint"]) == 64
+
+
+# ---- again, and again with changes -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(tmp_path, plan, whole):
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert contents(tmp_path / "out") == contents(whole)
+    before = stored(tmp_path / "out")
+    gone = [name for number, name in enumerate(sorted(before)) if number % 3 == 0]
+    for name in gone:
+        (tmp_path / "out" / name).unlink()
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert contents(tmp_path / "out") == contents(whole)
+    after = stored(tmp_path / "out")
+    facts = {  # rows that tell about an attribution come with it
+        f"rows/{name.removeprefix('attributions/').replace(block, f'attribution/{block}')}"
+        for name in gone
+        if name.startswith("attributions") and (block := name.split("/")[-1])
+    }
+    assert {name for name in after if after[name] != before[name]} <= {*gone, *facts}
+    heard = Heard()
+    assert run_bench(plan, tmp_path / "out", heard, workers=0).rows == 0
+    assert heard.finished == []
+
+
+def test_a_plan_may_grow(tmp_path, models, plan, whole):
+    small = plan_text(models, prompts=PROMPTS[:5], limit=3).replace(
+        'name = "occlusion"', 'name = "occlusion"\nlimit = 1'
+    )
+    plan.write_text(small, encoding="utf-8")
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    plan.write_text(plan_text(models), encoding="utf-8")
+    heard = Heard()
+    run_bench(plan, tmp_path / "out", heard, workers=0)
+    assert contents(tmp_path / "out") == contents(whole)  # also blocks that were begun
+    assert sum(count for *_, count in heard.finished) < len(by_key(whole))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seed = 3", "seed = 4", "seed was 3 and is 4"),
+        ("block = 2", "block = 3", "block was 2 and is 3"),
+        ("samples = 2", "samples = 3", "methods, 'noiser', parameters: samples was 2 and is 3"),
+        ("masks = 2", "masks = 4", "metrics, 'soft_scores', masks was 2 and is 4"),
+        ("max_new_tokens = 3", "max_new_tokens = 2", "data, 'long', max_new_tokens was 3 and is 2"),
+        ('"   x"', '"   y"', "data, 'long', prompts was"),
+        ('name = "random"\nlimit = { own = 3 }', 'name = "random"\nlabel = "chance"', "methods, 'random' is no longer"),
+    ],
+)
+def test_a_plan_may_not_change_what_is_stored(tmp_path, plan, whole, old, new, said):
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "out")
+    before = contents(tmp_path / "out", ("",))
+    text = plan.read_text(encoding="utf-8").replace('methods = ["noiser", "random"]', "")
+    assert old in text
+    plan.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(PlanError) as refused:
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert said in str(refused.value)
+    assert "start another folder" in str(refused.value)
+    assert contents(tmp_path / "out", ("",)) == before
+
+
+def test_other_weights_are_refused(tmp_path, models, plan):
+    import shutil
+
+    import torch
+
+    copy = shutil.copytree(models, tmp_path / "copies")
+    plan.write_text(plan_text(copy), encoding="utf-8")
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    lm = noiser.load_model(copy / "llama", dtype="float32", device="cpu")
+    with torch.no_grad():
+        lm.model.model.norm.weight.mul_(1.5)
+    lm.model.save_pretrained(copy / "llama")
+    next((tmp_path / "out" / "rows" / "llama").rglob("*.jsonl")).unlink()
+    with pytest.raises(StoredFileError, match="'llama' is not the one that the stored rows are about: weights was"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "occlusion"', 'name = "oclusion"', "methods, 'oclusion': Unknown method 'oclusion'. Did you mean"),
+        ('name = "soft_scores"', 'name = "soft_score"', "Unknown metric 'soft_score'. Did you mean 'soft_scores"),
+        ('label = "own"\nprompts', 'name = "knwon"\nprompts', "expected either name, of a data set, or prompts"),
+        ("samples = 2", "sampels = 2", "methods, 'noiser': Method 'noiser' does not accept"),
+        ("samples = 2", "samples = 0", "methods, 'noiser': samples is 0"),
+        ("masks = 2", 'masks = "2"', "metrics, 'soft_scores', masks: got '2', expected a valid integer"),
+        ("masks = 2", "mask = 2", "metrics, 'soft_scores', mask: Unknown key 'mask'. Did you mean 'masks'?"),
+        ("block = 2", "blocks = 2", "blocks: Unknown key 'blocks'. Did you mean 'block'?"),
+        ("block = 2", "block = 0", "block: got 0, expected greater than or equal to 1"),
+        ('data = "long"', 'data = "longs"', "metrics, 'localisation': Unknown label in data 'longs'. Did you mean"),
+        ("own = 3", "owns = 3", "methods, 'random': Unknown label in data 'owns'. Did you mean 'own'?"),
+        ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': it asks a judge"),
+        ('label = "long"', 'label = "OWN"', "two data have the label"),
+        ('label = "long"', 'label = "../long"', "expected letters, digits"),
+        ("seed = 3", "seed = ", "is no TOML"),
+        ('name = "tiny"', "", "name is missing"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_means_nothing_is_refused(tmp_path, plan, old, new, said):
+    text = plan.read_text(encoding="utf-8")
+    assert old in text
+    plan.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(PlanError) as refused:
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert said in str(refused.value)
+    assert str(plan) in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_data_set_and_missing_plan(tmp_path, plan):
+    plan.write_text(plan.read_text(encoding="utf-8") + '[[data]]\nname = "knwon"\n', encoding="utf-8")
+    with pytest.raises(PlanError, match=r"Unknown data set 'knwon'. Did you mean 'known'"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    with pytest.raises(PlanError, match=r"Cannot read the plan .*No such file"):
+        run_bench(tmp_path / "none.toml", tmp_path / "out", Heard())
+
+
+@pytest.mark.parametrize("name", ["paper", "local", "mini"])
+def test_our_own_plans(name):
+    from noiser.bench import read_plan
+    from noiser.bench.resolve import resolve
+
+    path = Path(__file__).parents[1] / "benchmarks" / "plans" / f"{name}.toml"
+    plan, _ = read_plan(path)
+    assert resolve(plan, str(path))["methods"]["noiser"]["name"] == "noiser@1"
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quiz(monkeypatch):
+    """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt it cannot read."""
+    from noiser.data import DATA_SETS, Example, Reading, Recipe, Source
+    from noiser.model.query import build_query
+    from tiny import tiny
+
+    lm, right = tiny("llama"), {}
+    for prompt in (f"{a} {b}" for a in PROMPTS for b in PROMPTS):
+        (target,) = noiser.attribute(lm, prompt, method="random").targets
+        if target.text.isprintable() and build_query(lm, prompt, target=target.text).target_ids == (target.token_id,):
+            right[prompt] = target.text
+    assert len(right) > 6
+    pairs = [*list(right.items())[:6], ("y" * 2000, "x")]
+    examples = [
+        Example(id=f"quiz-{i}", prompt=prompt, target="Zq" if i % 2 else said, dataset="quiz", category="abc"[i % 3])
+        for i, (prompt, said) in enumerate(pairs)
+    ]
+    recipe = Recipe(
+        source=Source(files=(), licence="ours", citation=""), read=lambda paths: Reading(examples, ("a note",))
+    )
+    monkeypatch.setattr(DATA_SETS, "_entries", dict(DATA_SETS._entries))
+    monkeypatch.setattr(DATA_SETS, "_newest", dict(DATA_SETS._newest))
+    DATA_SETS.register("quiz", lambda: recipe, summary="a quiz")
+    return examples
+
+
+QUIZ = """
+name = "quiz"
+seed = 1
+[[models]]
+name = "{models}/llama"
+[[data]]
+name = "quiz"
+only_correct = true
+{more}
+[[methods]]
+name = "random"
+"""
+
+
+def test_only_examples_that_the_model_gets_right(tmp_path, models, quiz):
+    plan = tmp_path / "p.toml"
+    plan.write_text(QUIZ.format(models=models, more=""), encoding="utf-8")
+    run_bench(plan, tmp_path / "all", Heard(), workers=0)
+    (selection,) = Store(tmp_path / "all").selections()
+    assert (selection.total, selection.checked, selection.right) == (7, 7, 3)
+    assert set(selection.chosen) == {"quiz-0", "quiz-2", "quiz-4"}
+    assert list(selection.failed) == ["quiz-6"]
+    assert "yyyy" not in selection.failed["quiz-6"]
+    assert selection.notes == ("a note",)
+    for limit in (1, 2):  # nested, and only as many are asked as are needed
+        plan.write_text(QUIZ.format(models=models, more=f"limit = {limit}"), encoding="utf-8")
+        run_bench(plan, tmp_path / "some", Heard(), workers=0)
+        (some,) = Store(tmp_path / "some").selections()
+        assert some.chosen == selection.chosen[:limit]
+        assert some.right == limit <= some.checked
+    plan.write_text(QUIZ.format(models=models, more=""), encoding="utf-8")
+    run_bench(plan, tmp_path / "some", Heard(), workers=0)
+    assert contents(tmp_path / "some") == contents(tmp_path / "all")
+
+
+def test_categories(tmp_path, models, quiz):
+    plan = tmp_path / "p.toml"
+    for more, expected in [
+        ('category = ["a", "b"]', {"quiz-0", "quiz-4"}),
+        ('without_category = "a"', {"quiz-2", "quiz-4"}),
+    ]:
+        plan.write_text(QUIZ.format(models=models, more=more), encoding="utf-8")
+        folder = tmp_path / more[:3]
+        run_bench(plan, folder, Heard(), workers=0)
+        assert {row.example for row in Store(folder).rows()} == expected
+    plan.write_text(QUIZ.format(models=models, more='category = "abc"'), encoding="utf-8")
+    with pytest.raises(PlanError, match="Unknown category of quiz 'abc'"):
+        run_bench(plan, tmp_path / "never", Heard(), workers=0)
+
+
+# ---- random references are measured once -----------------------------------------------------------------------------
+
+
+def test_random_references_are_shared_and_the_same(monkeypatch):
+    from noiser.metrics import METRICS, Case, catalog
+    from tiny import tiny
+
+    lm, memo, counted = tiny("llama"), {}, []
+    original = catalog.random_scores
+    monkeypatch.setattr(catalog, "random_scores", lambda *arguments: counted.append(1) or original(*arguments))
+    curves = catalog.random_curve
+    monkeypatch.setattr(catalog, "random_curve", lambda *a, **k: counted.append(1) or curves(*a, **k))
+    metric = METRICS.get("faithfulness").factory()
+    for method in ("occlusion", "random", "input_x_gradient"):
+        att = noiser.attribute(lm, PROMPTS[0], method=method)
+        shared = metric.measure(Case(lm=lm, att=att, masks=2, memo=memo))
+        seen = len(counted)
+        alone = metric.measure(Case(lm=lm, att=att, masks=2))
+        assert shared == alone
+        assert len(counted) == seen + 3
+    assert seen == 3 + 2 * 3  # once for the memo, and for the two cases without it
+    words = noiser.attribute(lm, PROMPTS[0], method="occlusion", unit="word")
+    metric.measure(Case(lm=lm, att=words, masks=2, memo=memo))
+    assert len(counted) == 4 * 3 + 3  # other units are another question
+
+
+# ---- a disk and a machine that fail ----------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_clear_error_and_harms_nothing(tmp_path, plan, whole, monkeypatch):
+    import noiser.files
+
+    real, written = os.fsync, []
+
+    def fsync(descriptor):
+        written.append(descriptor)
+        if len(written) == 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(noiser.files.os, "fsync", fsync)
+    with pytest.raises(RunError, match=r"Cannot write .*jsonl: No space left on device. What is stored is whole"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert 0 < len(stored(tmp_path / "out")) < len(stored(whole))
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert all(contents(whole)[name] == text for name, text in contents(tmp_path / "out").items())
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_an_unwritable_folder(tmp_path, plan):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(RunError, match=r"Cannot write .*run.json"):
+        run_bench(plan, tmp_path / "file" / "out", Heard(), workers=0)
+
+
+def test_two_runs_in_one_folder(tmp_path, plan, whole):
+    with Store(whole).locked(), pytest.raises(RunError, match="Another run is at work"):
+        run_bench(plan, whole, Heard(), workers=0)
+
+
+def test_damaged_files_are_named(tmp_path, plan, whole):
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "out")
+    place = next((tmp_path / "out" / "rows").rglob("*.jsonl"))
+    place.write_text('{"model": ', encoding="utf-8")
+    with pytest.raises(StoredFileError, match=r"is damaged.*Delete that file"):
+        list(Store(tmp_path / "out").rows())
+    place.unlink()
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert contents(tmp_path / "out") == contents(whole)
+    with pytest.raises(StoredFileError, match=r"no run\.json"):
+        Store(tmp_path)
+    (tmp_path / "run.json").write_text('{"format": "noiser.bench", "schema": 9}', encoding="utf-8")
+    with pytest.raises(StoredFileError, match="schema 9"):
+        Store(tmp_path)
+
+
+def killed(plan, folder, kills, seed):
+    script = Path(__file__).parent / "bench_for_tests.py"
+    arguments = [sys.executable, script, plan, folder, str(kills), str(seed)]
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_twenty_kills_lose_and_repeat_nothing(tmp_path, plan, whole):
+    killed(plan, tmp_path / "out", 20, seed=0)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+@pytest.mark.slow
+def test_workers_that_die_are_replaced(tmp_path, plan, whole):
+    """The processes of a real run are killed from outside; the run goes on with new ones."""
+    import multiprocessing
+    import signal
+    import time
+
+    class Murder(Heard):
+        def progress(self, forecast, last):
+            super().progress(forecast, last)
+            if len(self.finished) in (5, 20):
+                for child in multiprocessing.active_children():
+                    os.kill(child.pid, signal.SIGKILL)
+                time.sleep(0.2)
+
+    outcome = run_bench(plan, tmp_path / "out", Murder(), workers=2)
+    assert outcome.lost == ()
+    assert contents(tmp_path / "out") == contents(whole)
+    assert not multiprocessing.active_children()
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_status_and_pack(tmp_path, whole, plan):
+    run = CliRunner().invoke
+    shown = run(app, ["bench", "status", str(whole)])
+    assert shown.exit_code == 0, shown.output
+    assert "tiny: complete, 114 rows" in shown.output
+    assert "The example names no spans" in shown.output
+    for folder in ("one", "two"):
+        packed = run(app, ["bench", "pack", str(whole), "-o", str(tmp_path / folder)])
+        assert packed.exit_code == 0, packed.output
+    one, two = Store(tmp_path / "one"), Store(tmp_path / "two")
+    assert one.packed
+    assert list(one.rows()) == list(Store(whole).rows())
+    assert list(one.costs()) == list(Store(whole).costs())
+    assert one.selections() == Store(whole).selections()
+    assert one.plan == Store(whole).plan
+    assert list(one.attributions("llama", "own", "noiser")) == []
+    assert contents(one.path, ("",)) == contents(two.path, ("",))
+    assert not (one.path / "replies").exists()
+    assert "complete" in run(app, ["bench", "status", str(one.path)]).output
+    again = run(app, ["bench", "run", str(plan), "-o", str(one.path), "--workers", "0"])
+    assert again.exit_code == 2
+    assert "is packed" in again.output
+    assert run(app, ["bench", "status", str(tmp_path)]).exit_code == 2
+    assert "expected another folder" in run(app, ["bench", "pack", str(whole), "-o", str(whole)]).output
+
+
+def test_the_command(tmp_path, plan, whole):
+    run = CliRunner().invoke
+    said = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out"), "--dry-run"])
+    assert "At most: 42 attributions and 72 measurements" in said.output
+    assert not (tmp_path / "out").exists()
+    done = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out"), "--workers", "0"])
+    assert done.exit_code == 0, done.output
+    assert "Stored 114 rows" in done.output
+    assert contents(tmp_path / "out") == contents(whole)
+    plan.write_text("name = 1", encoding="utf-8")
+    refused = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out")])
+    assert refused.exit_code == 2
+    assert refused.output.count("noiser: error") == 1
+
+
+def test_reading_rows_needs_no_torch(whole):
+    code = (
+        f"import sys; from noiser.bench import Store; s = Store({str(whole)!r}); list(s.rows()); s.plan; "
+        "print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_judged_words_stay_out_of_rows(tmp_path, models):
+    text = plan_text(models, limit=2) + '[[metrics]]\nname = "answerability"\njudge = "local"\ndata = "own"\n'
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+    row = by_key(tmp_path / "out")["llama", "own", "own-0", "occlusion", "answerability"]
+    assert row.values["answerability_status"] in ("correct", "wrong", "unscored")
+    assert set(row.values) == {
+        f"answerability_{name}" for name in ("rate", "score", "rate_scored", "unscored", "status")
+    }
+    (replies,) = (tmp_path / "out" / "replies" / "llama" / "own" / "occlusion" / "answerability").glob("*.jsonl")
+    assert "answerability_words" in json.loads(replies.read_text(encoding="utf-8").splitlines()[0])
