@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from noiser.cli import options as o
+from noiser.cli.progress import progress_bar
 from noiser.errors import ParameterError
 
 __all__ = ["report"]
@@ -39,8 +40,13 @@ def report(
 
     results = Results.of(Store(folder), confidence)
     if output is None and format_ != "all":
-        o.write(render(results, format_), None)
+        with progress_bar("Reporting") as progress:
+            text = render(results, format_, progress)
+        o.write(text, None)
         return
     assert output is not None
-    for place in write_report(results, output, FORMATS if format_ == "all" else [format_], figures=figures, html=html):
+    forms = FORMATS if format_ == "all" else (format_,)
+    with progress_bar("Reporting") as progress:
+        places = write_report(results, output, forms, figures=figures, html=html, progress=progress)
+    for place in places:
         typer.echo(place)

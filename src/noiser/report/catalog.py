@@ -34,6 +34,16 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
 """What makes the tables; each yields none where the run has nothing for it."""
 
 
-def tables(results: Results) -> list[Table]:
-    """All tables that the rows of a run have numbers for."""
-    return [table for build in BUILDERS for table in build(results)]
+def tables(results: Results, progress: Callable[[float, float], None] | None = None) -> list[Table]:
+    """All tables that the plan of a run has.
+
+    Args:
+        results: of a run.
+        progress: called with (done, expected) kinds of tables; intervals take most of the time.
+    """
+    found: list[Table] = []
+    for done, build in enumerate(BUILDERS):
+        if progress is not None:
+            progress(done, len(BUILDERS))
+        found += build(results)
+    return found

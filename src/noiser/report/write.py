@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -29,9 +29,9 @@ FORMATS: tuple[Format, ...] = ("md", "latex", "csv")
 _SUFFIXES: dict[Format, str] = {"md": "md", "latex": "tex", "csv": "csv"}
 
 
-def render(results: Results, form: Format) -> str:
+def render(results: Results, form: Format, progress: Callable[[float, float], None] | None = None) -> str:
     """All tables as one text: Markdown, LaTeX tables to be put into a paper, or CSV."""
-    made = tables(results)
+    made = tables(results, progress)
     return "\n".join(map(tabular, made)) if form == "latex" else _text(results, made, form)
 
 
@@ -42,6 +42,7 @@ def write_report(
     *,
     figures: bool = False,
     html: bool = False,
+    progress: Callable[[float, float], None] | None = None,
 ) -> list[Path]:
     """Writes report.md, report.tex, report.csv, report.html and the folder figures, as asked.
 
@@ -51,6 +52,7 @@ def write_report(
         forms: "md", "latex", "csv".
         figures: whether to draw, as SVG and PNG. Heat maps are of the plan's own prompts alone.
         html: whether to write one page with everything.
+        progress: as for `tables`.
 
     Returns:
         The files, in the order in which they were written.
@@ -59,7 +61,7 @@ def write_report(
         DependencyError: figures or a page are asked for without matplotlib; nothing is written then.
         OSError: a file cannot be written. Each is whole or not there.
     """
-    made = tables(results)
+    made = tables(results, progress)
     drawn = plots(results) if figures or html else []
     files = {f"report.{_SUFFIXES[form]}": _text(results, made, form).encode() for form in FORMATS if form in forms}
     if html:
