@@ -42,8 +42,11 @@ def models() -> None:
 
 
 def _defaults(entry: Entry[Any]) -> dict[str, Any]:
-    """The fields of the method as the factory makes it without arguments."""
-    made = entry.factory()
+    """The fields of the method as the factory makes it without arguments, where it can."""
+    try:
+        made = entry.factory()
+    except Exception:  # a plugin's method may need an argument
+        return {}
     if not dataclasses.is_dataclass(made):
         return {}
     return {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
