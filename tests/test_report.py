@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from noiser.bench import Selection
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import SOFT
 from noiser.metrics.metric import Scale, Summary
@@ -483,3 +484,24 @@ def test_part_of_a_data_set_says_so():
     found = table(tables(results([], data=data)), "faithfulness-capitals")
     assert found.title == "Faithfulness on LongRA (capitals)"
     assert any("for all categories of the data set, ours for some" in note for note in found.notes)
+
+
+def test_selections_beside_the_papers():
+    part = {"name": "longra", "label": "capitals", "category": "capital-world"}
+    data = [{"name": "known"}, part, {"name": "wikibio"}]
+    same = {"model": "Qwen2-0.5B", "total": 1208, "chosen": ("a", "b"), "failed": {}, "notes": ()}
+    chosen = [
+        Selection(data="known", checked=10, right=4, **same),
+        Selection(data="capitals", checked=10, right=0, **same),
+        Selection(data="wikibio", checked=None, right=None, **same),
+    ]
+    wanted = plan(models=[{"name": "Qwen/Qwen2-0.5B"}], data=data)
+    found = table(tables(Results(plan=wanted, selections=chosen)), "selections")
+    known, capitals, wikibio = (line.cells for line in found.lines)
+    assert known[:3] == (Count(1208), Count(10), Count(4))
+    assert (known[3].value, known[3].n, known[4]) == (0.4, 10, Count(2))
+    assert known[5:] == (Quoted(661, "quantity"), Quoted(661 / 1208, "percent"), Quoted(None))
+    assert capitals[3].value == 0  # measured, and none was right
+    assert capitals[5] == Quoted(None, "quantity")  # the paper counts the whole data set
+    assert wikibio[1:3] == (Count(None), Count(None))
+    assert shown(wikibio[3])[0::2] == (DASH, "n\xa0=\xa00", "")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from noiser.report.names import data_title
 from noiser.report.results import Results
 from noiser.version import __version__
 
 __all__ = ["about", "title"]
+
+
+_IDENTITY = {"dtype": "", "revision": "revision", "weights": "weights"}
 
 
 def title(results: Results) -> str:
@@ -37,14 +40,18 @@ def about(results: Results) -> list[tuple[str, str]]:
 
 def _model(label: str, run: Mapping[str, Any]) -> str:
     models: Any = run.get("models")
-    known: Any = models.get(label) if isinstance(models, dict) else None
+    entry: Any = models.get(label) if isinstance(models, dict) else None
+    known: Any = entry.get("identity") if isinstance(entry, dict) else None
     if not isinstance(known, dict):
         return label
-    facts = [str(known[key])[:12] for key in ("dtype", "weights") if known.get(key)]
+    facts = [f"{name} {str(known[key])[:12]}".strip() for key, name in _IDENTITY.items() if known.get(key)]
     return f"{label} ({', '.join(facts)})" if facts else label
 
 
 def _flat(values: Any) -> str:
+    if isinstance(values, list):
+        return ", ".join(map(str, cast("list[object]", values)))
     if not isinstance(values, dict):
         return "" if values is None else str(values)
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    known = cast("dict[str, object]", values)
+    return ", ".join(f"{name} {_flat(value)}" for name, value in known.items() if value not in (None, [], ""))

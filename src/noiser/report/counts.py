@@ -69,9 +69,10 @@ def _selected(found: Selection | None) -> list[TableCell]:
 
 
 def _printed(data: DataEntry, model: str | None) -> list[TableCell]:
-    path = [data_of(data.name) or data.label]
-    total = published("correct_predictions", path, "total")
-    right = published("correct_predictions", path, model)
+    """The paper's counts, which are of whole data sets."""
+    name = None if data.category or data.without_category else data_of(data.name)
+    right = published("correct_predictions", [name], model) if name else None
+    total = published("correct_predictions", [name], "total") if name else None
     share = Quoted(right / total if right and total else None, "percent")
     none = Quoted(None)
     return [Quoted(right, "quantity"), share, none] if model else [none, none, share]

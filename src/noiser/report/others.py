@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from noiser.bench.plan import MetricEntry
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
-from noiser.report.choices import Source, metric_of, named, ordinary, sources, summaries_of
+from noiser.report.choices import Source, metric_of, named, ordinary, sources, summaries_of, without_boundings
 from noiser.report.grid import Asked, grid, mark_best, number
 from noiser.report.names import data_title, method_title
 from noiser.report.results import Results
@@ -73,7 +73,7 @@ def _headline(results: Results, data: str) -> list[tuple[Asked, Source]]:
 
 
 def _leader(results: Results, one: Asked, source: Source, model: str, data: str) -> str:
-    methods = ordinary(results, [source], data)
+    methods = without_boundings(ordinary(results, [source], data))
     cells = [one.cell(model, data, method.label) for method in methods]
     numbers = mark_best(results, cells, one.summary, [number(results, cell, one) for cell in cells])
     level = [method_title(m.label) for m, found in zip(methods, numbers, strict=True) if found.mark == "level"]

@@ -48,7 +48,7 @@ def page(
         f"<title>{escape(title(results))}</title>\n<style>{_css(maps=bool(maps))}</style>\n</head>\n<body>\n"
         f"<header class=top><h1>{escape(title(results))}</h1><dl class=about>{known}</dl>"
         f"<details open><summary>How to read the tables</summary><ul class=reading>{reading}</ul></details>"
-        f"<nav aria-label=Contents><details open><summary>Contents</summary>{links}</details></nav></header>\n"
+        f"<nav aria-label=Contents><details><summary>Contents</summary>{links}</details></nav></header>\n"
         f"<main>{body}<footer class=end>Made from stored rows; no model ran for this page.</footer></main>\n"
         "</body>\n</html>\n"
     )
