@@ -88,8 +88,8 @@ def test_confidence_reaches_the_intervals():
 
 
 def test_paired_difference_takes_the_common_prompts_alone():
-    rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate([0.5, 0.7, 9.0])]
-    rows += [row("occlusion", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate([0.4, 0.6])]
+    rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate([9.0, 0.5, 0.7])]
+    rows += [row("occlusion", "soft_scores", i, soft(0.03, nc)) for i, nc in ((2, 0.6), (1, 0.4), (3, 9.0))]
     found = results(rows).paired(KNOWN, KNOWN._replace(method="occlusion"), SOFT.summaries["soft_nc"])
     assert (found.value, found.n) == (pytest.approx(0.1), 2)  # 9.0 has no partner
 
