@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import noiser
 from noiser.app import check_address
+from noiser.app import jobs as jobs_module
 from noiser.app import models as models_module
 from noiser.app.answers import TooLongError, duration
 from noiser.app.chart import tolerance_html
@@ -104,9 +105,10 @@ def test_chat_as_a_transcript_or_as_json():
 
 def test_thresholds_are_asked_of_the_search_alone():
     question = Question(methods=("noiser",))
-    assert question.method("noiser").all_thresholds
-    assert not Question(all_thresholds=False).method("noiser").all_thresholds
-    assert not question.method("noiser_relative").all_thresholds
+    assert not question.method("noiser").all_thresholds
+    assert question.complete_method("noiser").all_thresholds
+    assert Question(all_thresholds=False).complete_method("noiser") is None
+    assert question.complete_method("noiser_relative") is None
     for name in METHODS.names():
         question.method(name)
 
@@ -291,6 +293,16 @@ def test_the_answer_is_what_the_library_says_and_leaves_no_hook(handlers):
     assert len(handlers.jobs) == 0
 
 
+def test_scores_are_shown_while_thresholds_are_searched(handlers):
+    *states, end = handlers.ask("visitor", Question(prompt=PROMPT * 3, methods=("noiser", "occlusion")), None)
+    early = [state.answer for state in states if state.answer is not None]
+    assert len(early) == 1
+    assert early[0].attributions[0].thresholds.isnan().any()
+    assert not end.answer.attributions[0].thresholds.isnan().any()
+    for first, last in zip(early[0].attributions, end.answer.attributions, strict=True):
+        assert torch.equal(first.scores, last.scores)
+
+
 def test_both_models_can_be_asked(handlers):
     assert ask(handlers, model="gemma3").answer.attributions[0].model.architecture == "Gemma3ForCausalLM"
 
@@ -336,6 +348,7 @@ def test_a_failing_model_is_an_error_and_the_next_question_is_answered(handlers,
 
 
 def test_what_would_take_too_long_says_what_to_do(handlers, monkeypatch):
+    monkeypatch.setattr(jobs_module, "SETTLED", 0.0)
     text = "One fox jumps. Two dogs sleep! " * 4
     view = ask(handlers, longest_wait=0.01, prompt=text)
     assert view.answer is None
@@ -343,7 +356,7 @@ def test_what_would_take_too_long_says_what_to_do(handlers, monkeypatch):
     assert found, view.status
     assert int(found[1]) < int(found[2])
     assert "allow a longer wait" in view.status
-    assert ask(handlers, longest_wait=600, prompt=PROMPT).answer is not None
+    assert ask(handlers, longest_wait=3600, prompt=PROMPT).answer is not None
     assert issubclass(TooLongError, NoiserError)
 
 

@@ -12,15 +12,12 @@ from noiser.app.question import Question
 from noiser.attribution import Attribution
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
-from noiser.methods import Tolerance, attribute, tolerance
+from noiser.methods import Method, Tolerance, attribute, tolerance
 from noiser.model import LanguageModel
 from noiser.model.text import encode
 from noiser.model.units import make_units
 
 __all__ = ["Answer", "TooLongError", "answer", "check_faithfulness", "check_tolerance", "duration"]
-
-PATIENCE = 2.0
-"""Seconds of work after which its speed is taken to be known."""
 
 
 class TooLongError(NoiserError):
@@ -45,8 +42,11 @@ class Answer(NamedTuple):
     seconds: float
 
 
-def answer(models: Models, question: Question, job: Job[Any], *, longest_wait: float | None = None) -> Answer:
+def answer(models: Models, question: Question, job: Job[Answer], *, longest_wait: float | None = None) -> Answer:
     """Attributes with every method of the question.
+
+    Searches first stop at the smallest threshold, which settles all scores; that answer is offered while they go on to
+    every unit's threshold.
 
     Args:
         models: what the page offers.
@@ -57,38 +57,58 @@ def answer(models: Models, question: Question, job: Job[Any], *, longest_wait: f
     Raises:
         StoppedError: on request. When no method succeeds, what the first one raised, such as `TooLongError`.
     """
-    asked = question.asked
-    found: list[Attribution] = []
-    failures: list[tuple[str, Exception]] = []
     with models.use(question.model, job) as lm:
-        began = time.monotonic()
+        run = _Run(lm, question, job, longest_wait)
         for name in question.methods:
-            job.step(f"{name} on {lm.identity.name}")
-            told = _limited(job, lm, question, name, began, longest_wait)
-            try:
-                found.append(attribute(lm, method=question.method(name), progress=told, **asked))
-            except StoppedError:
-                raise
-            except Exception as error:
-                failures.append((name, error.with_traceback(None)))
-        if not found:
-            raise failures[0][1]
-        seconds = time.monotonic() - began
-        return Answer(question, question.model or models.names[0], tuple(found), tuple(failures), seconds)
+            run.attempt(name, f"{name} on {lm.identity.name}", question.method(name))
+        if not run.found:
+            raise run.failures[0][1]
+        complete = {name: method for name in run.found if (method := question.complete_method(name)) is not None}
+        if complete:
+            job.offer(run.answer(models))
+        for name, method in complete.items():
+            run.attempt(name, f"{name}: thresholds of all units", method)
+        return run.answer(models)
+
+
+class _Run:
+    """The methods of one question, one after the other, with what has been found so far."""
+
+    def __init__(self, lm: LanguageModel, question: Question, job: Job[Answer], longest_wait: float | None) -> None:
+        self.lm, self.question, self.job, self.longest_wait = lm, question, job, longest_wait
+        self.asked = question.asked
+        self.found: dict[str, Attribution] = {}
+        self.failures: list[tuple[str, Exception]] = []
+        self.began = time.monotonic()
+
+    def attempt(self, name: str, label: str, method: Method) -> None:
+        """Attributes with a method; if it fails, what was found before stays."""
+        self.job.step(label)
+        told = _limited(self.job, self.lm, self.question, name, self.began, self.longest_wait)
+        try:
+            self.found[name] = attribute(self.lm, method=method, progress=told, **self.asked)
+        except StoppedError:
+            raise
+        except Exception as error:
+            self.failures.append((label if name in self.found else name, error.with_traceback(None)))
+
+    def answer(self, models: Models) -> Answer:
+        """What there is to show."""
+        model, seconds = self.question.model or models.names[0], time.monotonic() - self.began
+        return Answer(self.question, model, tuple(self.found.values()), tuple(self.failures), seconds)
 
 
 def _limited(
     job: Job[Any], lm: LanguageModel, question: Question, name: str, began: float, longest_wait: float | None
 ) -> Callable[[float, float], None]:
     """A progress callback that gives up as soon as it is known that the end would come too late."""
-    started = time.monotonic()
 
     def progress(done: float, expected: float) -> None:
         job.progress(done, expected)
-        now = time.monotonic()
-        if longest_wait is None or not done or now - started < min(PATIENCE, longest_wait / 4):
+        left = job.state.left
+        if longest_wait is None or left is None:
             return
-        whole = (now - began) + (now - started) * (expected - done) / done
+        whole = time.monotonic() - began + left
         if whole > 1.2 * longest_wait:
             raise TooLongError(_advice(lm, question, name, whole, longest_wait))
 

@@ -27,7 +27,7 @@ class View(NamedTuple):
     Attributes:
         status: a line about the work, or the error.
         busy: whether it goes on.
-        answer: what was found; None until then, and after an error.
+        answer: what was found; None as long as there is nothing new to show.
     """
 
     status: str
@@ -78,7 +78,9 @@ class Handlers:
         with self.jobs.run(visitor, work) as job:
             yield View(progress_line(job.state), busy=True)
             for state in job.watch():
-                yield View(progress_line(state), busy=True)
+                early = job.offered()
+                answer = None if early is None else show(early).answer
+                yield View(progress_line(state), busy=True, answer=answer)
             try:
                 view = show(job.result())
             except StoppedError:

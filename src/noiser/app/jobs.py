@@ -16,6 +16,9 @@ __all__ = ["BusyError", "Job", "Jobs", "State", "StoppedError", "Turns"]
 T = TypeVar("T")
 logger = logging.getLogger("noiser.app")
 
+SETTLED = 3.0
+"""Seconds between reports after which the speed is taken to be known."""
+
 
 class StoppedError(NoiserError):
     """The visitor stopped the work, or went away."""
@@ -50,9 +53,11 @@ class Job(Generic[T]):
         self._work, self.label = work, label
         self.ahead = 0
         self._share: float | None = None
-        self._began = self._step_began = time.monotonic()
+        self._began = time.monotonic()
+        self._first: tuple[float, float] | None = None  # when the step first reported, and its share then
         self._stop, self._over = threading.Event(), threading.Event()
         self._result: list[T] = []
+        self._offered: list[T] = []
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="noiser-job", daemon=True).start()
 
@@ -69,12 +74,22 @@ class Job(Generic[T]):
     def step(self, label: str) -> None:
         """Begins the next step. Raises Stopped."""
         self.check()
-        self.label, self._share, self._step_began = label, None, time.monotonic()
+        self.label, self._share, self._first = label, None, None
 
     def progress(self, done: float, expected: float) -> None:
         """How far the step is, as methods say it. Raises Stopped."""
         self.check()
         self._share = min(1.0, done / expected) if expected else None
+        if self._first is None and self._share is not None:
+            self._first = time.monotonic(), self._share
+
+    def offer(self, result: T) -> None:
+        """A result that can be shown already, while the work goes on to a better one."""
+        self._offered.append(result)
+
+    def offered(self) -> T | None:
+        """What was offered since the last call; None if there is nothing new."""
+        return self._offered.pop() if self._offered else None
 
     def check(self) -> None:
         """Raises StoppedError once somebody has asked for it."""
@@ -88,10 +103,14 @@ class Job(Generic[T]):
     @property
     def state(self) -> State:
         """How far it is."""
-        now = time.monotonic()
-        spent, share = now - self._step_began, self._share
-        left = spent * (1 - share) / share if share and spent > 1 else None
-        return State(self.label, share, now - self._began, left, self.ahead)
+        return State(self.label, self._share, time.monotonic() - self._began, self._left(), self.ahead)
+
+    def _left(self) -> float | None:
+        """At the speed since the first report: what comes before it, such as the clean pass, happens once."""
+        if self._first is None or self._share is None:
+            return None
+        spent, gained = time.monotonic() - self._first[0], self._share - self._first[1]
+        return spent * (1 - self._share) / gained if gained > 0 and spent > SETTLED else None
 
     def watch(self, interval: float = 0.25) -> Iterator[State]:
         """States, until the work is over or was asked to stop; leaving the loop early stops the work."""

@@ -22,12 +22,18 @@ const noiserPage = (() => {
     tip.textContent = said;
     tip.hidden = false;
     of.setAttribute("aria-describedby", tip.id);
+    shown = of;
+    place();
+  }
+
+  function place() {
+    if (!shown) return;
+    const of = shown;
     const box = of.getClientRects()[0] ?? of.getBoundingClientRect();
     const own = tip.getBoundingClientRect();
     const below = box.bottom + 6 + own.height < innerHeight;
     tip.style.left = Math.max(4, Math.min(box.left, innerWidth - own.width - 4)) + "px";
     tip.style.top = (below ? box.bottom + 6 : box.top - own.height - 6) + "px";
-    shown = of;
   }
 
   function hide() {
@@ -45,7 +51,8 @@ const noiserPage = (() => {
   document.addEventListener("mouseover", (event) => { const of = tipped(event); of ? show(of) : hide(); });
   document.addEventListener("focusin", (event) => { const of = tipped(event); of ? show(of) : hide(); });
   document.addEventListener("focusout", hide);
-  addEventListener("scroll", hide, true);
+  addEventListener("scroll", place, true);
+  addEventListener("resize", place);
 
   // A heat map is one stop of the Tab key; arrows, Home and End go through it.
   const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };

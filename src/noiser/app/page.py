@@ -86,7 +86,8 @@ class _Page:
         work = [at.status, at.run, at.stop]
         shown = [*work, at.result, at.given, at.query, at.after, at.unit, at.target, at.chart, at.evaluation]
 
-        asked = gr.on([at.run.click, at.fields["prompt"].submit], self.ask, asking, shown, **options)
+        ask = [at.run.click, at.fields["prompt"].submit]
+        asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
         opened = blocks.load(
             self.restore,
             at.linked,
@@ -125,6 +126,8 @@ class _Page:
         """What `ask` does, if the page was opened by a link with a prompt."""
         if _parameters(linked).get("prompt"):
             yield from self.ask(request, *values)
+        else:
+            yield _nothing(11)
 
     def restore(self, search: str) -> list[Any]:
         """The fields as a link has them; what is wrong with it, if something is."""
@@ -132,7 +135,7 @@ class _Page:
         try:
             question = Question.from_query(_parameters(search))
         except NoiserError as error:
-            return [explain(error, "Link"), "", *[gr.skip()] * len(fields)]
+            return [explain(error, "Link"), "", *_nothing(len(fields))]
         values = {name: getattr(question, name) for name in fields} | {
             "chat": "chat" if question.chat else "text",
             "model": question.model or self.handlers.models.names[0],
@@ -156,7 +159,7 @@ class _Page:
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
         if answer is None:
-            return *_work(view), *[gr.skip()] * 8
+            return *_work(view), *_nothing(8)
         units, targets = unit_choices(answer), target_choices(answer)
         return (
             *_work(view),
@@ -179,13 +182,17 @@ class _Page:
 
     def tolerance(self, request: gr.Request, answer: Answer | None, unit: int, target: int) -> Iterator[Shown]:
         """The drawing of how much noise a unit tolerates."""
-        if answer is not None:
+        if answer is None:
+            yield _nothing(4)
+        else:
             views = self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
             yield from map(_side, views)
 
     def faithfulness(self, request: gr.Request, answer: Answer | None) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
-        if answer is not None:
+        if answer is None:
+            yield _nothing(4)
+        else:
             yield from map(_side, self.handlers.faithfulness(_visitor(request), answer))
 
     def save_json(self, answer: Answer | None) -> str:
@@ -203,6 +210,11 @@ def _visitor(request: gr.Request) -> str:
 
 def _parameters(search: str) -> dict[str, str]:
     return dict(parse_qsl(search.removeprefix("?"), keep_blank_values=True))
+
+
+def _nothing(components: int) -> Shown:
+    """Leaves components as they are; from a generator that yields nothing at all, Gradio would empty them."""
+    return (gr.skip(),) * components
 
 
 def _work(view: View) -> Shown:

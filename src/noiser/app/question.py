@@ -77,9 +77,14 @@ class Question:
         }
 
     def method(self, name: str) -> Method:
-        """The method of that name, with the thresholds that are wanted."""
+        """The method of that name; a search stops at the smallest threshold."""
+        return make_method(name)
+
+    def complete_method(self, name: str) -> Method | None:
+        """The method that also finds every unit's threshold, with the same scores; None if that is not wanted."""
         made = make_method(name)
-        return make_method(name, all_thresholds=True) if _searches(made) and self.all_thresholds else made
+        searches = isinstance(made, Noiser) and made.bounding == "k_min"
+        return make_method(name, all_thresholds=True) if searches and self.all_thresholds else None
 
     def to_query(self) -> str:
         """What follows the question mark of a link: every field that is not as the page begins."""
@@ -97,10 +102,6 @@ class Question:
         known = {f.name: f.default for f in fields(cls)}
         given = {name: text for name, text in parameters.items() if name in known}
         return cls(**{name: _from_text(name, text, known[name]) for name, text in given.items()})
-
-
-def _searches(method: Method) -> bool:
-    return isinstance(method, Noiser) and method.bounding == "k_min"
 
 
 def _as_text(value: Any) -> str:

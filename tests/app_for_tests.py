@@ -1,0 +1,45 @@
+"""Serves the web page with tiny models, one of them broken, in a process of its own: no type checking, no warnings.
+
+    python tests/app_for_tests.py [--port N] [--auth user:password]
+
+Prints the address, then serves until it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import noiser
+from noiser.app import serve
+from tiny import tiny, tiny_model, tiny_tokenizer
+
+
+def long_reader() -> noiser.LanguageModel:
+    """A tiny model that can read thousands of tokens."""
+    model = tiny_model("llama").eval()
+    model.config.max_position_embeddings = 16384
+    return noiser.wrap(model, tiny_tokenizer())
+
+
+def failing() -> noiser.LanguageModel:
+    """A model that runs out of memory at every pass."""
+
+    def forward(*_, **__):
+        raise MemoryError("<b>42</b> GiB")
+
+    model = tiny_model("llama").eval()
+    model.model.forward = forward
+    return noiser.wrap(model, tiny_tokenizer())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--auth")
+    arguments = parser.parse_args()
+    sources = {"llama": lambda: tiny("llama"), "long": long_reader, "failing": failing}
+    serve(sources, port=arguments.port, auth=arguments.auth)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""The web page in a browser: what a visitor does, with a pointer and with keys, and what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import noiser
+from tiny import tiny
+
+pytestmark = pytest.mark.slow
+if importlib.util.find_spec("gradio") is None:
+    pytest.skip("gradio is not installed: pip install 'noiser[app]'", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+
+PROMPT = "The quick brown fox jumps"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+SERVER = Path(__file__).with_name("app_for_tests.py")
+
+
+@contextmanager
+def served(*arguments: str):
+    """The page in a process of its own; its address."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(SERVER), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            yield re.search(r"http://\S+", line)[0]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def address():
+    with served() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            found = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"no chromium could be started: {str(error).splitlines()[0]}")
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visit(address, browser):
+    """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere or failed."""
+    visitors = []
+
+    def open_page(query="", **options):
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        seen = SimpleNamespace(requests=[], errors=[])
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.on("pageerror", lambda error: seen.errors.append(str(error)))
+        page.on("dialog", lambda dialog: (seen.errors.append(dialog.message), dialog.dismiss()))
+        page.goto(address + query)
+        page.locator("#noiser-run").wait_for()
+        visitors.append((context, seen))
+        return page
+
+    yield open_page
+    for context, seen in visitors:
+        context.close()
+        assert [url for url in seen.requests if not url.startswith((address, "data:", "blob:"))] == []
+        assert seen.errors == []
+
+
+def ask(page, prompt=PROMPT, *, wait=True):
+    page.locator("#noiser-prompt textarea").fill(prompt)
+    page.locator("#noiser-run").click()
+    if wait:
+        done(page)
+
+
+def done(page):
+    sync_api.expect(page.locator("#noiser-status")).to_contain_text(re.compile("Done|Measured"), timeout=60_000)
+
+
+def choose(page, label, *options):
+    """Options of a Gradio dropdown, chosen by typing."""
+    box = page.get_by_label(label, exact=True)
+    for option in options:
+        box.click()
+        page.get_by_role("option", name=option, exact=True).click()
+    page.keyboard.press("Escape")
+
+
+def tip(page) -> str:
+    shown = page.locator("#noiser-tip:not([hidden])")
+    shown.wait_for()
+    return shown.inner_text()
+
+
+# ---- a question ------------------------------------------------------------------------------------------------------
+
+
+def test_type_run_hover_and_draw_the_tolerance(visit):
+    page = visit()
+    ask(page)
+    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(all_thresholds=True))
+    units = page.locator("#noiser-result .map .u")
+    assert units.all_inner_texts() == [unit.text.strip() for unit in att.units]
+    units.nth(1).hover()
+    assert tip(page).startswith(f"quick: score {float(att.scores[0, 1]):.3g} ±")
+    assert f"threshold {float(att.thresholds[0, 1]):.3g}" in tip(page)
+    assert not units.nth(1).get_attribute("title")  # no second tip on top
+    page.mouse.move(5, 5)
+    page.locator("#noiser-tip").wait_for(state="hidden")
+    assert "quick" in units.nth(1).get_attribute("title")
+
+    units.nth(2).click()
+    chart = page.locator("#noiser-chart svg")
+    chart.wait_for()
+    assert page.get_by_label("Unit", exact=True).input_value() == "3. brown"
+    assert chart.locator(".point").count() == 21
+    chart.locator(".point").nth(20).hover()
+    assert tip(page).startswith("k 1: p(target)")
+    assert "Noise on “brown”" in page.locator("#noiser-chart").inner_text()
+
+
+def test_all_of_it_with_the_keyboard(visit):
+    page = visit()
+    page.locator("#noiser-prompt textarea").focus()
+    page.keyboard.insert_text(PROMPT)
+    page.keyboard.press("Shift+Enter")
+    done(page)
+    page.locator("#noiser-result .map .u").first.focus()
+    assert tip(page).startswith("The: score")
+    page.keyboard.press("ArrowRight")
+    assert tip(page).startswith("quick: score")
+    page.keyboard.press("End")
+    assert tip(page).startswith("jumps: score")
+    assert page.locator("#noiser-result .map .u[tabindex='0']").count() == 1
+    page.keyboard.press("Enter")
+    page.locator("#noiser-chart svg").wait_for()
+    assert page.get_by_label("Unit", exact=True).input_value() == "5. jumps"
+    page.locator("#noiser-chart .point").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert tip(page).startswith("k 0.00138")
+
+
+def test_tokens_of_the_continuation_choose_the_target(visit):
+    page = visit(f"?prompt={PROMPT}&max_new_tokens=3")
+    done(page)
+    sections = page.locator("#noiser-result section")
+    assert sections.count() == 3
+    chips = page.locator("#noiser-result .chips label")
+    chips.nth(2).click()
+    assert [sections.nth(index).is_visible() for index in range(3)] == [False, True, False]
+    sections.nth(1).locator(".u").first.click()
+    page.locator("#noiser-chart svg").wait_for()
+    assert page.get_by_label("Prediction", exact=True).input_value().startswith("2. ")
+    page.locator("#noiser-result input[type=radio]").nth(2).focus()
+    page.keyboard.press("ArrowRight")
+    assert sections.nth(2).is_visible()
+
+
+def test_compare_measure_and_link(visit):
+    page = visit()
+    choose(page, "Methods", "occlusion")
+    page.get_by_label("word", exact=True).check()
+    ask(page)
+    assert page.locator("#noiser-result .row h3").all_inner_texts() == ["noiser@1", "occlusion@1"]
+    page.locator("#noiser-measure").click()
+    page.locator("#noiser-evaluation table").nth(1).wait_for()
+    link = page.locator("#noiser-link textarea, #noiser-link input").input_value()
+    assert page.url == link
+    other = visit(link[link.index("?") :])
+    done(other)
+    assert other.locator("#noiser-result .row h3").all_inner_texts() == ["noiser@1", "occlusion@1"]
+    assert other.locator("#noiser-prompt textarea").input_value() == PROMPT
+    assert other.get_by_label("word", exact=True).is_checked()
+    titles = "els => els.map(e => e.title)"
+    assert other.locator(".map .u").evaluate_all(titles) == page.locator(".map .u").evaluate_all(titles)
+
+
+def test_a_link_that_is_wrong_says_so_and_the_page_works(visit):
+    page = visit("?prompt=a&methods=nosier")
+    sync_api.expect(page.locator("#noiser-status [role=alert]")).to_contain_text("Did you mean 'noiser'")
+    ask(page)
+
+
+def test_downloads(visit, tmp_path):
+    from PIL import Image
+
+    page = visit(f"?prompt={PROMPT}&max_new_tokens=2")
+    done(page)
+    found = {}
+    for form in ("json", "html", "png"):
+        with page.expect_download() as download:
+            page.locator(f"#noiser-{form}").click()
+        found[form] = download.value.path().read_bytes()
+        assert download.value.suggested_filename.endswith(f".{form}")
+    att = noiser.Attribution.from_dict(json.loads(found["json"]))
+    assert att.text.startswith(PROMPT)
+    assert found["html"].decode() == att.to_html()
+    picture = Image.open(io.BytesIO(found["png"])).convert("RGB")
+    card = page.locator("#noiser-result .noiser-att").bounding_box()
+    assert abs(picture.width - 2 * card["width"]) < 4
+    colours = {colour for _, colour in picture.getcolors(1 << 24)}
+    assert len(colours) > 100  # a heat map with text, not a white sheet
+    assert any(r > 180 and b < 120 for r, _, b in colours)  # orange
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+
+def test_hostile_right_to_left_and_emoji_text(visit):
+    hostile = "<script>alert(1)</script> <img src=x onerror=alert(2)> {{value}} ${alert(3)}"
+    for prompt in (hostile, "החתול ישב על השטיח", "I love 🦊👩‍👩‍👧 and 🇫🇷"):
+        page = visit()
+        ask(page, prompt)
+        shown = page.locator("#noiser-result .map").first
+        assert "".join(prompt.split()) == "".join(shown.inner_text().rpartition("→")[0].split())
+        if "החתול" in prompt:
+            assert shown.evaluate("e => getComputedStyle(e).direction") == "rtl"
+        page.locator("#noiser-result .u").first.click()
+        page.locator("#noiser-chart svg").wait_for()
+
+
+def test_two_thousand_words(visit):
+    text = "The quick fox jumps over the lazy dog, and the child in the village plays the violin near the river. " * 100
+    assert len(text.split()) == 2000
+    page = visit("?model=long")
+    ask(page, text, wait=False)
+    alert = page.locator("#noiser-status [role=alert]")
+    sync_api.expect(alert).to_contain_text("sentence (100 units", timeout=60_000)
+    page.get_by_label("sentence", exact=True).check()
+    choose(page, "Methods", "occlusion")
+    page.get_by_role("button", name="Remove 0").click()
+    ask(page, text)
+    assert page.locator("#noiser-result .map .u").count() == 100
+    assert page.locator("#noiser-result .map .u[tabindex='0']").count() == 1
+    again = visit(page.url[page.url.index("?") :])
+    done(again)
+    assert again.locator("#noiser-result .map .u").count() == 100
+
+
+# ---- several visitors, failures --------------------------------------------------------------------------------------
+
+
+def test_two_visitors_at_once_get_their_own(visit):
+    prompts = ["The quick brown fox", "Capital cities have museums, markets and bridges"]
+    pages = [visit() for _ in prompts]
+    for _ in range(2):
+        for page, prompt in zip(pages, prompts, strict=True):
+            ask(page, prompt, wait=False)
+        for page, prompt in zip(pages, prompts, strict=True):
+            sync_api.expect(page.locator("#noiser-result .map").first).to_contain_text(prompt, timeout=60_000)
+            done(page)
+        prompts.reverse()
+
+
+def test_stop(visit):
+    page = visit("?methods=shapley_sampling&model=long")
+    ask(page, "The quick fox jumps over the lazy dog. " * 40, wait=False)
+    page.locator("#noiser-status progress").wait_for()
+    page.locator("#noiser-stop").click()
+    sync_api.expect(page.locator("#noiser-status")).to_contain_text("Stopped.")
+    ask(page)
+
+
+def test_a_failing_model_is_an_error_and_the_page_lives_on(visit):
+    page = visit("?model=failing")
+    ask(page, wait=False)
+    alert = page.locator("#noiser-status [role=alert]")
+    sync_api.expect(alert).to_contain_text("ran out of memory")
+    choose(page, "Model", "llama")
+    ask(page)
+    assert page.locator("#noiser-result .map").count() == 1
+
+
+# ---- how it looks, who may see it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_schemes_and_narrow_screens(visit, scheme, width):
+    page = visit(
+        f"?prompt={PROMPT}&methods=noiser,occlusion", color_scheme=scheme, viewport={"width": width, "height": 800}
+    )
+    done(page)
+    page.locator("#noiser-result .u").first.click()
+    page.locator("#noiser-chart svg").wait_for()
+    for selector in ("body", "#noiser-result .noiser-att", "#noiser-chart .noiser-att"):
+        colour = page.locator(selector).first.evaluate("e => getComputedStyle(e).backgroundColor")
+        red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
+        assert (red + green + blue > 384) == (scheme == "light"), (selector, colour)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_password_is_asked_for():
+    with served("--auth", "me:secret") as address:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{address}gradio_api/info")
+        refused.value.close()
+        assert refused.value.code == 401
+        with urllib.request.urlopen(address) as answer:
+            assert b"noiser-prompt" not in answer.read()
+
+
+def test_a_port_that_is_taken_says_so(address):
+    port = address.rstrip("/").rpartition(":")[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(SERVER), "--port", port]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert f"port {port}" in ran.stderr
+    assert "Choose another port" in ran.stderr
