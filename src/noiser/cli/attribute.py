@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["attribute", "compare"]
 
 
+@o.loads_a_model
 def attribute(
     prompt: o.PromptText,
     model: o.Model = "gemma-3-270m",
@@ -34,11 +35,7 @@ def attribute(
     unit: o.UnitName = "token",
     chat: o.Chat = False,
     seed: o.Seed = 0,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    device_map: o.DeviceMap = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    loading: o.Loading = o.DEFAULT_LOADING,
     format_: o.Format = "text",
     output: o.Output = None,
     debug: o.Debug = False,
@@ -52,14 +49,7 @@ def attribute(
     from noiser.methods import make_method
 
     chosen = make_method(method, **parameters)
-    lm = o.load(
-        model,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    lm = loading.load(model)
     att = _attribute(lm, chosen, asked, "Attributing")
     if format_ == "text" and output is None:
         print(att)
@@ -67,6 +57,7 @@ def attribute(
         o.write({"text": lambda: f"{att}\n", "json": lambda: dumps(att), "html": att.to_html}[format_](), output)
 
 
+@o.loads_a_model
 def compare(
     prompt: o.PromptText,
     methods: Annotated[str, typer.Option(help="Names, with commas between them; see: noiser methods.")] = (
@@ -79,11 +70,7 @@ def compare(
     unit: o.UnitName = "token",
     chat: o.Chat = False,
     seed: o.Seed = 0,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    device_map: o.DeviceMap = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    loading: o.Loading = o.DEFAULT_LOADING,
     format_: o.Format = "text",
     output: o.Output = None,
     debug: o.Debug = False,
@@ -100,14 +87,7 @@ def compare(
     from noiser.methods import make_method
 
     chosen = [make_method(name) for name in names]
-    lm = o.load(
-        model,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    lm = loading.load(model)
     found = [_attribute(lm, method, asked, name) for name, method in zip(names, chosen, strict=True)]
     if format_ == "json":
         o.write(json.dumps([att.to_dict() for att in found], ensure_ascii=False, indent=1) + "\n", output)

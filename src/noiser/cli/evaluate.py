@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 
+@o.loads_a_model
 def evaluate(
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads one a line from stdin.")
@@ -55,11 +56,7 @@ def evaluate(
     profile: Annotated[Literal["paper", "authors"], typer.Option(help="Whose definitions.")] = "paper",
     chat: o.Chat = False,
     seed: o.Seed = 0,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    device_map: o.DeviceMap = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    loading: o.Loading = o.DEFAULT_LOADING,
     format_: o.Format = "text",
     output: o.Output = None,
     debug: o.Debug = False,
@@ -80,14 +77,7 @@ def evaluate(
     chosen = make_method(method, **parameters)
     for name in names:  # before the model is loaded
         METRICS.get(name)
-    lm = o.load(
-        model,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    lm = loading.load(model)
     asks = make_judge(judge, lm=lm, **judge_parameters) if judge else None
     with progress_bar("Evaluating") as progress:
         result = run(

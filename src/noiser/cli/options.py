@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -12,23 +16,20 @@ if TYPE_CHECKING:
     from noiser.model import LanguageModel
 
 __all__ = [
+    "DEFAULT_LOADING",
     "Chat",
     "Debug",
-    "Device",
-    "DeviceMap",
-    "Dtype",
     "Foil",
     "Format",
+    "Loading",
     "MaxNewTokens",
     "Model",
     "Output",
     "PromptText",
-    "Revision",
     "Seed",
     "TargetText",
-    "TrustRemoteCode",
     "UnitName",
-    "load",
+    "loads_a_model",
     "write",
 ]
 
@@ -57,26 +58,49 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the r
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def load(
-    name: str,
-    *,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"],
-    device: str,
-    device_map: str | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> LanguageModel:
-    """The model that the options name."""
-    from noiser.model import load_model
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a model is loaded: the options that every command with a model has."""
 
-    return load_model(
-        name,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    device_map: DeviceMap = None
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+
+    def load(self, name: str) -> LanguageModel:
+        """The model of that name."""
+        from noiser.model import load_model
+
+        return load_model(name, **asdict(self))
+
+
+DEFAULT_LOADING = Loading()
+
+
+def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `Loading` in place of its parameter `loading`, which it is called with."""
+    names = [option.name for option in fields(Loading)]
+    hints = get_type_hints(Loading, include_extras=True)
+    parameters: list[Parameter] = []
+    for parameter in signature(command, eval_str=True).parameters.values():
+        if parameter.name == "loading":
+            parameters += [
+                Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[option.name])
+                for option in fields(Loading)
+            ]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    def loading(**given: Any) -> None:
+        chosen = Loading(**{name: given.pop(name) for name in names})
+        command(**given, loading=chosen)
+
+    update_wrapper(loading, command)
+    vars(loading).pop("__wrapped__")  # whose signature would be taken for this one
+    loading.__signature__ = Signature(parameters)
+    loading.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return loading
 
 
 def write(text: str, output: Path | None) -> None:

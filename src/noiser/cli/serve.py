@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
+@o.loads_a_model
 def serve(
     model: Annotated[
         list[str] | None,
@@ -31,11 +33,7 @@ def serve(
             "--auth", metavar="USER:PASSWORD", envvar="NOISER_AUTH", help="Asked of every visitor. Also: NOISER_AUTH."
         ),
     ] = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    device_map: o.DeviceMap = None,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
+    loading: o.Loading = o.DEFAULT_LOADING,
     debug: o.Debug = False,
 ) -> None:
     """Serves the web page: prompts, heat maps, comparisons, tolerance charts, faithfulness."""
@@ -46,15 +44,10 @@ def serve(
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:
-        chosen = name in names  # a revision or a device map is meant for the models that were named
-        return o.load(
-            name,
-            dtype=dtype,
-            device=device,
-            device_map=device_map if chosen else None,
-            revision=revision if chosen else None,
-            trust_remote_code=trust_remote_code and chosen,
-        )
+        if name in names:
+            return loading.load(name)
+        # a revision or a device map is meant for the models that were named
+        return replace(loading, device_map=None, revision=None, trust_remote_code=False).load(name)
 
     typer.echo(f"Loading {names[0]}", err=True)
     first = load(names[0])
