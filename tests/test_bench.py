@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import noiser
@@ -31,7 +32,16 @@ def plan(tmp_path, models) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The last digits depend on it, and some of these runs are in other processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory, models) -> Path:
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
@@ -204,8 +214,6 @@ def test_a_plan_may_not_change_what_is_stored(tmp_path, plan, whole, old, new, s
 
 def test_other_weights_are_refused(tmp_path, models, plan):
     import shutil
-
-    import torch
 
     copy = shutil.copytree(models, tmp_path / "copies")
     plan.write_text(plan_text(copy), encoding="utf-8")
@@ -447,11 +455,13 @@ def test_twenty_kills_lose_and_repeat_nothing(tmp_path, plan, whole):
 
 
 @pytest.mark.slow
-def test_workers_that_die_are_replaced(tmp_path, plan, whole):
+def test_workers_that_die_are_replaced(tmp_path, plan, whole, monkeypatch):
     """The processes of a real run are killed from outside; the run goes on with new ones."""
     import multiprocessing
     import signal
     import time
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     class Murder(Heard):
         def progress(self, forecast, last):

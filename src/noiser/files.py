@@ -7,7 +7,10 @@ import secrets
 from os import PathLike
 from pathlib import Path
 
-__all__ = ["write_bytes", "write_text"]
+__all__ = ["DRAFTS", "write_bytes", "write_text"]
+
+DRAFTS = ".noiser-*.tmp"
+"""Names of temporary files: what is left of one is of a process that was killed while it wrote."""
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
@@ -22,7 +25,7 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
         OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
     """
     place = Path(os.path.realpath(path))
-    draft = place.with_name(f".noiser-{secrets.token_hex(8)}.tmp")
+    draft = place.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
     try:
         with draft.open("xb") as file:
             file.write(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,10 @@ __all__ = ["CORES", "Cluster"]
 
 CORES = 4
 """Cores of a worker on a cluster without graphics cards."""
+
+
+_PATIENCE = 10.0
+"""Seconds that a cluster has to answer in."""
 
 
 class _Actor:
@@ -187,9 +192,17 @@ class Cluster:
 def _connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
     try:
+        _knock(address or "")
         ray.init(log_to_driver=False, **({} if address else {"include_dashboard": False}))
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         raise RunError(
             f"Cannot reach the Ray cluster at {address or 'this machine'}: {error}. RAY_ADDRESS names it, such as "
             "ray.example.org:6379; ray status tells whether it is up."
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()

@@ -110,6 +110,7 @@ def run_bench(
         return Outcome(0, 0, ())
     store = bench.open()
     with store.locked():
+        store.sweep()
         bench.begin(command, executor, workers)
         listener.say(f"At most: {describe(bench.forecast(bench.upper_bounds(), {}))}.")
         setup = Setup(plan=read, identities=bench.identities, threads=_threads(executor, workers))

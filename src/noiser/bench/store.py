@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Row, Selection, line
 from noiser.errors import RunError, StoredFileError
-from noiser.files import write_bytes
+from noiser.files import DRAFTS, write_bytes
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
@@ -194,6 +194,12 @@ class Store:
             yield
         finally:
             lock.release()
+
+    def sweep(self) -> None:
+        """Removes drafts of files that a killed run left behind; only for who holds the lock."""
+        with explained(self.path, "tidy up"):
+            for draft in self.path.rglob(DRAFTS):
+                draft.unlink()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
