@@ -69,7 +69,7 @@ def visit(address, browser):
     """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere or failed."""
     visitors = []
 
-    def open_page(query="", **options):
+    def open_page(query="", *, linked=True, **options):
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
         context.set_default_timeout(60_000)
         page = context.new_page()
@@ -79,6 +79,8 @@ def visit(address, browser):
         page.on("dialog", lambda dialog: (seen.errors.append(dialog.message), dialog.dismiss()))
         page.goto(address + query)
         page.locator("#noiser-run").wait_for()
+        if query and linked:  # until the fields are as the link has them
+            sync_api.expect(page.locator("#noiser-linked textarea, #noiser-linked input")).not_to_have_value("")
         visitors.append((context, seen))
         return page
 
@@ -199,7 +201,7 @@ def test_compare_measure_and_link(visit):
 
 
 def test_a_link_that_is_wrong_says_so_and_the_page_works(visit):
-    page = visit("?prompt=a&methods=nosier")
+    page = visit("?prompt=a&methods=nosier", linked=False)
     sync_api.expect(page.locator("#noiser-status [role=alert]")).to_contain_text("Did you mean 'noiser'")
     ask(page)
 
