@@ -467,9 +467,14 @@ def test_a_unit_after_the_target_has_no_chart(handlers):
 
 
 def test_faithfulness_is_that_of_the_library(handlers):
-    answer = ask(handlers, methods=("occlusion",)).answer
-    expected = noiser.evaluate(tiny("llama"), answer.attributions[0])
-    assert expected.to_html() in last(handlers.faithfulness("v", answer)).answer
+    answer = ask(handlers, methods=("occlusion", "random")).answer
+    shown = last(handlers.faithfulness("v", answer)).answer
+    columns = [noiser.evaluate(tiny("llama"), att).estimates for att in answer.attributions]
+    for name, estimate in columns[0].items():
+        values = [f"{estimate.value:.4f}", f"{columns[1][name].value:.4f}"]
+        line = re.search(rf"<th scope=row>{name}<.*?</tr>", shown)[0]
+        assert re.findall(r"<td>(.*?)</td>", line)[:2] == [text.replace("nan", "undefined") for text in values]
+    assert "<th scope=col>occlusion@1</th><th scope=col>random@1</th>" in shown
 
 
 def test_files_are_what_the_commands_write(handlers, tmp_path):

@@ -10,6 +10,7 @@ from noiser.app.answers import Answer, answer, check_faithfulness, check_toleran
 from noiser.app.chart import tolerance_html
 from noiser.app.jobs import Job, Jobs, StoppedError
 from noiser.app.models import Models
+from noiser.app.numbers import numbers_html
 from noiser.app.question import Question
 from noiser.app.status import explain, note, progress_line
 from noiser.attribution.display import label
@@ -57,14 +58,11 @@ class Handlers:
 
     def faithfulness(self, visitor: str, given: Answer) -> Iterator[View]:
         """Measures the attributions; the answer is HTML."""
-
-        def show(found: list[Any]) -> View:
-            tables = "".join(evaluation.to_html() for evaluation in found)
-            return View(
-                note("Measured."), answer=f'<div class="noiser-att evaluation"><div class=wide>{tables}</div></div>'
-            )
-
-        return self._watched(visitor, lambda job: check_faithfulness(self.models, given, job), show)
+        return self._watched(
+            visitor,
+            lambda job: check_faithfulness(self.models, given, job),
+            lambda found: View(note("Measured."), answer=numbers_html(found)),
+        )
 
     def tolerance(self, visitor: str, given: Answer, unit_index: int, row: int) -> Iterator[View]:
         """Gives one unit more and more noise; the answer is HTML."""
