@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import noiser
+from pages import ROOT, blocks, commands
 from tiny import tiny, tiny_tokenizer
 
 if importlib.util.find_spec("inseq") is None:
@@ -22,12 +21,9 @@ from noiser.integrations.inseq_method import import_inseq, inseq_methods
 from noiser.methods import METHODS
 
 inseq = import_inseq()
-TEXT = (Path(__file__).parent.parent / "docs/integrations.md").read_text(encoding="utf-8")
+PAGE = "docs/integrations.md"
+TEXT = (ROOT / PAGE).read_text(encoding="utf-8")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.fixture
@@ -52,7 +48,7 @@ def test_python_examples(small, tmp_path, monkeypatch, capsys):
     before = {**METHODS._entries}, {**METHODS._newest}
     names = {}
     try:
-        for block in blocks("python"):
+        for block in blocks(PAGE, "python"):
             exec(block, names)
     finally:
         METHODS._entries, METHODS._newest = before
@@ -62,12 +58,8 @@ def test_python_examples(small, tmp_path, monkeypatch, capsys):
     assert names["att"].scores.tolist() == [sorted(names["att"].scores[0].tolist())]
 
 
-def commands():
-    return [line for block in blocks("bash") for line in block.splitlines() if not line.startswith("pip ")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", [line for line in commands(PAGE) if not line.startswith("pip ")])
 def test_commands(command, small, gemma, tmp_path):
     program, *arguments = shlex.split(command.replace(NAME, str(tmp_path / "model")))
     if program == "noiser":

@@ -1,0 +1,70 @@
+"""What the site needs beyond Markdown: notebooks as pages, the changelog, and links out of `docs`."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+_LINK = re.compile(r"\[([^\]]*)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds a page for every notebook, beside the notebook itself, and the changelog."""
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        page = file.src_uri.removesuffix(".ipynb") + ".md"
+        text = notebook_markdown(Path(file.abs_src_path).read_text(encoding="utf-8"), posixpath.basename(file.src_uri))
+        files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Turns links to files outside `docs`, which the repository shows and the site does not have, into their paths."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def link(match: re.Match[str]) -> str:
+        place = posixpath.normpath(posixpath.join("docs", folder, match[2]))
+        if place.startswith("docs/"):
+            return match[0]
+        if not (ROOT / place).exists():
+            raise PluginError(f"{page.file.src_uri} links to {match[2]}, which does not exist.")
+        return f"`{place}`" if match[1].strip("`") == place else f"{match[1]} (`{place}`)"
+
+    return _LINK.sub(link, markdown)
+
+
+def notebook_markdown(text: str, name: str) -> str:
+    """A stored notebook as Markdown, with its outputs.
+
+    Raises:
+        PluginError: a cell that was not run, or that failed; `python scripts/notebooks.py` runs them.
+    """
+    pieces = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            pieces.append(source)
+            continue
+        if cell["execution_count"] is None:
+            raise PluginError(f"{name} has a cell that was not run; run it with scripts/notebooks.py: {source[:60]!r}")
+        pieces.append(f"```python\n{source}\n```")
+        pieces += [_output(output, name) for output in cell["outputs"]]
+    download = f'[Download this notebook]({name}){{ download="{name}" }}'
+    return "\n\n".join([*pieces, download, ""])
+
+
+def _output(output: dict[str, Any], name: str) -> str:
+    if output["output_type"] == "error":
+        raise PluginError(f"{name} holds an error: {output['ename']}: {output['evalue']}")
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    html = data.get("text/html") or ["<pre>", escape("".join(data["text/plain"])), "</pre>"]
+    inner = "".join(html)
+    return f'<div class="notebook-output">\n{inner}\n</div>'

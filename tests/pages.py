@@ -1,0 +1,67 @@
+"""The pages of the manual: their fenced blocks, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+# A page with a test of its own, which uses the same `blocks` and `commands`.
+OWN_TESTS = {"README.md": "test_readme.py", "docs/integrations.md": "test_integrations_doc.py"}
+
+# What no test can run: the page ("" for any), the beginning of a command or of a Python block, and why.
+NOT_RUN: dict[tuple[str, str], str] = {
+    ("", "noiser serve"): "it serves until it is stopped; test_app.py starts it",
+    ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
+    (
+        "docs/howto/clusters.md",
+        "noiser bench run plan.toml -o runs/mine --executor ray",
+    ): "it needs Ray",
+    ("docs/howto/quantised.md", "from transformers import"): "the hub, and a graphics card",
+    ("examples/plugin/README.md", "noiser"): "the plugin must be installed; test_plugins.py does that",
+}
+
+
+class Block(NamedTuple):
+    """A fenced block: the page and line where it begins, its language, and its text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def pages() -> list[str]:
+    """Every page, by its path in the repository."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def all_blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    matches = re.finditer(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE)
+    return [Block(page, text.count("\n", 0, m.start()) + 1, m[2].strip(), m[3]) for m in matches]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The texts of the blocks in a language that can be run."""
+    found = [block.text for block in all_blocks(page) if block.language == language]
+    return [text for text in found if reason_not_to_run(page, text.strip()) is None]
+
+
+def commands(page: str) -> list[str]:
+    """The command lines of a page, continued ones joined."""
+    lines = [
+        line for b in all_blocks(page) if b.language == "bash" for line in b.text.replace("\\\n", " ").splitlines()
+    ]
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def reason_not_to_run(page: str, text: str) -> str | None:
+    """Why a command or a block is left out, or None."""
+    return next(
+        (why for (where, begin), why in NOT_RUN.items() if where in (page, "") and text.startswith(begin)), None
+    )
