@@ -243,6 +243,12 @@ def test_page_is_accessible(read, written):
     assert "color-scheme: light dark" in text
 
 
+def test_heat_maps_have_the_plans_names(written):
+    text = written["report.html"].read_text()
+    assert "<h3>Noiser</h3>" in text
+    assert "<h3>Noiser, relative noise</h3>" in text
+
+
 def test_inline_figures_follow_the_pages_colours(written):
     text = written["report.html"].read_text()
     figure = re.search(r"<figure>.*?</figure>", text, re.DOTALL)[0]

@@ -62,6 +62,10 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+_SCALE = 1.5
+"""Pixels of a page for a point of a figure, so that letters have one size in all figures."""
+
+
 class Picture(NamedTuple):
     """A figure.
 
@@ -136,6 +140,7 @@ def inline_svg(picture: Picture) -> str:
     for colour, name in ((INK, "ink"), (SOFT, "soft"), (LINE, "line"), (PAPER, "paper")):
         text = text.replace(colour, f"var(--{name})")
     head, rest = text.split(">", 1)
+    width = float(re.search(r'\bwidth="([\d.]+)pt"', head)[1]) * _SCALE  # pyright: ignore[reportOptionalSubscript]
     head = re.sub(r' (width|height)="[^"]*"', "", head)
     label = escape(f"{picture.title}. {picture.description}", quote=True)
-    return f'{head} role="img" aria-label="{label}">{rest}'
+    return f'{head} role="img" aria-label="{label}" style="width:{width:.0f}px">{rest}'

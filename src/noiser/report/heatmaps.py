@@ -112,7 +112,7 @@ def _draw_piece(axes: Axes, left: float, top: float, text: str, weight: float | 
     if weight:
         colour = ORANGE if weight > 0 else BLUE
         axes.add_patch(Rectangle((start, top), width, _LINE * 0.92, facecolor=colour, alpha=0.85 * abs(weight), lw=0))
-        thick = 0.05 * abs(weight)
+        thick = 0.035 * abs(weight)
         at = top + _LINE * 0.92 - thick if weight > 0 else top
         axes.add_patch(Rectangle((start, at), width, thick, facecolor=INK, lw=0))
     axes.text(

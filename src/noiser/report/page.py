@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from html import escape
@@ -12,6 +13,7 @@ from noiser.attribution.html import css as attribution_css
 from noiser.report.about import about, title
 from noiser.report.drawing import Picture, inline_svg
 from noiser.report.heatmaps import Shown
+from noiser.report.names import method_title
 from noiser.report.results import Results
 from noiser.report.table import LEGENDS, READING, Cell, Head, Quoted, Table, shown
 
@@ -61,7 +63,7 @@ def _links(name: str, parts: Sequence[tuple[str, str, str]]) -> str:
 
 def _css(*, maps: bool) -> str:
     own = files("noiser.report").joinpath("page.css").read_text(encoding="utf-8")
-    return re.sub(r"\s+", " ", own) + (attribution_css() if maps else "")
+    return (attribution_css() if maps else "") + re.sub(r"\s+", " ", own)
 
 
 def table_html(table: Table) -> str:
@@ -128,7 +130,11 @@ def _figure(picture: Picture) -> str:
 
 
 def _maps(prompts: Sequence[Shown]) -> str:
-    return "".join(
-        f"<h3>{escape(shown.model)}</h3>{compare_fragment([att for _, att in shown.attributions], f'map-{number}')}"
-        for number, shown in enumerate(prompts)
-    )
+    """Heat maps, each method under the name that the plan gives it."""
+    parts: list[str] = []
+    for number, prompt in enumerate(prompts):
+        if not number or prompt.model != prompts[number - 1].model:
+            parts.append(f"<h3>{escape(prompt.model)}</h3>")
+        named = [dataclasses.replace(att, method=method_title(label)) for label, att in prompt.attributions]
+        parts.append(compare_fragment(named, f"map-{number}"))
+    return "".join(parts)

@@ -137,8 +137,10 @@ def _draw(axes: Axes, panel: _Panel, methods: Sequence[MethodEntry]) -> None:
         )
     if panel.logarithmic:
         axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        digits = "1" if high > 100 * low else "15" if high > 10 * low else "1235"
         for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            ticks(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in "125" else "")
+            ticks(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in digits else "")
     axes.set_xlabel(panel.label)
 
 
