@@ -437,6 +437,12 @@ def test_one_method_or_several_side_by_side(handlers):
     assert units == list(range(len(one.attributions[0].units)))
 
 
+def test_a_tie_is_said(handlers, monkeypatch):
+    assert "two tokens tie" not in ask(handlers).status
+    monkeypatch.setattr("noiser.app.handlers.SMALLEST", 1.0)
+    assert "two tokens tie" in ask(handlers).status
+
+
 def test_choices_name_units_and_targets_by_place(handlers):
     answer = ask(handlers, max_new_tokens=2).answer
     assert unit_choices(answer)[1] == ("2. quick", 1)

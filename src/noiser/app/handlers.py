@@ -12,14 +12,21 @@ from noiser.app.jobs import Job, Jobs, StoppedError
 from noiser.app.models import Models
 from noiser.app.numbers import numbers_html
 from noiser.app.question import Question
-from noiser.app.status import explain, note, progress_line
+from noiser.app.status import explain, note, problem, progress_line
+from noiser.attribution import Attribution
 from noiser.attribution.display import label
 from noiser.attribution.html import compare_fragment, compare_html, fragment
 from noiser.attribution.store import dumps
+from noiser.methods.search import SMALLEST
 
 __all__ = ["File", "Handlers", "View", "file_of", "result_html", "target_choices", "unit_choices"]
 
 T = TypeVar("T")
+
+TIE = (
+    "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
+    "apart. The scores of this target mean little; serve the model with --dtype float32."
+)
 
 
 class View(NamedTuple):
@@ -89,8 +96,13 @@ class Handlers:
 
 
 def _answered(found: Answer) -> View:
-    failed = "".join(explain(error, name) for name, error in found.failures)
-    return View(note(f"Done in {duration(found.seconds)}.") + failed, answer=found)
+    failed = [explain(error, name) for name, error in found.failures]
+    tied = [problem(att.method, TIE) for att in found.attributions if _is_tied(att)]
+    return View(note(f"Done in {duration(found.seconds)}.") + "".join([*failed, *tied]), answer=found)
+
+
+def _is_tied(att: Attribution) -> bool:
+    return att.k_min is not None and bool((att.k_min <= SMALLEST).any())
 
 
 def result_html(given: Answer) -> str:
