@@ -1,0 +1,70 @@
+"""The manual as a site: everything is in its place, and nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from pages import ROOT
+
+if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings")):
+    pytest.skip("MkDocs is not installed: pip install --group docs", allow_module_level=True)
+
+FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src"}
+HARMLESS = {"canonical", "next", "prev", "alternate"}  # links that a browser does not fetch
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder
+
+
+class _Fetched(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        address = named.get(FETCHED.get(tag, ""))
+        if address and not HARMLESS & set((named.get("rel") or "").split()):
+            self.found.append(address)
+
+
+@pytest.mark.slow
+def test_pages_fetch_nothing_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        parser = _Fetched()
+        parser.feed(path.read_text(encoding="utf-8"))
+        assert [address for address in parser.found if re.match(r"(https?:)?//", address)] == [], path.name
+    for path in site.rglob("*.css"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"@import|url\(['\"]?(https?:)?//", text), path.name
+
+
+@pytest.mark.slow
+def test_reference_shows_what_is_public(site):
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    import noiser
+
+    for name in noiser.__all__:
+        if not name.startswith("__"):
+            assert re.search(rf'id="[\w.]+\.{name}"', text), name
+
+
+@pytest.mark.slow
+def test_notebooks_are_pages_with_their_outputs(site):
+    page = (site / "notebooks/quickstart.html").read_text(encoding="utf-8")
+    assert "noiser-att" in page
+    assert (site / "notebooks/quickstart.ipynb").is_file()
