@@ -167,9 +167,12 @@ def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(tmp_path, 
         if name.startswith("attributions") and (block := name.split("/")[-1])
     }
     assert {name for name in after if after[name] != before[name]} <= {*gone, *facts}
+    draft = tmp_path / "out" / "rows" / ".noiser-0123.tmp"  # as a kill leaves it behind
+    draft.write_text("{", encoding="utf-8")
     heard = Heard()
     assert run_bench(plan, tmp_path / "out", heard, workers=0).rows == 0
     assert heard.finished == []
+    assert not draft.exists()
 
 
 def test_a_plan_may_grow(tmp_path, models, plan, whole):
@@ -278,6 +281,15 @@ def test_our_own_plans(name):
     path = Path(__file__).parents[1] / "benchmarks" / "plans" / f"{name}.toml"
     plan, _ = read_plan(path)
     assert resolve(plan, str(path))["methods"]["noiser"]["name"] == "noiser@1"
+
+
+def test_the_plan_in_the_manual():
+    from noiser.bench.plan import parse_plan
+    from noiser.bench.resolve import resolve
+
+    page = (Path(__file__).parents[1] / "docs" / "bench.md").read_text(encoding="utf-8")
+    plan = parse_plan(page.split("```toml\n")[1].split("```")[0], "docs/bench.md")
+    assert resolve(plan, "docs/bench.md")["methods"]["noiser_k_max"]["parameters"]["bounding"] == "k_max"
 
 
 # ---- examples --------------------------------------------------------------------------------------------------------
@@ -452,6 +464,52 @@ def killed(plan, folder, kills, seed):
 def test_twenty_kills_lose_and_repeat_nothing(tmp_path, plan, whole):
     killed(plan, tmp_path / "out", 20, seed=0)
     assert contents(tmp_path / "out") == contents(whole)
+
+
+REAL = """
+name = "real"
+block = 1
+[[models]]
+name = "smollm2-135m-instruct"
+[[data]]
+prompts = ["Bees collect nectar from flowers to make", "My brother moved to Tokyo, so now he lives in"]
+[[methods]]
+name = "noiser_relative"
+[[methods]]
+name = "occlusion"
+[[metrics]]
+name = "soft_scores"
+masks = 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("smol")
+def test_the_command_is_killed_while_a_real_model_runs(tmp_path, monkeypatch):
+    """The parent alone is killed: its worker must notice, and the folder's lock must be free."""
+    import random
+    import signal
+    import time
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "p.toml").write_text(REAL, encoding="utf-8")
+    chance, before = random.Random(0), 0
+    command = [sys.executable, "-m", "noiser", "bench", "run", str(tmp_path / "p.toml"), "-o", str(tmp_path / "out")]
+    for more in (0, 1, 2, 1):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+            while len(stored(tmp_path / "out")) < before + more and running.poll() is None:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 0.3))
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+            before = len(stored(tmp_path / "out"))
+            running.stderr.read()  # ends when the worker, which has the other end of it, is gone too
+    kept = stored(tmp_path / "out")
+    subprocess.run(command, check=True, capture_output=True)
+    after = stored(tmp_path / "out")
+    assert {name: file for name, file in after.items() if name in kept} == kept
+    run_bench(tmp_path / "p.toml", tmp_path / "whole", Heard(), workers=0)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow
