@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from noiser.bench import Selection
+from noiser.metrics import bootstrap
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import SOFT
 from noiser.metrics.metric import Scale, Summary
@@ -33,7 +34,9 @@ def results(rows, **changes) -> Results:
 
 @cache
 def everything() -> list[Table]:
-    return tables(full())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap, "RESAMPLES", 200)  # intervals are not what is tested with it
+        return tables(full())
 
 
 def two_methods() -> Results:

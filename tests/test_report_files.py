@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from noiser.bench import Store
 from noiser.bench.pack import pack
 from noiser.cli import app
+from noiser.metrics import bootstrap
 from noiser.report import Results, tables, write_report
 from noiser.report.drawing import COLOURS, MARKERS, inline_svg, svg
 from noiser.report.figures import figures, plots
@@ -24,7 +25,15 @@ SECRET = "Confidential tokens of a data set"
 OWN = "LeBron James professionally plays the sport of"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def _few_resamples():
+    """Intervals are not what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap, "RESAMPLES", 200)
+        yield
+
+
+@pytest.fixture(scope="module")
 def small() -> Results:
     """Noiser and occlusion on KNOWN and on a prompt of the plan's own, five prompts."""
     methods = [{"name": name} for name in METHODS[:3]]
@@ -50,7 +59,7 @@ def small() -> Results:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def folder(small, tmp_path_factory):
     """A run's folder, with attributions of both data sets."""
     place = tmp_path_factory.mktemp("bench") / "run"
@@ -58,7 +67,7 @@ def folder(small, tmp_path_factory):
     return place
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def written(folder, tmp_path_factory):
     """Everything that a report can be."""
     out = tmp_path_factory.mktemp("report")
@@ -96,7 +105,7 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pictures():
     return plots(full(6))
 
@@ -213,7 +222,7 @@ class Reader(HTMLParser):
             self.open.pop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def read(written) -> Reader:
     reader = Reader()
     reader.feed(written["report.html"].read_text())
