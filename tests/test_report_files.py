@@ -15,7 +15,7 @@ from noiser.bench import Store
 from noiser.bench.pack import pack
 from noiser.cli import app
 from noiser.metrics import bootstrap
-from noiser.report import Results, tables, write_report
+from noiser.report import Results, bars, judged, tables, write_report
 from noiser.report.drawing import COLOURS, MARKERS, inline_svg, svg
 from noiser.report.figures import figures, plots
 from noiser.report.heatmaps import own_attributions
@@ -125,8 +125,7 @@ def test_every_figure_says_its_numbers_in_words(pictures):
 
 
 def test_bars_have_the_tables_heights(pictures):
-    results = full(6)
-    found = next(one for one in tables(results) if one.key == "minimum-known")
+    (found,) = judged.minimum(full(6))
     values = [line.cells[0].value for line in found.lines]
     picture = next(one for one in pictures if one.key == "minimum-known")
     widths = [patch.get_width() for patch in picture.figure.axes[0].patches]
@@ -155,7 +154,7 @@ def test_figure_without_a_number_is_left_out():
 def test_missing_bar_is_a_dash_not_a_zero():
     results = full(6)
     rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]
-    picture = next(one for one in plots(Results(plan=results.plan, stored=rows)) if one.key == "minimum-known")
+    (picture,) = bars.minimum(Results(plan=results.plan, stored=rows))
     texts = [text.get_text() for text in picture.figure.axes[0].texts]
     assert " –" in texts
     assert "0%" not in texts
