@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["Message", "ModelIdentity", "Prompt", "Span", "Target", "Unit", "UnitName"]
+__all__ = ["AutoUnit", "Message", "ModelIdentity", "Prompt", "Span", "Target", "Unit", "UnitName"]
 
 Message = Mapping[str, str]
 """One chat message: `{"role": ..., "content": ...}`."""
@@ -16,6 +16,9 @@ Prompt = str | Sequence[Message]
 UnitName = Literal["token", "word", "sentence"]
 Unit = UnitName | Sequence[tuple[int, int]]
 """What one score belongs to: a named segmentation, or the caller's (start, end) character spans."""
+
+AutoUnit = Literal["auto"]
+"""Coarse units first, then smaller ones inside those that carry the score."""
 
 
 class Span(NamedTuple):

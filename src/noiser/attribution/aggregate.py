@@ -50,7 +50,8 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
         return _groups_of_spans(att, unit)
     if unit not in _COARSENESS:
         raise UnknownNameError("unit", unit, _COARSENESS, "A list of (start, end) character spans is possible too.")
-    if _COARSENESS[unit] < _COARSENESS.get(att.unit, _COARSENESS["word"]) or (att.unit == "spans" and unit == "word"):
+    coarser = _COARSENESS[unit] < _COARSENESS.get(att.unit, _COARSENESS["word"])
+    if coarser or (att.unit == "spans" and unit == "word") or att.unit == "auto":
         raise UnitError(
             f"The scores belong to units of kind {att.unit!r}; expected finer ones to make {unit!r} units from. "
             f"Attribute again with unit={unit!r}."

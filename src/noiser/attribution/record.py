@@ -53,7 +53,7 @@ class Attribution:
             Noiser. The noise that each score was made with is `info["k"]`.
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
         foil: the alternative token of a contrastive attribution, or None.
-        unit: "token", "word", "sentence" or "spans".
+        unit: "token", "word", "sentence", "spans", or "auto": of several sizes.
         method: versioned registry name, such as "noiser@1".
         parameters: every hyper-parameter of the method.
         seed: seed of the random numbers.

@@ -32,7 +32,13 @@ def attribute(
     target: o.TargetText = None,
     max_new_tokens: o.MaxNewTokens = None,
     foil: o.Foil = None,
-    unit: o.UnitName = "token",
+    unit: o.AnyUnitName = "token",
+    max_forwards: Annotated[
+        int | None, typer.Option(min=1, help="With --unit auto: about the most token-forwards to spend.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="With --unit auto: about the most seconds to spend.")
+    ] = None,
     chat: o.Chat = False,
     seed: o.Seed = 0,
     loading: o.Loading = o.DEFAULT_LOADING,
@@ -43,6 +49,7 @@ def attribute(
     """Shows which parts of PROMPT made the model say what it says."""
     check_writable(output)
     asked = _question(prompt, target, max_new_tokens, chat=chat) | {"foil": foil, "unit": unit, "seed": seed}
+    asked |= {"max_forwards": max_forwards, "max_seconds": max_seconds}
     parameters = parse_parameters(set_ or ())
 
     from noiser.attribution.store import dumps
@@ -67,7 +74,7 @@ def compare(
     target: o.TargetText = None,
     max_new_tokens: o.MaxNewTokens = None,
     foil: o.Foil = None,
-    unit: o.UnitName = "token",
+    unit: o.AnyUnitName = "token",
     chat: o.Chat = False,
     seed: o.Seed = 0,
     loading: o.Loading = o.DEFAULT_LOADING,

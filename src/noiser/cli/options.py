@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_LOADING",
+    "AnyUnitName",
     "Chat",
     "Debug",
     "Foil",
@@ -44,6 +45,10 @@ MaxNewTokens = Annotated[
 ]
 Foil = Annotated[str | None, typer.Option("--foil", help='"Why the target rather than this?"')]
 UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit", help="What gets a score.")]
+AnyUnitName = Annotated[
+    Literal["token", "word", "sentence", "auto"],
+    typer.Option("--unit", help="What gets a score; auto: sentences, then parts of those that carry the score."),
+]
 Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
 Dtype = Annotated[

@@ -9,7 +9,9 @@ the first packed batch, or as the input of a method's own run.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +26,7 @@ from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Group, packed_logits, packed_with_prefix
 from noiser.model.prefix import Prefix, record_prefix
 from noiser.model.query import Query
+from noiser.types import Span
 
 __all__ = ["Engine", "Progress"]
 
@@ -97,6 +100,27 @@ class Engine:
             else:
                 logits = self.lm.logits(self._embeddings[None], positions=self.query.rows)[0]
         self.take_clean(logits)
+
+    def narrowed(self, units: tuple[Span, ...]) -> Engine:
+        """An engine for other units of the same query; what has been run of the clean sequence is shared."""
+        other = copy.copy(self)
+        other.query = replace(self.query, units=units)
+        done = self.token_forwards
+        other.token_forwards = other.passes = other.head_rows = 0
+        if (progress := self._progress) is not None:
+
+            def shifted(now: float, expected: float) -> None:
+                progress(done + now, done + expected)
+
+            other._progress = shifted
+        return other
+
+    def absorb(self, other: Engine) -> None:
+        """Books what a narrowed engine has done, and keeps what it knows of the clean sequence."""
+        self.token_forwards += other.token_forwards
+        self.passes += other.passes
+        self.head_rows += other.head_rows
+        self._prefix, self._clean = self._prefix or other._prefix, other._clean if self._clean is None else self._clean
 
     def report(self, expected: float) -> None:
         """Tells the progress callback how much has been done of the work expected in all."""

@@ -13,10 +13,11 @@ from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress
 from noiser.errors import ParameterError
 from noiser.methods.protocol import METHODS, Method
+from noiser.methods.refine import Budget, refine
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import build_query
 from noiser.model.text import token_texts
-from noiser.types import Prompt, Target, Unit
+from noiser.types import AutoUnit, Prompt, Target, Unit
 from noiser.version import __version__
 
 __all__ = ["attribute", "make_method"]
@@ -30,8 +31,10 @@ def attribute(
     target: str | int | None = None,
     foil: str | int | None = None,
     max_new_tokens: int = 1,
-    unit: Unit = "token",
+    unit: Unit | AutoUnit = "token",
     continuation_units: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
     seed: int = 0,
     special_tokens: Literal["frozen", "perturbed"] | None = None,
     progress: Progress | None = None,
@@ -49,8 +52,12 @@ def attribute(
             one in which target and foil differ.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
         unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", or
-            a list of (start, end) character spans of the prompt.
+            a list of (start, end) character spans of the prompt. "auto", for long prompts: sentences (of a very long
+            prompt runs of them) first, then smaller units inside those that carry the score; a unit's parts add up to
+            its score. See `noiser.methods.refine`.
         continuation_units: with several targets, the continuation's earlier tokens are units too.
+        max_forwards: with unit="auto", about the most token-forwards to spend; the coarse units are always scored.
+        max_seconds: likewise in seconds.
         seed: of all random numbers; the global random state is neither used nor changed.
         special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
             script does. None: as the method's profile says, which is "frozen" unless it is "authors".
@@ -77,14 +84,18 @@ def attribute(
         continuation_units=continuation_units,
         special_tokens=special_tokens or getattr(chosen, "special_tokens", "frozen"),
     )
+    budget = Budget.of(max_forwards, max_seconds, unit)
     engine = Engine(lm, query, progress=progress)
-    found = chosen(engine, torch.Generator().manual_seed(seed))
+    if unit == "auto":
+        units, found = refine(chosen, engine, seed, budget)
+    else:
+        units, found = query.units, chosen(engine, torch.Generator().manual_seed(seed))
     name, parameters = _describe(chosen)
     return Attribution(
         text=query.encoding.text,
         prompt_length=query.prompt_length,
         scores=found.scores.float(),
-        units=query.units,
+        units=units,
         targets=tuple(
             _target(engine, g, token, text)
             for g, (token, text) in enumerate(zip(query.target_ids, query.target_texts, strict=True))

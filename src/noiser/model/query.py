@@ -15,7 +15,7 @@ from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_units
-from noiser.types import Prompt, Span, Unit
+from noiser.types import AutoUnit, Prompt, Span, Unit
 
 __all__ = ["Query", "build_query", "check_length"]
 
@@ -35,7 +35,7 @@ class Query:
         rows: for each target, the position whose logits predict it.
         foil_id: token id that the (only) target is contrasted with, or None.
         units: what gets a score.
-        unit: name of the segmentation: "token", "word", "sentence" or "spans".
+        unit: name of the segmentation: "token", "word", "sentence", "auto" or "spans".
         target_texts: the targets as text.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
@@ -71,7 +71,7 @@ def build_query(
     target: str | int | None = None,
     foil: str | int | None = None,
     max_new_tokens: int = 1,
-    unit: Unit = "token",
+    unit: Unit | AutoUnit = "token",
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
 ) -> Query:

@@ -10,9 +10,12 @@ from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset, join_overlapping
 from noiser.model.text import Encoding
 from noiser.spans import sentence_spans, snap, word_spans
-from noiser.types import Span, Unit
+from noiser.types import AutoUnit, Span, Unit
 
-__all__ = ["make_units"]
+__all__ = ["make_units", "split_unit"]
+
+COARSE_UNITS = 16
+"""About how many units a long prompt is cut into at first by "auto"."""
 
 _SEGMENTATIONS: dict[str, Callable[[str], list[Offset]] | None] = {
     "token": None,
@@ -31,7 +34,7 @@ class _Piece(NamedTuple):
 
 def make_units(
     encoding: Encoding,
-    unit: Unit | object,
+    unit: Unit | AutoUnit | object,
     *,
     special_tokens: Literal["frozen", "perturbed"] = "frozen",
     prompt_tokens: int | None = None,
@@ -46,7 +49,8 @@ def make_units(
         encoding: the tokens and their characters.
         unit: "token", "word", "sentence", or (start, end) character spans of the prompt. Of two spans that meet in one
             token the one with more of its visible characters gets it. Prompt text outside the spans is in no unit,
-            and the tokens of the continuation are units of their own.
+            and the tokens of the continuation are units of their own. "auto": sentences, where there are many runs of
+            them; and tokens of the continuation.
         special_tokens: with "perturbed" every frozen token is a unit too.
         prompt_tokens: how many of the tokens are the prompt, the rest being the continuation; None for all.
 
@@ -58,9 +62,14 @@ def make_units(
         UnknownNameError: an unknown segmentation.
     """
     count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
-    if isinstance(unit, str):
+    if unit == "auto":
+        sentences = [span for span in _named_units(encoding, sentence_spans) if span.token_indices[0] < count]
+        tokens = [span for span in _named_units(encoding, None) if span.token_indices[0] >= count]
+        units = _runs(encoding, sentences, COARSE_UNITS) + tokens
+    elif isinstance(unit, str):
         if unit not in _SEGMENTATIONS:
-            raise UnknownNameError("unit", unit, _SEGMENTATIONS, "Or give a list of (start, end) character spans.")
+            names = [*_SEGMENTATIONS, "auto"]
+            raise UnknownNameError("unit", unit, names, "Or give a list of (start, end) character spans.")
         units = _named_units(encoding, _SEGMENTATIONS[unit])
     else:
         pieces = [piece for region in encoding.regions for piece in _pieces(encoding, region)]
@@ -71,6 +80,33 @@ def make_units(
     if special_tokens == "perturbed":
         units += _frozen_units(encoding)
     return tuple(sorted(units, key=lambda span: span.token_indices))
+
+
+def split_unit(encoding: Encoding, unit: Span) -> tuple[Span, ...]:
+    """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
+    own = set(unit.token_indices)
+    for segment in (sentence_spans, word_spans, None):
+        parts = [part for part in _named_units(encoding, segment) if own.issuperset(part.token_indices)]
+        if len(parts) > 1 and sum(len(part.token_indices) for part in parts) == len(own):
+            return tuple(parts)
+    return ()
+
+
+def _runs(encoding: Encoding, units: Sequence[Span], most: int) -> list[Span]:
+    """Neighbours in one region joined into about `most` runs of about the same number of tokens."""
+    if len(units) <= most:
+        return list(units)
+    size = sum(len(unit.token_indices) for unit in units) / most
+    groups: list[list[Span]] = []
+    for unit in units:
+        fits = bool(groups) and not any(groups[-1][0].start < start <= unit.start for start, _ in encoding.regions)
+        if fits and sum(len(u.token_indices) for u in groups[-1]) + len(unit.token_indices) / 2 <= size:
+            groups[-1].append(unit)
+        else:
+            groups.append([unit])
+    ends = [(group[0].start, group[-1].end) for group in groups]
+    tokens = [tuple(token for unit in group for token in unit.token_indices) for group in groups]
+    return [Span(encoding.text[a:b], a, b, inside) for (a, b), inside in zip(ends, tokens, strict=True)]
 
 
 def _pieces(encoding: Encoding, region: Offset) -> list[_Piece]:
