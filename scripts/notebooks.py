@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ def execute(path: Path, seconds: int = 600) -> Any:
         CellExecutionError: a cell raised. CellTimeoutError: a cell took longer than `seconds`.
     """
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=seconds, kernel_name="python3", record_timing=False).execute(cwd=str(path.parent))
+    environment = os.environ | {
+        "PYTHONWARNINGS": "ignore:IProgress not found"
+    }  # no widgets here
+    client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", record_timing=False)
+    client.execute(cwd=str(path.parent), env=environment)
     return notebook
 
 

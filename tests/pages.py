@@ -15,10 +15,9 @@ OWN_TESTS = {"README.md": "test_readme.py", "docs/integrations.md": "test_integr
 NOT_RUN: dict[tuple[str, str], str] = {
     ("", "noiser serve"): "it serves until it is stopped; test_app.py starts it",
     ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
-    (
-        "docs/howto/clusters.md",
-        "noiser bench run plan.toml -o runs/mine --executor ray",
-    ): "it needs Ray",
+    ("docs/howto/clusters.md", "noiser bench run plan.toml -o runs/mine --executor ray"): "a cluster",
+    ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
+    ("docs/scale.md", "ray start"): "a cluster",
     ("docs/howto/quantised.md", "from transformers import"): "the hub, and a graphics card",
     ("examples/plugin/README.md", "noiser"): "the plugin must be installed; test_plugins.py does that",
 }
@@ -53,11 +52,10 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> list[str]:
-    """The command lines of a page, continued ones joined."""
-    lines = [
-        line for b in all_blocks(page) if b.language == "bash" for line in b.text.replace("\\\n", " ").splitlines()
-    ]
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    """The command lines of a page, continued ones joined, without the environment variables that they set."""
+    texts = [block.text.replace("\\\n", " ") for block in all_blocks(page) if block.language == "bash"]
+    lines = [re.sub(r"^\s*([A-Z_]+=\S+ +)*", "", line) for text in texts for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def reason_not_to_run(page: str, text: str) -> str | None:
