@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -63,9 +63,18 @@ class IntegratedGradients:
         alphas, weights = gauss_legendre(self.n_steps)
         steps = [on_path(path.positions, path.base, alpha) for alpha in alphas]
         slopes = torch.zeros(len(path.objectives), *path.difference.shape, device=path.difference.device)
-        for found in path.gradients(steps):
-            slopes[found.target] += weights[found.perturbation] * found.gradients[0]
-        return path.scores(slopes * path.difference, self.reduce)
+        end = replace_rows(path.positions, path.base, differentiable=False)
+        baseline = torch.zeros(len(path.objectives))
+        for found in path.gradients([*steps, end]):
+            if found.perturbation < self.n_steps:
+                slopes[found.target] += weights[found.perturbation] * found.gradients[0]
+            else:
+                baseline[found.target] = found.values[0]
+        contributions = slopes * path.difference
+        difference = clean_values(engine, path.objectives) - baseline
+        delta = difference - contributions.sum((-1, -2)).cpu()
+        info = {"difference": difference.tolist(), "delta": delta.tolist()}
+        return path.scores(contributions, self.reduce, info=info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,20 +168,15 @@ class _Path:
         self.base = baseline_row(engine.lm, baseline).to(engine.table_rows)
         self.difference = engine.table_rows[list(self.positions)] - self.base
         self.objectives = objectives_of(engine.query, score)
-        self._baseline_values = torch.zeros(len(self.objectives))
 
     def gradients(self, points: Sequence[Perturbation]) -> Iterator[Gradient]:
-        """Gradients at points of the path, one sample each; the ends of the path run with them for their values."""
-        ends = [replace_rows(self.positions, self.base, differentiable=False)]
-        if not self.engine.knows_clean:
-            ends.append(unchanged(self.positions, differentiable=False))
+        """Gradients at points of the path, one sample each; the clean input runs with them if it has not run yet."""
+        clean = [] if self.engine.knows_clean else [unchanged(self.positions, differentiable=False)]
         length = max(self.engine.query.rows) + 1 - self.positions[0]
-        expected = (len(points) + len(ends)) * length * (1 + len(self.objectives))
-        for found in gradients(self.engine, [*points, *ends], self.objectives):
+        expected = (len(points) + len(clean)) * length * (1 + len(self.objectives))
+        for found in gradients(self.engine, [*points, *clean], self.objectives):
             if found.perturbation < len(points):
                 yield found
-            elif found.perturbation == len(points):
-                self._baseline_values[found.target] = found.values[0]
             self.engine.report(max(expected, self.engine.token_forwards))
 
     def to_units(self, scores: Float[Tensor, "*samples targets positions"]) -> Float[Tensor, "*samples targets units"]:
@@ -183,17 +187,19 @@ class _Path:
         return sum_over_units(query, whole)
 
     def scores(
-        self, contributions: Float[Tensor, "targets positions dim"], reduce: Reduce, *, stderr: Tensor | None = None
+        self,
+        contributions: Float[Tensor, "targets positions dim"],
+        reduce: Reduce,
+        *,
+        stderr: Tensor | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> Scores:
-        """Scores of units, with what completeness leaves."""
-        difference = clean_values(self.engine, self.objectives) - self._baseline_values
-        delta = difference - contributions.sum((-1, -2)).cpu()
+        """Scores of units."""
         return Scores(
             scores=self.to_units(reduce_dimensions(contributions, reduce)),
             stderr=stderr,
             info={
-                "difference": difference.tolist(),
-                "delta": delta.tolist(),
+                **(info or {}),
                 "token_forwards": self.engine.token_forwards,
                 "passes": self.engine.passes,
             },
