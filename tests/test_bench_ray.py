@@ -58,9 +58,13 @@ def test_a_node_dies_and_the_rows_are_the_same(tmp_path, plan, cluster, monkeypa
     monkeypatch.setattr(Cluster, "_bury", counted)
 
     class Killer(Heard):
+        killed = False
+
         def progress(self, forecast, last):
             super().progress(forecast, last)
-            if len(self.finished) == 12:
+            tasks = [task for task, *_ in self.finished[-3:]]
+            if not self.killed and len(tasks) == 3 and tasks[0] == tasks[2] != tasks[1]:  # both nodes are at work
+                self.killed = True
                 ours = ray.get_runtime_context().get_node_id()  # the test itself talks through one of them
                 victim = next(node for node in nodes if node.node_id != ours)
                 made.remove_node(victim, allow_graceful=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class _Root:
 _ROOT = _Root()
 
 
+@cache
 def operation(function: Callable[..., Any]) -> str:
     """The plain name of a torch function or method: "mul" for `torch.mul`, `Tensor.__mul__` and `Tensor.mul_`."""
     return getattr(function, "__name__", "").strip("_").removeprefix("special_")

@@ -8,7 +8,7 @@ of another package, keeps its ordinary gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -121,6 +121,7 @@ def widened(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
+@cache
 def _writes(func: Callable[..., Any]) -> bool:
     name: str = getattr(func, "__name__", "")
     return name.strip("_") in _WRITTEN or (name.endswith("_") and not name.endswith("__"))
