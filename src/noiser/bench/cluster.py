@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from noiser.bench.executor import ATTEMPTS, Assign, Done, Lost
@@ -78,7 +79,7 @@ class Cluster:
 
     def __init__(self, setup: Setup, workers: int | None = None, cores: int | None = None) -> None:
         try:
-            import ray
+            ray: Any = import_module("ray")
         except ImportError as error:
             raise DependencyError(
                 'The executor "ray" needs Ray, which is not installed. Install it with: pip install "noiser[ray]"'
@@ -137,8 +138,7 @@ class Cluster:
 
     def _heed(self, seat: _Seat, waiting: list[Task], attempts: Counter[Task]) -> Iterator[Event | Done | Lost]:
         """What a seat has to say: that it is ready, an event, the end of its task, or its own end."""
-        from ray.exceptions import RayError, RayTaskError
-
+        errors = self._ray.exceptions
         try:
             if seat.ready is not None:
                 self._ray.get(seat.ready)
@@ -152,12 +152,12 @@ class Cluster:
                 seat.task = seat.events = None
                 yield Done(task)
                 return
-        except RayTaskError as error:
+        except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, NoiserError | OSError):
                 raise RunError(str(cause) or type(cause).__name__) from error
             raise
-        except RayError as error:  # the actor, its node or an object on it is gone
+        except errors.RayError as error:  # the actor, its node or an object on it is gone
             yield from self._bury(seat, waiting, attempts, error)
             return
         yield event
