@@ -549,7 +549,8 @@ def test_without_gradio_the_error_says_how_to_get_it(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "gradio", None)
-    monkeypatch.delitem(sys.modules, "noiser.app.page", raising=False)
-    monkeypatch.delitem(sys.modules, "noiser.app.layout", raising=False)
+    for name in ("page", "layout"):  # both ways to a module that another test has imported
+        monkeypatch.delitem(sys.modules, f"noiser.app.{name}", raising=False)
+        monkeypatch.delattr(noiser.app, name, raising=False)
     with pytest.raises(noiser.errors.DependencyError, match=r"pip install 'noiser\[app\]'"):
         noiser.app.server.serve({"m": lambda: tiny("llama")})

@@ -157,7 +157,7 @@ def duration(seconds: float) -> str:
     """About how long, as people say it.
 
     >>> duration(0.4), duration(95), duration(4000), duration(90000)
-    ('under a second', '1 min 35 s', '1 h 7 min', '25 h 0 min')
+    ('under a second', '1 min 35 s', '1 h 6 min', '25 h 0 min')
     """
     if seconds < 1:
         return "under a second"
