@@ -34,7 +34,10 @@ HOSTILE = "<script>alert(1)</script> {{value}} ${1+1} <img src=x onerror=alert(2
 
 @pytest.fixture
 def handlers():
-    return Handlers(Models({"llama": lambda: tiny("llama"), "gemma3": lambda: tiny("gemma3")}))
+    yield Handlers(Models({"llama": lambda: tiny("llama"), "gemma3": lambda: tiny("gemma3")}))
+    for thread in threading.enumerate():  # tests share the models: work that was stopped must have left them
+        if thread.name == "noiser-job":
+            thread.join()
 
 
 def last(views):

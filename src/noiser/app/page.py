@@ -130,8 +130,13 @@ class _Page:
             yield _nothing(11)
 
     def restore(self, search: str) -> list[Any]:
-        """The fields as a link has them; what is wrong with it, if something is."""
+        """The fields as a link has them; what is wrong with it, if something is.
+
+        Without a link nothing is set: a quick visitor has typed something by now.
+        """
         fields = self.layout.fields
+        if not _parameters(search):
+            return [gr.skip(), "", *_nothing(len(fields))]
         try:
             question = Question.from_query(_parameters(search))
         except NoiserError as error:
