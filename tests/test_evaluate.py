@@ -10,20 +10,13 @@ import pandas as pd
 import pytest
 
 import noiser
+from bench_for_tests import PROMPTS
 from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matched, soft_scores
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
 from tiny import tiny
 
 FAST = noiser.Noiser(samples=2, bounding=0.5)
-PROMPTS = [
-    "The quick fox sings near the river",
-    "A teacher in the village plays the violin",
-    "When it rains in the mountains",
-    "The trains to the coast run late and the children sing",
-    "Near the bank of the river a brown dog",
-    "The lazy dog jumps over the teacher",
-]
 
 
 def evaluated(examples=PROMPTS, metrics="soft_scores", **options):

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from noiser.errors import UnknownNameError
 
-__all__ = ["Entry", "Family", "Registry"]
+__all__ = ["Entry", "Family", "Registry", "unversioned"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,15 @@ class Entry(Generic[T]):
     def versioned_name(self) -> str:
         """Name and version, such as "noiser@1"."""
         return f"{self.name}@{self.version}"
+
+
+def unversioned(name: str) -> str:
+    """A name without its version.
+
+    >>> unversioned("noiser@1"), unversioned("noiser")
+    ('noiser', 'noiser')
+    """
+    return name.partition("@")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

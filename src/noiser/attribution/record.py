@@ -236,7 +236,7 @@ class Attribution:
 
         page = html.page(self)
         if path is not None:
-            from noiser.attribution.store import write_text
+            from noiser.files import write_text
 
             write_text(path, page)
         return page

@@ -17,7 +17,7 @@ from noiser.files import write_text
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
 
-__all__ = ["FORMAT", "SCHEMA", "dumps", "plain", "save", "to_dict", "write_text"]
+__all__ = ["FORMAT", "SCHEMA", "dumps", "plain", "save", "to_dict"]
 
 FORMAT = "noiser.attribution"
 SCHEMA = 1
@@ -108,5 +108,5 @@ def _line(value: Any) -> str:
 
 
 def save(att: Attribution, path: str | PathLike[str]) -> None:
-    """Writes `dumps(att)`; see `write_text` for what happens on failure."""
+    """Writes `dumps(att)`; see `noiser.files` for what happens on failure."""
     write_text(path, dumps(att))

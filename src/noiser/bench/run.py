@@ -33,6 +33,7 @@ from noiser.bench.tasks import (
     Wanted,
 )
 from noiser.errors import PlanError, RunError
+from noiser.registry import unversioned
 
 __all__ = ["ExecutorName", "Listener", "Outcome", "run_bench"]
 
@@ -269,7 +270,7 @@ class _Bench:
         jobs = list(self.jobs())
         loads: dict[Key, int] = {}
         for job in jobs:
-            for key, count in self._missing(job).items():
+            for key, count in self._missing(job, self._stored(job)[1]).items():
                 loads[key] = loads.get(key, 0) + count
         forecast = self.forecast(
             loads,
@@ -314,30 +315,29 @@ class _Bench:
     def _job(self, task: Task) -> Assignment | None:
         assert isinstance(task, Job)
         assert self.store is not None
-        if not self._missing(task):
+        attributions, measured = self._stored(task)
+        if not self._missing(task, measured):
             return None
-        methods = self.plan.methods_for(task.model, task.data)
-        attributions = {
-            entry.label: self._valid(File(ATTRIBUTIONS, (task.model, task.data, entry.label), task.block))
-            for entry in methods
-        }
-        measured = {
-            (entry.label, metric): self._measured(task, entry.label, metric)
-            for entry in methods
-            for metric in self._metrics(task, entry.label)
-        }
         return JobAssignment(task, self._examples(task), attributions, measured)
 
-    def _metrics(self, job: Job, method: str) -> list[str]:
-        entry = next(entry for entry in self.plan.methods if entry.label == method)
-        return [ATTRIBUTION, *(metric.label for metric in self.plan.metrics_for(entry, job.model, job.data))]
+    def _stored(self, job: Job) -> tuple[dict[str, dict[str, dict[str, Any]]], dict[tuple[str, str], frozenset[str]]]:
+        """What is stored of a job: attributions by method, and by method and metric the examples that have a row.
 
-    def _measured(self, job: Job, method: str, metric: str) -> frozenset[str]:
-        """Examples that have a row, and the attribution that it tells about."""
-        found = frozenset(self._valid(File(ROWS, (job.model, job.data, method, metric), job.block)))
-        if metric != ATTRIBUTION:
-            return found
-        return found & frozenset(self._valid(File(ATTRIBUTIONS, (job.model, job.data, method), job.block)))
+        A row about an attribution counts only where that attribution is there too.
+        """
+        place = (job.model, job.data)
+        attributions = {
+            entry.label: self._valid(File(ATTRIBUTIONS, (*place, entry.label), job.block))
+            for entry in self.plan.methods_for(*place)
+        }
+        measured = {
+            (method, metric): frozenset(self._valid(File(ROWS, (*place, method, metric), job.block)))
+            for method, metric, _ in self.plan.kinds(*place)
+        }
+        return attributions, {
+            (method, metric): found.intersection(attributions[method]) if metric == ATTRIBUTION else found
+            for (method, metric), found in measured.items()
+        }
 
     def _valid(self, file: File) -> dict[str, dict[str, Any]]:
         """Stored lines; those with an error count as missing where they are to be tried again."""
@@ -345,14 +345,13 @@ class _Bench:
         lines = self.store.read(file)
         return {key: values for key, values in lines.items() if not (self.retry_errors and values["error"])}
 
-    def _missing(self, job: Job) -> dict[Key, int]:
-        """Rows that a job lacks, by kind."""
+    def _missing(self, job: Job, measured: Mapping[tuple[str, str], frozenset[str]]) -> dict[Key, int]:
+        """Rows that a job lacks, by kind, where `measured` are the examples that have one."""
         found: dict[Key, int] = {}
         examples = self._examples(job)
         for method, metric, limit in self.plan.kinds(job.model, job.data):
             wanted = {sampled.id for sampled in examples if limit is None or sampled.item.index < limit}
-            count = len(wanted - self._measured(job, method, metric)) if wanted else 0
-            if count:
+            if count := len(wanted - measured[method, metric]):
                 found[Key(job.model, job.data, method, metric)] = count
         return found
 
@@ -381,7 +380,7 @@ class _Bench:
         length, targets = characters / _CHARACTERS + 1 + entry.max_new_tokens, entry.max_new_tokens
         if key.metric == ATTRIBUTION:
             method = self.resolved["methods"][key.method]
-            return attribution_tokens(method["name"].partition("@")[0], method["parameters"], length, targets)
+            return attribution_tokens(unversioned(method["name"]), method["parameters"], length, targets)
         metric = self.resolved["metrics"][key.metric]
         rates = len(metric["rates"] or range(5))
-        return metric_tokens(metric["name"].partition("@")[0], metric["masks"], rates, length, targets)
+        return metric_tokens(unversioned(metric["name"]), metric["masks"], rates, length, targets)

@@ -24,11 +24,8 @@ __all__ = ["attribute", "compare"]
 def attribute(
     prompt: o.PromptText,
     model: o.Model = "gemma-3-270m",
-    method: Annotated[str, typer.Option(help="A method's name; see: noiser methods.")] = "noiser",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method; repeatable."),
-    ] = None,
+    method: o.MethodName = "noiser",
+    set_: o.MethodSettings = None,
     target: o.TargetText = None,
     max_new_tokens: o.MaxNewTokens = None,
     foil: o.Foil = None,

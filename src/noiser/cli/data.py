@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,13 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["data"]
 
 data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data sets.")
-
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", metavar="FOLDER", help="The folder of the upstream files; the cache folder unless given."
-    ),
-]
 
 
 def list_() -> None:
@@ -42,7 +34,7 @@ def list_() -> None:
 
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME|all", help="A data set; see: noiser data list.")],
-    data_dir: Folder = None,
+    data_dir: o.DataFolder = None,
     debug: o.Debug = False,
 ) -> None:
     """Fetches the upstream files of a data set, or of all; files that are there already are checked and kept."""
@@ -73,7 +65,7 @@ def show(
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Leave what is wrong in the published file as it is.")
     ] = False,
-    data_dir: Folder = None,
+    data_dir: o.DataFolder = None,
     debug: o.Debug = False,
 ) -> None:
     """Shows examples of a data set, and what was done to the published file."""

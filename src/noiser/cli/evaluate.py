@@ -26,18 +26,10 @@ def evaluate(
         list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads one a line from stdin.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="A data set in place of prompts; see: noiser data list.")] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir", metavar="FOLDER", help="The folder of the upstream files; the cache folder unless given."
-        ),
-    ] = None,
+    data_dir: o.DataFolder = None,
     model: o.Model = "gemma-3-270m",
-    method: Annotated[str, typer.Option(help="A method's name; see: noiser methods.")] = "noiser",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method; repeatable."),
-    ] = None,
+    method: o.MethodName = "noiser",
+    set_: o.MethodSettings = None,
     metrics: Annotated[str, typer.Option(help="Names, with commas between them.")] = "faithfulness",
     judge: Annotated[str | None, typer.Option(help="Of answerability: local or openai:MODEL.")] = None,
     judge_set: Annotated[

@@ -19,11 +19,14 @@ __all__ = [
     "DEFAULT_LOADING",
     "AnyUnitName",
     "Chat",
+    "DataFolder",
     "Debug",
     "Foil",
     "Format",
     "Loading",
     "MaxNewTokens",
+    "MethodName",
+    "MethodSettings",
     "Model",
     "Output",
     "PromptText",
@@ -48,6 +51,16 @@ UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit"
 AnyUnitName = Annotated[
     Literal["token", "word", "sentence", "auto"],
     typer.Option("--unit", help="What gets a score; auto: sentences, then parts of those that carry the score."),
+]
+MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
+MethodSettings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method; repeatable.")
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="FOLDER", help="The folder of the upstream files; the cache folder unless given."
+    ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
@@ -110,7 +123,7 @@ def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
 
 def write(text: str, output: Path | None) -> None:
     """A result to a file, all or nothing, or to stdout."""
-    from noiser.attribution.store import write_text
+    from noiser.files import write_text
 
     if output is None:
         sys.stdout.write(text)

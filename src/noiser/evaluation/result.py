@@ -159,7 +159,7 @@ class Evaluation:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""
-        from noiser.attribution.store import write_text
+        from noiser.files import write_text
 
         write_text(path, self.dumps())
 

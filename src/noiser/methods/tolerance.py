@@ -18,6 +18,7 @@ from noiser.methods.noise import check_noise, draw_noise
 from noiser.methods.readings import Question
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
+from noiser.registry import unversioned
 from noiser.types import Span, Target
 
 __all__ = ["GRID", "Tolerance", "tolerance"]
@@ -136,7 +137,7 @@ def _noise(
 ) -> Float[Tensor, "samples positions dim"]:
     """The caller's noise, or what Noiser draws for this attribution."""
     longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
-    own = att.parameters if att.method.partition("@")[0] == "noiser" else {}
+    own = att.parameters if unversioned(att.method) == "noiser" else {}
     given = own.get("noise") if noise is None and samples is None else noise
     if isinstance(given, Tensor):
         return check_noise(given, longest, dim)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from noiser.bench.plan import MethodEntry
-from noiser.report.choices import named, ordinary, sources, summaries_of, together
+from noiser.registry import unversioned
+from noiser.report.choices import named, ordinary, sources, together
 from noiser.report.drawing import BLUE, INK, ORANGE, PAPER, SOFT, Picture, canvas, legend_below
 from noiser.report.grid import Asked
 from noiser.report.located import CATEGORY, PARTS
-from noiser.report.names import data_title, method_title
+from noiser.report.names import method_title
 from noiser.report.results import Cell, Results
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ def minimum(results: Results) -> Iterator[Picture]:
     """The paper's figure of the minimum top-k%: a panel a model."""
     for data in results.data:
         for source in sources(results, "minimum_share", data.label):
-            measure = source.measure
-            asked = Asked("minimum", measure.label, summaries_of(measure)["minimum_share"])
+            asked = Asked.of(source, "minimum_share", "minimum")
             methods = ordinary(results, [source], data.label)
             found = _estimates(results, asked, data.label, methods)
             if not any(math.isfinite(one.low) for column in found for one in column):
@@ -103,10 +103,8 @@ def minimum(results: Results) -> Iterator[Picture]:
                     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
                     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
                     axes.set_xlabel("words that the judge needs (less is better)")
-            title = f"Minimum top-k% on {data_title(data)}{source.suffix}"
-            yield Picture(
-                f"minimum-{data.label}{source.tail}", title, _said(results, methods, found, "percent"), figure
-            )  # fmt: skip
+            title = source.title("Minimum top-k%", data)
+            yield Picture(source.key("minimum", data), title, _said(results, methods, found, "percent"), figure)
 
 
 def areas(results: Results) -> Iterator[Picture]:
@@ -114,11 +112,8 @@ def areas(results: Results) -> Iterator[Picture]:
     for data in results.data:
         for sources_ in together(results, _GAPS, data.label):
             source = next(iter(sources_.values()))
-            methods = [m for m in ordinary(results, sources_.values(), data.label) if m.name.split("@")[0] != "random"]
-            asked = {
-                number: Asked(number, one.measure.label, summaries_of(one.measure)[number])
-                for number, one in sources_.items()
-            }
+            methods = [m for m in ordinary(results, sources_.values(), data.label) if unversioned(m.name) != "random"]
+            asked = {number: Asked.of(one, number, number) for number, one in sources_.items()}
             columns = {_GAPS[number]: _estimates(results, one, data.label, methods) for number, one in asked.items()}
             if not any(math.isfinite(one.low) for found in columns.values() for column in found for one in column):
                 continue
@@ -135,10 +130,10 @@ def areas(results: Results) -> Iterator[Picture]:
                     axes.margins(x=0.12)
                 handles, _ = panels[0].get_legend_handles_labels()
                 legend_below(figure, handles, [f"{name}, with its interval" for name in columns], 2)
-            title = f"Mass-matched area above random on {data_title(data)}{source.suffix}"
+            title = source.title("Mass-matched area above random", data)
             name, found = next(iter(columns.items()))
             said = f"{name.capitalize()}: {_said(results, methods, found, 'decimal')}"
-            yield Picture(f"areas-{data.label}{source.tail}", title, said, figure)
+            yield Picture(source.key("areas", data), title, said, figure)
 
 
 def _estimates(results: Results, asked: Asked, data: str, methods: Sequence[MethodEntry]) -> list[list[Estimate]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from noiser.bench.plan import MethodEntry, MetricEntry
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Summary
+from noiser.registry import unversioned
+from noiser.report.names import data_title
 from noiser.report.paper import bounding_of
 from noiser.report.results import Results
 
 __all__ = [
     "AREAS",
     "Source",
+    "everywhere",
     "metric_of",
     "named",
     "ordinary",
@@ -70,15 +73,35 @@ class Source(NamedTuple):
         """The tag for keys."""
         return f"-{self.tag}" if self.tag else ""
 
+    @property
+    def summaries(self) -> Mapping[str, Summary]:
+        """The numbers over prompts that the metric has by name."""
+        return summaries_of(self.measure)
+
+    def key(self, what: str, data: DataEntry) -> str:
+        """The key of a table or figure about a data set."""
+        return f"{what}-{data.label}{self.tail}"
+
+    def title(self, what: str, data: DataEntry) -> str:
+        """Its title."""
+        return f"{what} on {data_title(data)}{self.suffix}"
+
 
 def sources(results: Results, number: str, data: str) -> list[Source]:
     """The metrics with a number of that name that the plan has for a data set."""
     return _tagged([measure for measure in _planned(results, data) if number in summaries_of(measure)])
 
 
+def everywhere(results: Results, number: str) -> Iterator[tuple[DataEntry, Source]]:
+    """Every data set with every metric that has a number of that name there."""
+    for data in results.data:
+        for source in sources(results, number, data.label):
+            yield data, source
+
+
 def named(results: Results, name: str, data: str) -> list[Source]:
     """The metrics with that name in the registry that the plan has for a data set."""
-    return _tagged([measure for measure in _planned(results, data) if measure.name.split("@")[0] == name])
+    return _tagged([measure for measure in _planned(results, data) if unversioned(measure.name) == name])
 
 
 def together(results: Results, numbers: Iterable[str], data: str) -> list[Mapping[str, Source]]:
@@ -92,7 +115,7 @@ def together(results: Results, numbers: Iterable[str], data: str) -> list[Mappin
 
 def _tagged(measures: Sequence[MetricEntry]) -> list[Source]:
     return [
-        Source(measure, "" if place == 0 and measure.label == measure.name.split("@")[0] else measure.label)
+        Source(measure, "" if place == 0 and measure.label == unversioned(measure.name) else measure.label)
         for place, measure in enumerate(measures)
     ]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from noiser.bench.plan import DataEntry, MethodEntry
-from noiser.report.choices import AREAS, Source, ordinary, sources, summaries_of, together, without_boundings
+from noiser.report.choices import AREAS, Source, everywhere, ordinary, together, without_boundings
 from noiser.report.grid import Asked, Printed, grid
-from noiser.report.names import data_title
 from noiser.report.paper import bounding_of, data_of, method_of, published
 from noiser.report.results import Results
 from noiser.report.table import Table
@@ -26,7 +25,7 @@ AUTHORS_NOTE = (
 
 def faithfulness(results: Results) -> Iterator[Table]:
     """The paper's first table: one a data set."""
-    for data, source in _pairs(results):
+    for data, source in everywhere(results, "faithfulness"):
         methods = ordinary(results, [source], data.label)
         main = without_boundings(methods)
         notes = ["Other boundings of Noiser have a table of their own."] if len(main) < len(methods) else []
@@ -36,17 +35,11 @@ def faithfulness(results: Results) -> Iterator[Table]:
 
 def authors(results: Results) -> Iterator[Table]:
     """The same for methods in the authors' profile."""
-    for data, source in _pairs(results):
+    for data, source in everywhere(results, "faithfulness"):
         methods = ordinary(results, [source], data.label, "authors")
         if methods:
             title = "Faithfulness in the authors' profile"
             yield from _scores(results, data, source, methods, "authors", title, [AUTHORS_NOTE])
-
-
-def _pairs(results: Results) -> Iterator[tuple[DataEntry, Source]]:
-    for data in results.data:
-        for source in sources(results, "faithfulness", data.label):
-            yield data, source
 
 
 def _scores(
@@ -61,35 +54,32 @@ def _scores(
     def printed(method: MethodEntry, model: str | None) -> float | None:
         return _published(data, "faithfulness", method, model)
 
-    measure = source.measure
     return grid(
         results,
-        key=f"{key}-{data.label}{source.tail}",
-        title=f"{title} on {data_title(data)}{source.suffix}",
+        key=source.key(key, data),
+        title=source.title(title, data),
         data=data.label,
         methods=methods,
-        asked=[Asked("faithfulness", measure.label, summaries_of(measure)["faithfulness"], printed=printed)],
+        asked=[Asked.of(source, "faithfulness", "faithfulness", printed=printed)],
         notes=[*notes, SCORE_NOTE, *_sample(data)],
     )
 
 
 def soft_scores(results: Results) -> Iterator[Table]:
     """Soft-NS and Soft-NC: the log-ratios that the paper prints, and the means that they are made of."""
-    for data, source in _pairs(results):
-        measure = source.measure
-        summaries = summaries_of(measure)
+    for data, source in everywhere(results, "faithfulness"):
         asked = [
-            Asked("log-ratio Soft-NS", measure.label, summaries["log_ratio_ns"], printed=_part(data, "soft_ns")),
-            Asked("log-ratio Soft-NC", measure.label, summaries["log_ratio_nc"], printed=_part(data, "soft_nc")),
-            Asked("mean Soft-NS", measure.label, summaries["soft_ns"]),
-            Asked("mean Soft-NC", measure.label, summaries["soft_nc"]),
+            Asked.of(source, "log_ratio_ns", "log-ratio Soft-NS", printed=_part(data, "soft_ns")),
+            Asked.of(source, "log_ratio_nc", "log-ratio Soft-NC", printed=_part(data, "soft_nc")),
+            Asked.of(source, "soft_ns", "mean Soft-NS"),
+            Asked.of(source, "soft_nc", "mean Soft-NC"),
         ]
         methods = ordinary(results, [source], data.label)
         if methods:
             yield from grid(
                 results,
-                key=f"soft-{data.label}{source.tail}",
-                title=f"Soft-NS and Soft-NC on {data_title(data)}{source.suffix}",
+                key=source.key("soft", data),
+                title=source.title("Soft-NS and Soft-NC", data),
                 data=data.label,
                 methods=methods,
                 asked=asked,
@@ -114,20 +104,15 @@ def _bounding(
         return published("bounding_known", [bounding], model) if data.name == "known" and bounding else None
 
     asked = [
-        Asked(
-            AREAS.get(name, name),
-            source.measure.label,
-            summaries_of(source.measure)[name],
-            printed=printed if name == "faithfulness" else None,
-        )
+        Asked.of(source, name, AREAS.get(name, name), printed=printed if name == "faithfulness" else None)
         for name, source in found.items()
         if sum(results.planned(method.label, source.measure.label, data.label) for method in methods) > 1
     ]
     source = next(iter(found.values()))
     return grid(
         results,
-        key=f"bounding-{data.label}{source.tail}",
-        title=f"Noiser's boundings on {data_title(data)}{source.suffix}",
+        key=source.key("bounding", data),
+        title=source.title("Noiser's boundings", data),
         data=data.label,
         methods=methods,
         asked=asked,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from noiser.bench.plan import MethodEntry, ModelEntry
 from noiser.metrics.metric import Summary
+from noiser.report.choices import Source
 from noiser.report.names import method_title
 from noiser.report.paper import MODELS, model_of
 from noiser.report.results import Cell, Results
@@ -45,6 +46,13 @@ class Asked(NamedTuple):
     form: Form = "decimal"
     printed: Printed | None = None
     category: str | None = None
+
+    @classmethod
+    def of(
+        cls, source: Source, number: str, name: str, form: Form = "decimal", printed: Printed | None = None
+    ) -> Asked:
+        """A column of a number that a metric has by name."""
+        return cls(name, source.measure.label, source.summaries[number], form, printed)
 
     def cell(self, model: str, data: str, method: str) -> Cell:
         """The rows that it is taken over."""

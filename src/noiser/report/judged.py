@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
-from noiser.report.choices import Source, ordinary, sources, summaries_of
+from noiser.report.choices import Source, everywhere, ordinary, sources
 from noiser.report.grid import Asked, Printed, grid
-from noiser.report.names import data_title
 from noiser.report.paper import method_of, published
 from noiser.report.results import Results
 from noiser.report.table import Table
@@ -39,20 +38,18 @@ def answerability(results: Results) -> Iterator[Table]:
 
 
 def _answers(results: Results, data: DataEntry, source: Source, prefix: str) -> list[Table]:
-    measure = source.measure
-    summaries = summaries_of(measure)
     table, what = _KINDS[prefix]
-    rate = Asked("rate", measure.label, summaries[f"{prefix}rate"], "percent", _printed(data, table, "rate_percent"))
-    score = Asked("score", measure.label, summaries[f"{prefix}score"], printed=_printed(data, table, "score"))
-    unreadable = Asked("unreadable", measure.label, summaries[f"{prefix}unscored"], "percent")
+    rate = Asked.of(source, f"{prefix}rate", "rate", "percent", _printed(data, table, "rate_percent"))
+    score = Asked.of(source, f"{prefix}score", "score", printed=_printed(data, table, "score"))
+    unreadable = Asked.of(source, f"{prefix}unscored", "unreadable", "percent")
     return grid(
         results,
-        key=f"{prefix.rstrip('_').replace('_', '-')}-{data.label}{source.tail}",
-        title=f"Answerability by {what} on {data_title(data)}{source.suffix}",
+        key=source.key(prefix.rstrip("_").replace("_", "-"), data),
+        title=source.title(f"Answerability by {what}", data),
         data=data.label,
         methods=ordinary(results, [source], data.label),
         asked=[rate, score, unreadable],
-        notes=[ANSWER_NOTE, judge_note(measure)],
+        notes=[ANSWER_NOTE, judge_note(source.measure)],
     )
 
 
@@ -66,25 +63,23 @@ def judge_note(measure: MetricEntry) -> str:
 
 def minimum(results: Results) -> Iterator[Table]:
     """The smallest share of words from which the judge is right; the paper has a figure of it, without numbers."""
-    for data in results.data:
-        for source in sources(results, "minimum_share", data.label):
-            measure = source.measure
-            yield from grid(
-                results,
-                key=f"minimum-{data.label}{source.tail}",
-                title=f"Minimum top-k% on {data_title(data)}{source.suffix}",
-                data=data.label,
-                methods=ordinary(results, [source], data.label),
-                asked=[
-                    Asked("words needed", measure.label, summaries_of(measure)["minimum_share"], "percent"),
-                    Asked("never right", measure.label, summaries_of(measure)["unanswerable"], "percent"),
-                ],
-                notes=[
-                    "The least important word is dropped until the judge fails: the share kept at its last success, "
-                    "over the prompts that it gets right with all words.",
-                    judge_note(measure),
-                ],
-            )
+    for data, source in everywhere(results, "minimum_share"):
+        yield from grid(
+            results,
+            key=source.key("minimum", data),
+            title=source.title("Minimum top-k%", data),
+            data=data.label,
+            methods=ordinary(results, [source], data.label),
+            asked=[
+                Asked.of(source, "minimum_share", "words needed", "percent"),
+                Asked.of(source, "unanswerable", "never right", "percent"),
+            ],
+            notes=[
+                "The least important word is dropped until the judge fails: the share kept at its last success, "
+                "over the prompts that it gets right with all words.",
+                judge_note(source.measure),
+            ],
+        )
 
 
 def _printed(data: DataEntry, table: str, column: str) -> Printed | None:

@@ -81,7 +81,7 @@ def _table(
     where = f"{data_title(data)}, {category}" if category else data_title(data)
     return grid(
         results,
-        key=f"localisation-{category or 'all'}-{data.label}{source.tail}",
+        key=source.key(f"localisation-{category or 'all'}", data),
         title=f"Localisation on {where}{source.suffix}",
         data=data.label,
         methods=ordinary(results, [source], data.label),

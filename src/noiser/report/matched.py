@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from noiser.bench.plan import DataEntry, MethodEntry
-from noiser.report.choices import AREAS, Source, ordinary, summaries_of, together
+from noiser.registry import unversioned
+from noiser.report.choices import AREAS, Source, ordinary, together
 from noiser.report.grid import Asked, grid
-from noiser.report.names import data_title, method_title
+from noiser.report.names import method_title
 from noiser.report.results import Results
 from noiser.report.table import Head, Line, Number, Table
 
@@ -29,8 +30,8 @@ def mass_matched(results: Results) -> Iterator[Table]:
             if methods:
                 yield from grid(
                     results,
-                    key=f"areas-{data.label}{source.tail}",
-                    title=f"Mass-matched areas on {data_title(data)}{source.suffix}",
+                    key=source.key("areas", data),
+                    title=source.title("Mass-matched areas", data),
                     data=data.label,
                     methods=methods,
                     asked=_asked(found),
@@ -39,10 +40,7 @@ def mass_matched(results: Results) -> Iterator[Table]:
 
 
 def _asked(found: Mapping[str, Source]) -> list[Asked]:
-    return [
-        Asked(AREAS.get(number, number), source.measure.label, summaries_of(source.measure)[number])
-        for number, source in found.items()
-    ]
+    return [Asked.of(source, number, AREAS.get(number, number)) for number, source in found.items()]
 
 
 def differences(results: Results) -> Iterator[Table]:
@@ -58,8 +56,8 @@ def differences(results: Results) -> Iterator[Table]:
 
 def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
     """Noiser as the paper has it and with relative noise; else every Noiser there is; else the first method."""
-    plain = [m for m in methods if m.name.split("@")[0] in ("noiser", "noiser_relative") and not m.args]
-    return plain or [m for m in methods if m.name.split("@")[0] == "noiser"] or list(methods[:1])
+    plain = [m for m in methods if unversioned(m.name) in ("noiser", "noiser_relative") and not m.args]
+    return plain or [m for m in methods if unversioned(m.name) == "noiser"] or list(methods[:1])
 
 
 def _difference(
@@ -72,8 +70,8 @@ def _difference(
     name = method_title(first.label)
     return [
         Table(
-            key=f"differences-{first.label}-{data.label}{source.tail}" + f"-{models[0]}" * apart,
-            title=f"{name} minus each other method on {data_title(data)}{source.suffix}" + f", {models[0]}" * apart,
+            key=source.key(f"differences-{first.label}", data) + f"-{models[0]}" * apart,
+            title=source.title(f"{name} minus each other method", data) + f", {models[0]}" * apart,
             corner="minus",
             heads=tuple(Head(one.name, model) for model in models for one in asked),
             lines=tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from noiser.bench.plan import DataEntry
+from noiser.registry import unversioned
 
 __all__ = ["METHODS", "data_title", "method_title"]
 
@@ -37,10 +38,10 @@ _DATA = {
 
 def method_title(label: str) -> str:
     """A method's title; a label that is no registry name stands as it is."""
-    return METHODS.get(label.split("@")[0], label)
+    return METHODS.get(unversioned(label), label)
 
 
 def data_title(entry: DataEntry) -> str:
     """A data set's title, with the label that a plan has given it."""
-    title = _DATA.get((entry.name or "").split("@")[0], entry.name or entry.label)
+    title = _DATA.get(unversioned(entry.name or ""), entry.name or entry.label)
     return title if entry.name in (None, entry.label) else f"{title} ({entry.label})"

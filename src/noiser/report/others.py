@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from noiser.bench.plan import MetricEntry
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
-from noiser.report.choices import Source, metric_of, named, ordinary, sources, summaries_of, without_boundings
+from noiser.registry import unversioned
+from noiser.report.choices import Source, metric_of, named, ordinary, sources, without_boundings
 from noiser.report.grid import Asked, grid, mark_best, number
 from noiser.report.names import data_title, method_title
 from noiser.report.results import Results
@@ -59,12 +60,7 @@ def glance(results: Results) -> Iterator[Table]:
 def _headline(results: Results, data: str) -> list[tuple[Asked, Source]]:
     return [
         (
-            Asked(
-                f"{head}{source.suffix}",
-                source.measure.label,
-                summaries_of(source.measure)[name],
-                "percent" if name in _PERCENT else "decimal",
-            ),
+            Asked.of(source, name, f"{head}{source.suffix}", "percent" if name in _PERCENT else "decimal"),
             source,
         )
         for name, head in _HEADLINE.items()
@@ -91,17 +87,17 @@ def _said(found: Number) -> str:
 
 def others(results: Results) -> Iterator[Table]:
     """All numbers of the metrics that have no table of their own."""
-    names = dict.fromkeys(measure.name.split("@")[0] for measure in results.measures)
+    names = dict.fromkeys(unversioned(measure.name) for measure in results.measures)
     for data in results.data:
         for source in (source for name in names for source in named(results, name, data.label)):
             measure = source.measure
-            if measure.name.split("@")[0] == "localisation" or _HEADLINE.keys() & summaries_of(measure).keys():
+            if unversioned(measure.name) == "localisation" or _HEADLINE.keys() & source.summaries.keys():
                 continue
             asked, methods = _asked(results, measure, data.label), ordinary(results, [source], data.label)
             if asked and methods:
                 yield from grid(
                     results,
-                    key=f"{measure.name.split('@')[0].replace('_', '-')}-{data.label}{source.tail}",
+                    key=source.key(unversioned(measure.name).replace("_", "-"), data),
                     title=f"{measure.label.replace('_', ' ').capitalize()} on {data_title(data)}",
                     data=data.label,
                     methods=methods,

@@ -9,6 +9,8 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
+from noiser.registry import unversioned
+
 __all__ = ["MODELS", "bounding_of", "data_of", "method_of", "model_of", "published"]
 
 MODELS = ("Qwen2-0.5B", "Llama3.2-1B", "Qwen2-1.5B", "gemma-2-2B", "gemma-2-9B", "Llama3-8B")
@@ -51,7 +53,7 @@ def data_of(name: str | None) -> str | None:
 
 def method_of(name: str, args: Mapping[str, Any]) -> str | None:
     """The paper's name of a method; None unless the parameters are those of the paper."""
-    plain = name.split("@")[0].removeprefix("inseq:")
+    plain = unversioned(name).removeprefix("inseq:")
     changed = {key: value for key, value in args.items() if key not in _HARMLESS}
     if plain == "noiser" and changed.get("bounding") == "k_min":
         del changed["bounding"]
@@ -62,7 +64,7 @@ def bounding_of(name: str, args: Mapping[str, Any]) -> str | None:
     """The `bounding` of a Noiser that differs from the paper's in nothing else; None for everything else."""
     changed = {key: value for key, value in args.items() if key not in _HARMLESS}
     bounding = changed.pop("bounding", "k_min")
-    return str(bounding) if name.split("@")[0] == "noiser" and not changed else None
+    return str(bounding) if unversioned(name) == "noiser" and not changed else None
 
 
 def published(table: str, path: Sequence[str], model: str | None, column: str | None = None) -> float | None:

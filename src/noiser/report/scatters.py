@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.bench.plan import MethodEntry
 from noiser.metrics.bootstrap import Estimate
-from noiser.report.choices import Source, ordinary, sources, summaries_of, without_boundings
+from noiser.report.choices import Source, ordinary, sources, without_boundings
 from noiser.report.counts import COSTS
 from noiser.report.drawing import COLOURS, INK, MARKERS, Picture, canvas
 from noiser.report.names import data_title, method_title
@@ -53,13 +53,12 @@ def _judged(
 ) -> list[_Panel]:
     """Answerability score and rate along x."""
     cells = [Cell(model, data, method.label, faithful.measure.label) for method in methods]
-    y = [results.estimate(cell, summaries_of(faithful.measure)["faithfulness"]) for cell in cells]
-    summaries = summaries_of(judged.measure)
+    y = [results.estimate(cell, faithful.summaries["faithfulness"]) for cell in cells]
     return [
         _Panel(
             f"answerability {name}",
             [
-                results.estimate(cell._replace(metric=judged.measure.label), summaries[f"answerability_{name}"])
+                results.estimate(cell._replace(metric=judged.measure.label), judged.summaries[f"answerability_{name}"])
                 for cell in cells
             ],
             y,
@@ -76,7 +75,7 @@ def against_cost(results: Results) -> Iterator[Picture]:
             methods = without_boundings(ordinary(results, [source], data.label))
             for model in results.models:
                 cells = [Cell(model.label, data.label, method.label, measure.label) for method in methods]
-                y = [results.estimate(cell, summaries_of(measure)["faithfulness"]) for cell in cells]
+                y = [results.estimate(cell, source.summaries["faithfulness"]) for cell in cells]
                 paid = [cell._replace(metric=ATTRIBUTION) for cell in cells]
                 panels = [
                     _Panel(
@@ -87,8 +86,8 @@ def against_cost(results: Results) -> Iterator[Picture]:
                     ),
                     _Panel("seconds an attribution", [results.seconds(cell) for cell in paid], y, True),
                 ]
-                key = f"cost-{data.label}{source.tail}-{model.label}"
-                title = f"Faithfulness against cost on {data_title(data)}{source.suffix}, {model.label}"
+                key = f"{source.key('cost', data)}-{model.label}"
+                title = f"{source.title('Faithfulness against cost', data)}, {model.label}"
                 yield from _picture(key, title, methods, panels)
 
 
