@@ -4,7 +4,8 @@
 
 Everything is measured in one run, side by side, with the same noise and the same prompts. The reference does what the
 published script does: for each token, each of the `steps` + 1 probes is one forward pass of the whole sequence, with
-the noise samples as its batch and logits at every position. In float32 results must agree, or the run fails.
+the noise samples as its batch and logits at every position. In float32 results must agree, or the run fails;
+the certified search may find another k where a unit flips at some k and not at a larger one, which the table then says.
 """
 
 from __future__ import annotations
@@ -89,16 +90,19 @@ def run_ours(lm: LanguageModel, query: Query, method: noiser.Noiser, repeats: in
     return min(found, key=lambda timed: timed.seconds)
 
 
-def check(slow: Slow, scores: Scores) -> None:
-    """Fails where the smallest threshold is another, or a score differs by more than rounding."""
+def check(slow: Slow, scores: Scores, search: str = "exact") -> None:
+    """Fails where bisection's smallest threshold is another, or a score at the same k differs by more than rounding."""
     assert scores.k_min is not None
-    assert float(scores.k_min[0]) == min(slow.thresholds), (scores.k_min, slow.thresholds)
-    torch.testing.assert_close(scores.scores[0], torch.tensor(slow.scores), atol=1e-4, rtol=0)
+    same = float(scores.k_min[0]) == min(slow.thresholds)
+    assert same or search == "certified", (scores.k_min, slow.thresholds)
+    if same:
+        torch.testing.assert_close(scores.scores[0], torch.tensor(slow.scores), atol=1e-4, rtol=0)
 
 
 def row_of(dtype: str, query: Query, method: noiser.Noiser, ours: Timed, slow: Slow) -> dict[str, Any]:
     """One line of the table."""
-    engine, peak = ours.engine, matrix_peak(dtype)
+    engine, peak, k_min = ours.engine, matrix_peak(dtype), ours.scores.k_min
+    assert k_min is not None
     return {
         "precision": dtype,
         "tokens": length_of(query),
@@ -109,6 +113,7 @@ def row_of(dtype: str, query: Query, method: noiser.Noiser, ours: Timed, slow: S
         "token-forwards": engine.token_forwards,
         "to lower bound": engine.token_forwards / scoring_pass(query, method.samples),
         "passes": engine.passes,
+        "k, parts of the reference's": float(k_min[0]) / min(slow.thresholds),
         "share of peak, %": 100 * work_of(engine) / ours.seconds / peak,
         "while the model runs, %": 100 * work_of(engine) / ours.inside / peak,
     }
@@ -128,7 +133,7 @@ def run(setting: Setting) -> Part:
             for method in (noiser.Noiser(), noiser.Noiser(search="certified")):
                 ours = run_ours(lm, query, method, setting.repeats)
                 if dtype == "float32":
-                    check(slow, ours.scores)
+                    check(slow, ours.scores, method.search)
                 rows.append(say(row_of(dtype, query, method, ours, slow)))
     note = NOTE.format(peaks=peaks, repeats=setting.repeats)
     return Part("Noiser against a straightforward implementation", note, rows, claims(rows))
