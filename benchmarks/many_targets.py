@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 import noiser
-from measuring import Claim, Part, Setting, length_of, main, prompt_of, run_method, say, scoring_pass
+from measuring import PATIENCE, Claim, Part, Setting, length_of, main, prompt_of, run_method, say, scoring_pass
 from noiser.methods import Method, Scores
 from noiser.model import LanguageModel, Query, build_query
 
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
     def of(cls, lm: LanguageModel, query: Query, method: Method, repeats: int = 1) -> Cost:
         """The fastest of a few runs."""
         found: list[Cost] = []
-        for _ in range(repeats):
+        while len(found) < repeats and sum(cost.seconds for cost in found) < PATIENCE:
             begin = time.perf_counter()
             engine, scores = run_method(lm, query, method)
             found.append(cls(engine.token_forwards, time.perf_counter() - begin, scores))

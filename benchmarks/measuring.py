@@ -38,6 +38,9 @@ TEXT = (
     "the next morning on the beach of the island, dry and without a scratch, as if it had only been put down"
 )
 
+PATIENCE = 10.0
+"""Seconds after which a run is not repeated."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -128,8 +131,8 @@ def length_of(query: Query) -> int:
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
     """The shortest of a few calls."""
-    times = []
-    for _ in range(repeats):
+    times: list[float] = []
+    while len(times) < repeats and sum(times) < PATIENCE:
         begin = time.perf_counter()
         run()
         times.append(time.perf_counter() - begin)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 import noiser
-from measuring import Claim, Part, Setting, main, prompt_of, say
+from measuring import PATIENCE, Claim, Part, Setting, main, prompt_of, say
 from noiser.methods import make_method
 from noiser.model import LanguageModel
 
@@ -65,9 +65,6 @@ SAME: dict[str, dict[str, Any]] = {
     "occlusion": {"score": "logprob", "baseline": "pad"},
 }
 """Our hyper-parameters with which the scores are Captum's."""
-
-PATIENCE = 10.0
-"""Seconds after which a run is not repeated."""
 
 NOTE = (
     "float32, {prompts} prompts of {lengths} tokens, one target each; the shortest of up to {repeats} calls, summed "

@@ -5,7 +5,8 @@ Results are kept in `benchmarks/results/MODEL.json`. `docs/performance.md` has p
     <!-- speed: MODEL PART -->
     <!-- end -->
 
-with the name of a part, or "claims". Without an argument the page is written again from what is kept.
+with the name of a part, or "claims". What is given replaces the parts that are kept; without an argument the page is
+written again from those.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import everything
 from measuring import table
@@ -33,22 +35,32 @@ def filled(text: str, results: Path = RESULTS) -> str:
     """A page with the tables of what is kept in the places for them."""
 
     def fill(place: re.Match[str]) -> str:
-        found = json.loads((results / f"{place[2]}.json").read_text(encoding="utf-8"))
+        found = _kept(results / f"{place[2]}.json")
+        part = found.get(place[3])
         if place[3] == "claims":
-            return f"{place[1]}\n{everything.claims_table(found)}\n\n{place[4]}"
-        part = found[place[3]]
-        pieces = [part["note"], table(part["rows"]), everything.told(part["conditions"])]
+            pieces = [everything.claims_table(found)]
+        elif part is None:
+            pieces = ["Not measured yet."]
+        else:
+            pieces = [part["note"], table(part["rows"]), everything.told(part["conditions"])]
         return place[1] + "\n" + "\n\n".join(pieces) + "\n\n" + place[4]
 
     return _PLACE.sub(fill, text)
 
 
+def _kept(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def keep(results: Path) -> None:
     """Takes measured results over, and the figure with them."""
-    found = json.loads(results.read_text(encoding="utf-8"))
+    found = _kept(results)
     (model,) = {part["conditions"]["model"] for part in found.values()}
     RESULTS.mkdir(exist_ok=True)
-    shutil.copyfile(results, RESULTS / f"{model}.json")
+    place = RESULTS / f"{Path(model).name}.json"
+    merged = _kept(place) | found
+    ordered = {name: merged[name] for name in everything.PARTS if name in merged}
+    place.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     if model == MAIN and "growth" in found:
         for ending in (".svg", ".png"):
             shutil.copyfile(results.with_name("cost").with_suffix(ending), FIGURE.with_suffix(ending))

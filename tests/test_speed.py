@@ -173,3 +173,19 @@ def test_command_explains_itself():
     ran = subprocess.run(shlex.split("bash scripts/bench --help"), cwd=ROOT, capture_output=True, text=True, check=True)
     for name in everything.PARTS:
         assert name in ran.stdout
+
+
+@pytest.mark.slow
+def test_measured_parts_go_into_the_page(setting, tmp_path, monkeypatch):
+    part = Part("Memory", "A note.", [{"GiB": 1.5}], [Claim("small", 1.5, at_most=2)])
+    monkeypatch.setattr(everything, "PARTS", {"noiser": None, "memory": lambda setting: part})
+    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
+    everything.measure(setting, ["memory"], tmp_path)
+    page.keep(tmp_path / "results.json")
+    (kept,) = (tmp_path / "results").iterdir()
+    places = "".join(f"<!-- speed: {kept.stem} {name} -->\n<!-- end -->\n" for name in ("claims", "memory", "noiser"))
+    text = page.filled(places, tmp_path / "results")
+    assert "| small | 1.5 | ≤ 2 | yes |" in text
+    assert "A note.\n\n| GiB |\n| --- |\n| 1.5 |\n\n" in text
+    assert "Not measured yet." in text
+    assert page.filled(text, tmp_path / "results") == text
