@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.attention import attention_implementation
-from noiser.model.prefix import Prefix, empty_prefix
+from noiser.model.prefix import Prefix, agree, empty_prefix
 
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
@@ -141,8 +141,7 @@ def can_pack(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool
     except Exception:  # any failure means that this architecture does not work so
         return False
     declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(prefix.cache.layers)}
-    tolerance = (1e-3 if lm.dtype == torch.float32 else 0.05) * float(whole.std())
-    return layout.windows == declared and bool((found - whole).abs().max() <= tolerance)
+    return layout.windows == declared and agree(found, whole.expand_as(found), lm.dtype)
 
 
 def _run(lm: LanguageModel, groups: Sequence[Group], prefix: Prefix, layout: _Layout) -> list[Tensor]:
