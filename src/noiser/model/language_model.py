@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from noiser.errors import NumericalError, UnsupportedModelError
-from noiser.model.packing import can_pack
+from noiser.model.packing import Branches, Packed, can_pack, packed_logits
 from noiser.model.prefix import Prefix, can_reuse_prefix
 from noiser.types import ModelIdentity
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["LanguageModel", "wrap"]
+
+Found = TypeVar("Found")
 
 
 class LanguageModel:
@@ -186,6 +188,20 @@ class LanguageModel:
         logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]
         out.logits = logits.float()
         return out
+
+    # A model that several prompts share (see `noiser.engine.crowd`) runs these two with theirs, or in their turn.
+
+    shares_passes = False
+    """Whether packed passes are run together with those of other prompts."""
+
+    def packed(self, branches: Branches) -> Packed:
+        """Logits of sequences of different lengths that branch off one clean sequence; needs `packs`."""
+        with self.running():
+            return packed_logits(self, [branches])[0]
+
+    def in_turn(self, call: Callable[[], Found]) -> Found:
+        """What a call returns that runs the model by itself."""
+        return call()
 
     def probabilities(
         self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], prefix: Prefix | None = None
