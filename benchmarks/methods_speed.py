@@ -1,30 +1,29 @@
-"""How fast each method is, against the same method in Inseq 0.7.1.
+"""How fast each method is, against the same method in Inseq 0.7.1 and in Captum 0.9.
 
-    pip install inseq==0.7.1
+    pip install inseq==0.7.1 captum==0.9.0
     python benchmarks/methods_speed.py --model smollm2-135m-instruct
 
-Both run in this process, in turns, on the same weights, prompts and threads, in float32, and with the same numbers of
-steps and samples. What is timed is the whole call: prompt and target in, scores out; the best of a few
-repetitions, summed over the prompts. Inseq is left out when it is not installed. Its special tokens move to the
-baseline, ours do not; `tests/test_gradients.py` shows that the scores agree when ours move too.
+All run in this process, in turns, on the same weights, prompts and threads, in float32, and with the same numbers of
+steps and samples. What is timed is the whole call: prompt and target in, scores out. A library that is not
+installed is left out. Inseq moves special tokens to the baseline too; `tests/test_gradients.py` shows that the scores
+agree when ours move as well. Captum is used as it says for language models (`LLMAttribution`,
+`LLMGradientAttribution`); where nothing is random, its scores must be ours, or the run fails.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
-import platform
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import noiser
-from noiser.methods import METHODS, make_method
+from measuring import PATIENCE, Claim, Part, Setting, main, prompt_of, say
+from noiser.methods import make_method
+from noiser.model import LanguageModel
 
 PROMPTS = (
     "LeBron James professionally plays the sport of",
@@ -32,44 +31,75 @@ PROMPTS = (
     "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched",
 )
 
-COMPARED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "last_attention": ("attention", {}, {}),
-    "input_x_gradient": ("input_x_gradient", {}, {}),
-    "integrated_gradients": ("integrated_gradients", {"n_steps": 50}, {"n_steps": 50}),
-    "gradient_shap": ("gradient_shap", {"samples": 5}, {"n_samples": 5}),
-    "deeplift": ("deeplift", {}, {}),
-    "sequential_integrated_gradients": ("sequential_integrated_gradients", {"n_steps": 50}, {"n_steps": 50}),
-    "lime": ("lime", {"samples": 50}, {"n_samples": 50}),
-    "occlusion": ("occlusion", {}, {}),
+
+class Compared(NamedTuple):
+    """A method's hyper-parameters, and its name and arguments elsewhere; no name where a library lacks it."""
+
+    ours: dict[str, Any]
+    inseq: tuple[str, dict[str, Any]] | None = None
+    captum: tuple[str, dict[str, Any]] | None = None
+
+
+COMPARED = {
+    "last_attention": Compared({}, ("attention", {})),
+    "input_x_gradient": Compared({}, ("input_x_gradient", {}), ("LayerGradientXActivation", {})),
+    "gradient_shap": Compared(
+        {"samples": 5}, ("gradient_shap", {"n_samples": 5}), ("LayerGradientShap", {"n_samples": 5})
+    ),
+    "deeplift": Compared({}, ("deeplift", {})),
+    "integrated_gradients": Compared(
+        {"n_steps": 50},
+        ("integrated_gradients", {"n_steps": 50}),
+        ("LayerIntegratedGradients", {"n_steps": 50}),
+    ),
+    "sequential_integrated_gradients": Compared({"n_steps": 10}, ("sequential_integrated_gradients", {"n_steps": 10})),
+    "occlusion": Compared({}, ("occlusion", {}), ("FeatureAblation", {})),
+    "lime": Compared({"samples": 50}, ("lime", {"n_samples": 50}), ("Lime", {"n_samples": 50})),
+    "kernel_shap": Compared({"samples": 50}, None, ("KernelShap", {"n_samples": 50})),
+    "shapley_sampling": Compared({"permutations": 2}, None, ("ShapleyValueSampling", {"n_samples": 4})),
 }
-"""Our name: Inseq's name, our hyper-parameters, Inseq's."""
+
+SAME: dict[str, dict[str, Any]] = {
+    "input_x_gradient": {"score": "logprob", "reduce": "sum"},
+    "integrated_gradients": {"score": "logprob", "reduce": "sum", "baseline": "pad", "n_steps": 50},
+    "occlusion": {"score": "logprob", "baseline": "pad"},
+}
+"""Our hyper-parameters with which the scores are Captum's."""
+
+NOTE = (
+    "float32, {prompts} prompts of {lengths} tokens, one target each; the shortest of up to {repeats} calls, summed "
+    "over the prompts. Sequential integrated gradients have 10 steps, integrated gradients 50, LIME and KernelSHAP 50 "
+    "samples, Shapley sampling 4 orders."
+)
+
+Run = Callable[[str, noiser.Target], Any]
 
 
-Run = Callable[[str, noiser.Target], object]
-
-
-def best(runs: Sequence[Run], targets: Sequence[noiser.Target], repeats: int) -> list[float]:
+def best(runs: Sequence[Run], asked: Sequence[tuple[str, noiser.Target]], repeats: int) -> list[float]:
     """The shortest time of each run, summed over the prompts; runs take turns, so that a busy machine slows all."""
-    for run in runs:
-        run(PROMPTS[0], targets[0])
+    if repeats > 1:
+        for run in runs:
+            run(*asked[0])
     totals = [0.0] * len(runs)
-    for prompt, target in zip(PROMPTS, targets, strict=True):
+    for prompt, target in asked:
         times: list[list[float]] = [[] for _ in runs]
         for _ in range(repeats):
             for run, found in zip(runs, times, strict=True):
-                begin = time.perf_counter()
-                run(prompt, target)
-                found.append(time.perf_counter() - begin)
+                if sum(found) < PATIENCE:
+                    begin = time.perf_counter()
+                    run(prompt, target)
+                    found.append(time.perf_counter() - begin)
         totals = [total + min(found) for total, found in zip(totals, times, strict=True)]
     return totals
 
 
-def ours_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
+def ours_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
+    """Ours, as anybody calls it."""
     method = make_method(name, **parameters)
-    return lambda prompt, target: noiser.attribute(lm, prompt, method=method, target=target.token_id)
+    return lambda prompt, target: noiser.attribute(lm, prompt, method=method, target=target.token_id).scores
 
 
-def inseq_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
+def inseq_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     """Inseq on a copy of the model, since it changes settings; attention methods need the eager implementation."""
     import inseq
 
@@ -80,49 +110,84 @@ def inseq_of(lm: noiser.LanguageModel, name: str, parameters: dict[str, Any]) ->
     return lambda prompt, target: theirs.attribute(prompt, prompt + target.text, show_progress=False, **parameters)
 
 
-def compare(lm: noiser.LanguageModel, name: str, targets: Sequence[noiser.Target], repeats: int) -> str:
-    """One row of the table."""
-    inseq_name, our_parameters, their_parameters = COMPARED[name]
-    ours = ours_of(lm, name, our_parameters)
-    if importlib.util.find_spec("inseq") is None:
-        return f"| `{name}` | {best([ours], targets, repeats)[0]:.2f} | not installed | |"
-    try:
-        mine, theirs = best([ours, inseq_of(lm, inseq_name, their_parameters)], targets, repeats)
-    except Exception as error:  # its failures are a result too
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}".replace("|", "/")
-        return f"| `{name}` | {best([ours], targets, repeats)[0]:.2f} | fails: {reason} | |"
-    return f"| `{name}` | {mine:.2f} | {theirs:.2f} | {theirs / mine:.1f} |"
+def captum_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
+    """Captum as it is meant for language models: tokens are replaced by the padding token, special ones stay."""
+    from captum import attr
+
+    tokenizer, model = lm.tokenizer, lm.model
+    cls = getattr(attr, name)
+    if name.startswith("Layer"):
+        explain = attr.LLMGradientAttribution(cls(model, model.get_input_embeddings()), tokenizer)
+        options = dict(parameters)
+    else:
+        explain = attr.LLMAttribution(cls(model), tokenizer)
+        options = {"use_cached_outputs": False, **parameters}
+    special = list(tokenizer.all_special_ids)
+
+    def run(prompt: str, target: noiser.Target) -> torch.Tensor:
+        given = attr.TextTokenInput(prompt, tokenizer, baselines=tokenizer.pad_token_id, skip_tokens=special)
+        if name == "LayerGradientShap":
+            options["baselines"] = torch.zeros_like(given.to_tensor())
+        found = explain.attribute(given, target=torch.tensor([target.token_id]), **options)
+        return found.seq_attr
+
+    return run
 
 
-def versions() -> str:
-    packages = [
-        name for name in ("noiser", "inseq", "captum", "torch", "transformers") if importlib.util.find_spec(name)
-    ]
-    return ", ".join(f"{name} {version(name) if name != 'noiser' else noiser.__version__}" for name in packages)
+def check(lm: LanguageModel, name: str, theirs: Run, asked: Sequence[tuple[str, noiser.Target]]) -> None:
+    """Fails where Captum's scores of the same definition are others."""
+    ours = ours_of(lm, name, SAME[name])
+    for prompt, target in asked:
+        found, expected = ours(prompt, target)[0], torch.as_tensor(theirs(prompt, target)).detach().float()
+        torch.testing.assert_close(found, expected, atol=2e-3 * float(expected.abs().max()), rtol=0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--methods", nargs="+", choices=COMPARED, default=[n for n in COMPARED if n in METHODS.names()])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(arguments.threads)
-    lm = noiser.load_model(arguments.model, dtype="float32", device="cpu")
-    targets = [noiser.attribute(lm, prompt, method="random").targets[0] for prompt in PROMPTS]
-    lengths = [len(lm.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
-    print(
-        f"{lm.identity.name}, float32, {torch.get_num_threads()} threads, prompts of {lengths} tokens, one target each;"
-    )
-    print(
-        f"best of {arguments.repeats} calls, summed over the prompts. {versions()}, Python {platform.python_version()}"
-    )
-    print("\n| method | ours, s | Inseq, s | times faster |\n|---|---|---|---|")
-    for name in arguments.methods:
-        print(compare(lm, name, targets, arguments.repeats), flush=True)
+def row_of(lm: LanguageModel, name: str, asked: Sequence[tuple[str, noiser.Target]], repeats: int) -> dict[str, Any]:
+    """One line of the table; what a library cannot do is said in its place."""
+    compared = COMPARED[name]
+    runs: dict[str, Run] = {"ours": ours_of(lm, name, compared.ours)}
+    row: dict[str, Any] = {"method": f"`{name}`", "ours, s": None, "Inseq, s": None, "Captum, s": None}
+    for library, make, theirs in (("inseq", inseq_of, compared.inseq), ("captum", captum_of, compared.captum)):
+        if theirs is None:
+            continue
+        column = f"{library.capitalize()}, s"
+        if importlib.util.find_spec(library) is None:
+            row[column] = "not installed"
+            continue
+        try:
+            run = make(lm, *theirs)
+            run(*asked[0])
+        except Exception as error:  # its failures are a result too
+            reason = str(error).strip().split("\n")[0][:80].replace("|", "/")
+            row[column] = f"fails: {type(error).__name__}: {reason}"
+            continue
+        runs[library] = run
+        if library == "captum" and name in SAME:
+            check(lm, name, run, asked[:1])
+    times = dict(zip(runs, best(list(runs.values()), asked, repeats), strict=True))
+    row["ours, s"] = times.pop("ours")
+    for library, found in times.items():
+        row[f"{library.capitalize()}, s"] = found
+        row[f"times faster than {library.capitalize()}"] = found / row["ours, s"]
+    return row
+
+
+def run(setting: Setting) -> Part:
+    """Every method that another library has."""
+    lm = setting.load("float32")
+    prompts = [prompt_of(lm, 12)] if setting.quick else PROMPTS
+    asked = [(prompt, noiser.attribute(lm, prompt, method="random").targets[0]) for prompt in prompts]
+    rows = [say(row_of(lm, name, asked, setting.repeats)) for name in COMPARED]
+    lengths = ", ".join(str(len(lm.tokenizer(prompt)["input_ids"])) for prompt in prompts)
+    note = NOTE.format(prompts=len(prompts), lengths=lengths, repeats=setting.repeats)
+    return Part("Methods, against Inseq and Captum", note, rows, claims(rows))
+
+
+def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
+    """Ahead of Inseq on every method that it has and that runs."""
+    column = "times faster than Inseq"
+    return [Claim(f"{row['method']}: {column}", row[column], at_least=1.0) for row in rows if column in row]
 
 
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

@@ -312,6 +312,47 @@ def test_several_targets_can_be_chosen_without_scripts():
     assert "input" not in Page(make().to_html()).tags
 
 
+def long_continuation(targets, units):
+    pieces = tuple(f" w{i}" for i in range(units))
+    return make(pieces, tuple(tuple((i + t) % units / units for i in range(units)) for t in range(targets)))
+
+
+def chooser(text):
+    inputs = re.findall(r"<input[^>]*>", text)
+    return len(inputs), next(index for index, found in enumerate(inputs) if "checked" in found)
+
+
+@pytest.mark.parametrize("show", [lambda att: att.to_html(), lambda att: compare_html([att, att])])
+def test_a_long_continuation_shows_one_target_at_a_time(show):
+    text = show(long_continuation(9, 50))
+    assert chooser(text) == (10, 1)
+    assert "the 40 strongest of 50 units" in text
+    assert len(Page(text).maps) == (9 if "noiser@1</h3>" not in text else 18)
+    assert chooser(show(long_continuation(8, 50))) == (9, 0)
+    assert "strongest of" not in show(long_continuation(8, 50))
+
+
+def test_a_very_long_continuation_is_cut_with_a_note_and_the_rest_can_be_asked_for():
+    att = long_continuation(200, 150)
+    text = att.to_html()
+    assert len(Page(text).maps) == 133
+    assert "The first 133 of 200 targets; <code>to_html(targets=range(133, 200))</code>" in text
+    assert len(text) < 6_000_000
+    assert len(Page(att._repr_html_()).maps) == 133
+    rest = att.to_html(targets=range(133, 200))
+    assert len(Page(rest).maps) == 67
+    assert "→ target199" in Page(rest).maps[-1]
+    assert "of 200 targets" not in rest
+    assert "The first 66 of 200 targets" in compare_html([att, att])
+    assert len(Page(make((" w",) * 30_000, ((0.5,) * 30_000,)).to_html()).maps) == 1
+
+
+@pytest.mark.parametrize("targets", [[], [2], [-1], range(3)])
+def test_targets_that_are_not_there_are_not_shown(targets):
+    with pytest.raises(ParameterError, match="indices of the 2 targets, 0 to 1"):
+        rich_example().to_html(targets=targets)
+
+
 def test_two_fragments_on_one_page_do_not_share_their_chooser():
     names = [re.search(r'name="([^"]+)"', rich_example()._repr_html_())[1] for _ in range(2)]
     assert names[0] != names[1]

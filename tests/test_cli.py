@@ -153,6 +153,15 @@ def test_options_reach_the_question(noiser_command):
     assert att["foil"] is not None
 
 
+@pytest.mark.parametrize("command", ["attribute", "compare"])
+def test_target_and_foil_by_token_id(noiser_command, command):
+    ids = ["--target-id", "7", "--foil-id", "9"]
+    more = ["--methods", "occlusion"] if command == "compare" else ["--method", "occlusion"]
+    found = json.loads(noiser_command(command, PROMPT, *ids, *more, "--format", "json").stdout)
+    att = found[0] if command == "compare" else found
+    assert (att["targets"][0]["token_id"], att["foil"]["token_id"]) == (7, 9)
+
+
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +175,10 @@ def test_options_reach_the_question(noiser_command):
         (["attribute", PROMPT, "--set", "samples"], "expected key=value"),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--target", "a", "--max-new-tokens", "2"], "got both, expected one"),
+        (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),
+        (["attribute", PROMPT, "--foil", "a", "--foil-id", "2"], "--foil-id: got both, expected one"),
+        (["attribute", PROMPT, "--target-id", "0", "--max-new-tokens", "2"], "got both, expected one"),
+        (["attribute", PROMPT, "--target-id", "99999999"], "99999999"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "/"], "expected a file"),
         (["attribute", PROMPT, "--chat"], "chat"),

@@ -202,3 +202,8 @@ def test_later_positions_cannot_matter():
     engine = Engine(lm, query)
     ((_, found),) = engine.distributions([late])
     torch.testing.assert_close(found[0, 0], engine.clean[0], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_half_precision_packs_too(family):
+    assert wrap(tiny_model(family).bfloat16(), tiny_tokenizer()).packs

@@ -157,6 +157,46 @@ def test_saved_and_shown(tmp_path):
     assert "faithfulness" in html
 
 
+def test_what_is_saved_is_loaded(tmp_path):
+    chat = [{"role": "user", "content": "The quick fox"}]
+    located = SimpleNamespace(prompt=PROMPTS[0], spans={"subject": [(0, 9)]})
+    found = evaluated([located, "", chat], ["soft_scores", "localisation", "answerability"], judge=Parrot())
+    assert found.skipped
+    found.save(tmp_path / "e.json")
+    again = noiser.Evaluation.load(tmp_path / "e.json")
+    assert again.to_dict() == found.to_dict()
+    assert str(again) == str(found)
+    assert again._repr_html_() == found._repr_html_()
+    pd.testing.assert_frame_equal(again.summary(), found.summary())
+    assert list(again.rows) == list(found.rows)
+    assert again.rows["soft_nc"].tolist() == pytest.approx(found.rows["soft_nc"].tolist(), nan_ok=True)
+    assert {name: gap.value for name, gap in again.minus(found).items() if gap.n}["soft_nc"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no saved evaluation"),
+        ("[1]", '"noiser.evaluation"'),
+        ('{"format": "noiser.attribution", "schema": 1}', '"noiser.evaluation"'),
+        ('{"format": "noiser.evaluation", "schema": 2}', '"schema": 1'),
+        ('{"format": "noiser.evaluation", "schema": 1}', "a key is missing"),
+    ],
+)
+def test_what_is_no_evaluation_is_not_loaded(tmp_path, text, message):
+    (tmp_path / "e.json").write_text(text, encoding="utf-8")
+    with pytest.raises(noiser.errors.StoredFileError, match=message):
+        noiser.Evaluation.load(tmp_path / "e.json")
+
+
+def test_a_metric_that_is_not_installed_is_named(tmp_path):
+    found = evaluated(PROMPTS[:1])
+    text = found.dumps().replace("soft_scores@1", "soft_scares@1")
+    (tmp_path / "e.json").write_text(text, encoding="utf-8")
+    with pytest.raises(noiser.errors.UnknownNameError, match="soft_scares"):
+        noiser.Evaluation.load(tmp_path / "e.json")
+
+
 def test_progress_and_wrong_arguments(unchecked):
     seen = []
     evaluated(PROMPTS[:3], progress=lambda done, total: seen.append((done, total)))
@@ -273,15 +313,16 @@ def test_the_command_takes_a_data_set(command, monkeypatch):
     examples = [data.Example(id=str(i), prompt=p, target=None, dataset="d") for i, p in enumerate(PROMPTS)]
     asked = []
 
-    def load(name, data_dir, limit, progress):
-        asked.append((name, data_dir, limit))
+    def load(name, data_dir, limit, seed, *, category, progress):
+        asked.append((name, data_dir, limit, seed, category))
         return SimpleNamespace(examples=tuple(examples[:limit]), notes=("one was removed",))
 
     monkeypatch.setattr(data, "load", load)
     quick = ("--metrics", "soft_scores", "--masks", "1", "--method", "occlusion")
     shown = command("--data", "known", "--limit", "2", *quick)
     assert shown.exit_code == 0, shown.output
-    assert asked == [("known", None, 2)]
+    command("--data", "known", "--limit", "2", "--sample-seed", "3", "--category", "river", *quick)
+    assert asked == [("known", None, 2, None, None), ("known", None, 2, 3, "river")]
     assert "2 of 2 prompts" in shown.stdout
     assert "known: one was removed" in shown.stderr
     assert "expected one of them" in command(PROMPTS[0], "--data", "known").output
@@ -293,6 +334,7 @@ def test_the_command_takes_a_data_set(command, monkeypatch):
         ((PROMPTS[0], "--metrics", "fidelity"), "Unknown metric 'fidelity'"),
         (("-",), "There is no prompt"),
         ((PROMPTS[0], "--metrics", ","), "metrics is empty"),
+        ((PROMPTS[0], "--category", "river"), "--category and --sample-seed choose from a data set"),
     ],
 )
 def test_the_command_refuses(command, arguments, message):

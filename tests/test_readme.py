@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import sys
 import pytest
 
 import noiser
+from noiser.integrations.inseq_method import import_inseq
+from noiser.integrations.isolation import copied_tokenizer, twin
 from pages import ROOT, blocks, commands, reason_not_to_run
 
 README = "README.md"
@@ -16,12 +19,19 @@ README = "README.md"
 
 @pytest.mark.slow
 def test_python_examples(gemma, tmp_path, monkeypatch, capsys):
+    if importlib.util.find_spec("inseq") is None:
+        pytest.skip("Inseq is not installed: pip install inseq")
+    import_inseq()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(noiser, "load_model", lambda name: gemma)
+    # Inseq changes the objects that it is given
+    lent = noiser.wrap(twin(gemma.model), copied_tokenizer(gemma.tokenizer))
+    monkeypatch.setattr(noiser, "load_model", lambda name: lent)
     names = {"prompt": "The sky is"}
     for block in blocks(README, "python"):
         exec("\n".join(line for line in block.splitlines() if "chat:" not in line), names)  # Gemma 270M has no template
-    assert "basketball" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "basketball" in shown
+    assert "▁blue" in shown  # by Inseq
     assert (tmp_path / "a.json").is_file()
     assert (tmp_path / "a.html").is_file()
 

@@ -9,14 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from noiser.methods.search import Bisection, Certified
+from noiser.methods.certified import Certified
+from noiser.methods.search import Answer, Bisection
 
 
-def run(search, flips):
+def run(search, flips, lead=None):
+    """Runs a search to its end; `lead` gives what is left of the lead, -1 or 1 where it is not given."""
     evaluations = 0
     while probes := search.probes():
-        evaluations += len(probes)
-        search.update({(u, k): flips(u, k) for u, k in probes})
+        evaluations += sum(probe.samples is None for probe in probes)
+        answers = {}
+        for probe in probes:
+            flipped = flips(probe.unit, probe.k)
+            answers[probe] = Answer(flipped, lead(probe.unit, probe.k) if lead else 1.0 - 2.0 * flipped)
+        search.update(answers)
     return evaluations
 
 
@@ -50,7 +56,7 @@ def test_equals_one_bisection_a_unit(flips, units, steps, last_probe):
 def test_certified_equals_bisection_where_flips_are_monotone(tolerated, random, steps):
     order = list(range(len(tolerated)))
     random.shuffle(order)
-    exact, certified = Bisection(order, mode="min", steps=steps), Certified(order, steps=steps)
+    exact, certified = Bisection(order, mode="min", steps=steps), Certified(order, steps=steps, samples=10)
     run(exact, lambda u, k: k > tolerated[u])
     run(certified, lambda u, k: k > tolerated[u])
     smallest = [float(s.thresholds(len(order)).nan_to_num(9).min()) for s in (exact, certified)]
@@ -64,7 +70,7 @@ def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, 
     def recorded(u, k):
         return asked.setdefault((u, k), flips(u, k))
 
-    search = Certified(range(units), steps=steps)
+    search = Certified(range(units), steps=steps, samples=10)
     run(search, recorded)
     k = float(search.thresholds(units).nan_to_num(9).min())
     assert not any(flips(u, k) for u in range(units))
@@ -73,10 +79,29 @@ def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, 
     assert above >= 1 or any(flips(u, above) for u in range(units))
 
 
-def test_certified_needs_little_more_than_one_probe_a_unit_when_the_order_is_right():
-    tolerated = [0.05, *[0.3] * 20]
-    search = Certified(range(21), steps=10, candidates=1)
-    assert run(search, lambda u, k: k > tolerated[u]) == 10 + 20
+@given(
+    st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12),
+    st.floats(0.3, 3),
+    st.integers(1, 12),
+)
+def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, power, steps):
+    def flips(u, k):
+        return k > tolerated[u]
+
+    exact = Bisection(range(len(tolerated)), mode="min", steps=steps)
+    certified = Certified(range(len(tolerated)), steps=steps, samples=10)
+    run(exact, flips)
+    run(certified, flips, lambda u, k: 1 - (k / tolerated[u]) ** power)
+    smallest = [float(s.thresholds(len(tolerated)).nan_to_num(9).min()) for s in (exact, certified)]
+    assert smallest[0] == smallest[1]
+
+
+@pytest.mark.parametrize(("smallest", "power"), [(0.02, 1), (0.05, 0.7), (0.05, 2), (0.3, 1)])
+def test_certified_needs_little_more_than_one_probe_a_unit(smallest, power):
+    tolerated = [3 * smallest] * 10 + [smallest] + [3 * smallest] * 10
+    search = Certified(range(21), steps=10, samples=10)
+    probes = run(search, lambda u, k: k > tolerated[u], lambda u, k: 1 - (k / tolerated[u]) ** power)
+    assert probes <= 20 + 8
 
 
 def test_prunes_units_that_cannot_be_the_minimum():

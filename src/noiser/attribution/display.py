@@ -21,6 +21,7 @@ __all__ = [
     "Colour",
     "cells",
     "check_comparable",
+    "check_targets",
     "dark_ink",
     "facts",
     "label",
@@ -190,6 +191,14 @@ def check_comparable(attributions: Sequence[Attribution]) -> None:
             f"The attributions are of {len(prompts)} different prompts, such as {first[:60]!r} and {second[:60]!r}; "
             "expected one prompt. Compare them one prompt at a time."
         )
+
+
+def check_targets(att: Attribution, targets: Sequence[int] | None) -> Sequence[int] | None:
+    """Indices of targets as they are. Raises ParameterError unless there is at least one and `att` has them all."""
+    count = len(att.targets)
+    if targets is not None and not (len(targets) and all(0 <= row < count for row in targets)):
+        raise ParameterError(f"targets is {targets!r}; expected indices of the {count} targets, 0 to {count - 1}.")
+    return targets
 
 
 def tint(weight: float, paper: Colour) -> Colour:

@@ -1,7 +1,8 @@
 """Heat maps as HTML that needs nothing else: styles inside, no scripts, no network, every text escaped.
 
 Colour never stands alone: a bar below a unit is a positive score and one above it a negative score, as thick as
-the colour is strong, and the numbers are in a table.
+the colour is strong, and the numbers are in a table. A long continuation shows one target at a time, a very long one
+its first targets.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from noiser.attribution.display import (
     Cell,
     cells,
     check_comparable,
+    check_targets,
     dark_ink,
     facts,
     label,
@@ -35,10 +37,26 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_fragment", "compare_html", "css", "fragment", "page"]
 
+_AT_ONCE = 8
+"""Targets that are shown below each other; of more, the first is shown, and the others one by one or all on demand."""
+_IN_TABLES = 40
+"""Units in each table of numbers where there are more targets than that."""
+_MOST_CELLS = 20_000
+"""Units on a page, over all targets: 3 to 4 MB, which browsers and notebooks show without delay."""
 
-def page(att: Attribution) -> str:
-    """A complete page with the heat map of `att`."""
-    return _page(_body(att, "noiser"), f"{label(att.text[: att.prompt_length])[:80]} – {label(att.method)}")
+
+def page(att: Attribution, targets: Sequence[int] | None = None) -> str:
+    """A complete page with the heat map of `att`.
+
+    Args:
+        att: what is shown.
+        targets: indices of the targets to show; None for the first ones, as many as a page holds.
+
+    Raises:
+        ParameterError: there is no such target.
+    """
+    rows = check_targets(att, targets)
+    return _page(_body(att, "noiser", rows), f"{label(att.text[: att.prompt_length])[:80]} – {label(att.method)}")
 
 
 def fragment(att: Attribution) -> str:
@@ -75,11 +93,16 @@ def compare_fragment(attributions: Sequence[Attribution], identifier: str | None
 
 def _compared_body(attributions: Sequence[Attribution], identifier: str) -> str:
     check_comparable(attributions)
-    count = max(len(att.targets) for att in attributions)
-    sections = [_compared([att for att in attributions if row < len(att.targets)], row) for row in range(count)]
-    names = [label(target.text) for target in _longest(attributions).targets]
+    longest = _longest(attributions)
+    rows = _fitting(longest, range(len(longest.targets)), len(attributions))
+    most = _in_tables(rows)
+    sections = [_compared([att for att in attributions if row < len(att.targets)], row, most) for row in rows]
+    names = [label(longest.targets[row].text) for row in rows]
     feet = "".join(_footer(att) for att in attributions)
-    return _card(f"{_chooser(names, identifier)}<div class=rows>{''.join(sections)}</div><footer>{feet}</footer>")
+    return _card(
+        f"{_chooser(names, identifier)}{_left_out(longest, rows)}<div class=rows>{''.join(sections)}</div>"
+        f"<footer>{feet}</footer>"
+    )
 
 
 def _longest(attributions: Sequence[Attribution]) -> Attribution:
@@ -109,10 +132,32 @@ def _card(inner: str) -> str:
     return f'<div class="noiser-att">{inner}</div>'
 
 
-def _body(att: Attribution, identifier: str) -> str:
-    sections = "".join(_section(att, row) for row in range(len(att.targets)))
-    chooser = _chooser([label(target.text) for target in att.targets], identifier)
-    return _card(f"{chooser}<div class=rows>{sections}</div><footer>{_footer(att)}</footer>")
+def _body(att: Attribution, identifier: str, wanted: Sequence[int] | None = None) -> str:
+    rows = _fitting(att, range(len(att.targets)), 1) if wanted is None else wanted
+    sections = "".join(_section(att, row, place, _in_tables(rows)) for place, row in enumerate(rows, 1))
+    chooser = _chooser([label(att.targets[row].text) for row in rows], identifier)
+    note = _left_out(att, rows) if wanted is None else ""
+    return _card(f"{chooser}{note}<div class=rows>{sections}</div><footer>{_footer(att)}</footer>")
+
+
+def _fitting(att: Attribution, rows: Sequence[int], count: int) -> Sequence[int]:
+    """The first of these targets, as many as a page with `count` heat maps each holds; at least one."""
+    cells = (~att.scores[list(rows)].isnan()).sum(-1).cumsum(0) * count
+    return rows[: max(1, int((cells <= _MOST_CELLS).sum()))]
+
+
+def _in_tables(rows: Sequence[int]) -> int | None:
+    return _IN_TABLES if len(rows) > _AT_ONCE else None
+
+
+def _left_out(att: Attribution, rows: Sequence[int]) -> str:
+    shown, every = len(rows), len(att.targets)
+    if shown == every:
+        return ""
+    return (
+        f"<p class=facts>The first {shown} of {every} targets; <code>to_html(targets=range({shown}, {every}))</code> "
+        "shows the others.</p>"
+    )
 
 
 def _chooser(names: Sequence[str], identifier: str) -> str:
@@ -120,8 +165,9 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
     if len(names) < 2:
         return ""
     ids = [f"{identifier}-{index}" for index in range(len(names) + 1)]
+    first = 0 if len(names) <= _AT_ONCE else 1
     inputs = "".join(
-        f'<input type=radio name="{identifier}" id="{name}"{"" if index else " checked"}>'
+        f'<input type=radio name="{identifier}" id="{name}"{" checked" if index == first else ""}>'
         for index, name in enumerate(ids)
     )
     labels = "".join(
@@ -136,11 +182,11 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
     return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
 
 
-def _section(att: Attribution, row: int) -> str:
+def _section(att: Attribution, row: int, place: int, most: int | None) -> str:
     pieces = cells(att, row)
     return (
-        f'<section class="t{row + 1}">{_map(att, row, pieces)}{_facts(att, row, pieces)}'
-        f"<details><summary>scores in numbers</summary>{score_table(att, row)}</details></section>"
+        f'<section class="t{place}">{_map(att, row, pieces)}{_facts(att, row, pieces)}'
+        f"<details><summary>scores in numbers</summary>{score_table(att, row, most)}</details></section>"
     )
 
 
@@ -202,7 +248,7 @@ def _footer(att: Attribution) -> str:
     return f"<p>{escape(' · '.join(text for text in texts if text))}</p>"
 
 
-def _compared(attributions: Sequence[Attribution], row: int) -> str:
+def _compared(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
     first = attributions[0]
     rows = "".join(
         f"<div class=row><h3>{escape(label(att.method))}</h3>{_map(att, row, cells(att, row), with_target=False)}</div>"
@@ -211,6 +257,8 @@ def _compared(attributions: Sequence[Attribution], row: int) -> str:
     target = f"<b class=target dir=auto>{escape(label(first.targets[row].text))}</b>"
     known = f"<p class=facts>{target} {escape(' · '.join(facts(first, row)[:2]))}</p>"
     same = all(att.units == first.units for att in attributions)
-    table = joint_table(attributions, row) if same else "".join(score_table(att, row) for att in attributions)
+    table = (
+        joint_table(attributions, row, most) if same else "".join(score_table(att, row, most) for att in attributions)
+    )
     numbers = f"<details><summary>scores in numbers</summary>{table}</details>"
     return f'<section class="t{row + 1}">{known}{rows}{numbers}</section>'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from noiser.attribution.display import DARK_PAPER, dark_ink, label, number_format
+from noiser.attribution.display import DARK_PAPER, dark_ink, label, number_format, strongest
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["joint_table", "score_table"]
 
 
-def score_table(att: Attribution, row: int) -> str:
-    """Scores, standard errors, thresholds and bars of the units that have a score for target `row`."""
+def score_table(att: Attribution, row: int, most: int | None = None) -> str:
+    """Scores, standard errors, thresholds and bars of the units that have a score for target `row`.
+
+    Args:
+        att: what is shown.
+        row: the target.
+        most: how many units to show at most, the strongest; None for all.
+    """
     scores = att.scores[row].tolist()
     columns = [("score", _texts(scores, scores))]
     if att.stderr is not None:
@@ -26,22 +32,36 @@ def score_table(att: Attribution, row: int) -> str:
     if att.thresholds is not None:
         columns.append(("threshold", _texts(thresholds := att.thresholds[row].tolist(), thresholds)))
     largest = _largest(att.scores[row])
+    chosen = strongest(att, row, len(scores) if most is None else most)
     lines = [
         [text[index] for _, text in columns]
-        + [f'<i class="{_sign(score)}" style="--a:{abs(score) / largest:.3f}"></i>']
-        for index, score in enumerate(scores)
-        if not math.isnan(score)
+        + [f'<i class="{_sign(scores[index])}" style="--a:{abs(scores[index]) / largest:.3f}"></i>']
+        for index in chosen
     ]
-    present = [unit.text for unit, score in zip(att.units, scores, strict=True) if not math.isnan(score)]
-    return _table(att.unit, [name for name, _ in columns], present, lines)
+    table = _table(att.unit, [name for name, _ in columns], [att.units[index].text for index in chosen], lines)
+    return table + _left_out(len(chosen), sum(not math.isnan(score) for score in scores))
 
 
-def joint_table(attributions: Sequence[Attribution], row: int) -> str:
-    """Units by methods, for attributions of the same units; each column has a colour scale of its own."""
-    columns = [_tinted(att.scores[row]) for att in attributions]
-    lines = [list(line) for line in zip(*columns, strict=True)]
+def joint_table(attributions: Sequence[Attribution], row: int, most: int | None = None) -> str:
+    """Units by methods, for attributions of the same units; each column has a colour scale of its own.
+
+    Args:
+        attributions: of the same units.
+        row: the target.
+        most: how many units of each to show at most, the strongest; None for all.
+    """
     first = attributions[0]
-    return _table(first.unit, [att.method for att in attributions], [unit.text for unit in first.units], lines)
+    columns = [_tinted(att.scores[row]) for att in attributions]
+    chosen = range(len(first.units))
+    if most is not None:
+        chosen = sorted({index for att in attributions for index in strongest(att, row, most)})
+    lines = [[column[index] for column in columns] for index in chosen]
+    table = _table(first.unit, [att.method for att in attributions], [first.units[i].text for i in chosen], lines)
+    return table + _left_out(len(chosen), len(first.units))
+
+
+def _left_out(shown: int, present: int) -> str:
+    return "" if shown == present else f"<p class=facts>the {shown} strongest of {present} units</p>"
 
 
 def _table(corner: str, heads: Sequence[str], units: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -230,11 +230,20 @@ class Attribution:
 
         return inseq_reading.from_inseq(source, index)
 
-    def to_html(self, path: str | PathLike[str] | None = None) -> str:
-        """A page that needs nothing else: no network, no scripts, every token escaped. Also written to `path`."""
+    def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
+        """A page that needs nothing else: no network, no scripts, every token escaped.
+
+        Args:
+            path: where to write it, too.
+            targets: indices of the targets to show. None for all; of a very long continuation, for the first ones,
+                as many as a browser shows without delay, and the page says so.
+
+        Raises:
+            ParameterError: there is no such target. OSError: the file cannot be written.
+        """
         from noiser.attribution import html
 
-        page = html.page(self)
+        page = html.page(self, targets)
         if path is not None:
             from noiser.files import write_text
 

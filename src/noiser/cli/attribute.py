@@ -27,8 +27,10 @@ def attribute(
     method: o.MethodName = "noiser",
     set_: o.MethodSettings = None,
     target: o.TargetText = None,
+    target_id: o.TargetId = None,
     max_new_tokens: o.MaxNewTokens = None,
     foil: o.Foil = None,
+    foil_id: o.FoilId = None,
     unit: o.AnyUnitName = "token",
     max_forwards: Annotated[
         int | None, typer.Option(min=1, help="With --unit auto: about the most token-forwards to spend.")
@@ -45,8 +47,8 @@ def attribute(
 ) -> None:
     """Shows which parts of PROMPT made the model say what it says."""
     check_writable(output)
-    asked = _question(prompt, target, max_new_tokens, chat=chat) | {"foil": foil, "unit": unit, "seed": seed}
-    asked |= {"max_forwards": max_forwards, "max_seconds": max_seconds}
+    asked = _question(prompt, (target, target_id), max_new_tokens, (foil, foil_id), chat=chat)
+    asked |= {"unit": unit, "seed": seed, "max_forwards": max_forwards, "max_seconds": max_seconds}
     parameters = parse_parameters(set_ or ())
 
     from noiser.attribution.store import dumps
@@ -69,8 +71,10 @@ def compare(
     ),
     model: o.Model = "gemma-3-270m",
     target: o.TargetText = None,
+    target_id: o.TargetId = None,
     max_new_tokens: o.MaxNewTokens = None,
     foil: o.Foil = None,
+    foil_id: o.FoilId = None,
     unit: o.AnyUnitName = "token",
     chat: o.Chat = False,
     seed: o.Seed = 0,
@@ -81,7 +85,8 @@ def compare(
 ) -> None:
     """Shows the attributions of several methods side by side."""
     check_writable(output)
-    asked = _question(prompt, target, max_new_tokens, chat=chat) | {"foil": foil, "unit": unit, "seed": seed}
+    asked = _question(prompt, (target, target_id), max_new_tokens, (foil, foil_id), chat=chat)
+    asked |= {"unit": unit, "seed": seed}
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ParameterError(f"--methods: got {methods!r}, expected names with commas between them.")
@@ -99,10 +104,29 @@ def compare(
         o.write((compare_html if format_ == "html" else compare_text)(found).rstrip("\n") + "\n", output)
 
 
-def _question(prompt: str, target: str | None, max_new_tokens: int | None, *, chat: bool) -> dict[str, Any]:
+def _question(
+    prompt: str,
+    targets: tuple[str | None, int | None],
+    max_new_tokens: int | None,
+    foils: tuple[str | None, int | None],
+    *,
+    chat: bool,
+) -> dict[str, Any]:
+    target, foil = _text_or_id("target", *targets), _text_or_id("foil", *foils)
     if target is not None and max_new_tokens is not None:
-        raise ParameterError("--target and --max-new-tokens: got both, expected one. The target says its own length.")
-    return {"prompt": parse_prompt(prompt, chat=chat), "target": target, "max_new_tokens": max_new_tokens or 1}
+        raise ParameterError("The target and --max-new-tokens: got both, expected one. The target says its own length.")
+    return {
+        "prompt": parse_prompt(prompt, chat=chat),
+        "target": target,
+        "foil": foil,
+        "max_new_tokens": max_new_tokens or 1,
+    }
+
+
+def _text_or_id(name: str, text: str | None, token: int | None) -> str | int | None:
+    if text is not None and token is not None:
+        raise ParameterError(f"--{name} and --{name}-id: got both, expected one.")
+    return token if text is None else text
 
 
 def _attribute(lm: LanguageModel, method: Method, asked: dict[str, Any], label: str) -> Attribution:

@@ -39,6 +39,10 @@ def evaluate(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most prompts to take.")] = None,
+    category: Annotated[str | None, typer.Option(help="Of --data only this category, such as capital-world.")] = None,
+    sample_seed: Annotated[
+        int | None, typer.Option("--sample-seed", help="Of --data a random sample of --limit, not the first ones.")
+    ] = None,
     unit: o.UnitName = "token",
     max_new_tokens: o.MaxNewTokens = None,
     masks: Annotated[int | None, typer.Option(min=1, help="Mask samples a prompt; 10 unless given.")] = None,
@@ -57,7 +61,9 @@ def evaluate(
     check_writable(output)
     if data and prompts:
         raise ParameterError("PROMPT and --data: got both, expected one of them.")
-    asked = _examples(data, data_dir, limit) if data else _read(prompts or [], chat=chat)[:limit]
+    if not data and (category is not None or sample_seed is not None):
+        raise ParameterError("--category and --sample-seed choose from a data set; expected --data with them.")
+    asked = _examples(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat=chat)[:limit]
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     parameters, judge_parameters = parse_parameters(set_ or ()), parse_parameters(judge_set or ())
 
@@ -92,12 +98,14 @@ def evaluate(
     o.write(text.rstrip("\n") + "\n", output)
 
 
-def _examples(name: str, data_dir: Path | None, limit: int | None) -> list[Example]:
-    """The first examples of a data set; what was done to them is said on stderr."""
+def _examples(
+    name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None
+) -> list[Example]:
+    """The first examples of a data set, or a sample; what was done to them is said on stderr."""
     from noiser.data import load
 
     with progress_bar(f"Fetching {name}") as progress:
-        found = load(name, data_dir, limit, progress=progress)
+        found = load(name, data_dir, limit, seed, category=category, progress=progress)
     for note in found.notes:
         typer.echo(f"{name}: {note}", err=True)
     return list(found.examples)

@@ -22,6 +22,7 @@ __all__ = [
     "DataFolder",
     "Debug",
     "Foil",
+    "FoilId",
     "Format",
     "Loading",
     "MaxNewTokens",
@@ -31,6 +32,7 @@ __all__ = [
     "Output",
     "PromptText",
     "Seed",
+    "TargetId",
     "TargetText",
     "UnitName",
     "loads_a_model",
@@ -42,11 +44,13 @@ Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, folder
 TargetText = Annotated[
     str | None, typer.Option("--target", help="The continuation to explain; the greedy one unless given.")
 ]
+TargetId = Annotated[int | None, typer.Option("--target-id", min=0, help="Likewise, one token by its id.")]
 MaxNewTokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", min=1, help="Tokens of the greedy continuation to explain; 1 unless given."),
 ]
 Foil = Annotated[str | None, typer.Option("--foil", help='"Why the target rather than this?"')]
+FoilId = Annotated[int | None, typer.Option("--foil-id", min=0, help="Likewise, one token by its id.")]
 UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit", help="What gets a score.")]
 AnyUnitName = Annotated[
     Literal["token", "word", "sentence", "auto"],

@@ -28,7 +28,8 @@ __all__ = ["Gradient", "Objective", "ObjectiveScore", "frozen_parameters", "grad
 ObjectiveScore = Literal["prob", "logprob"]
 
 COPIES = 4
-"""Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward."""
+"""Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
+CPU it is not memory that limits batches, and a backward pass gains from large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +91,9 @@ def gradients(
         ModelError: memory does not suffice for a single sequence.
     """
     engine.prepare_prefix(perturbations)
-    for batch in engine.plan(perturbations, copies=COPIES):
-        yield from engine.run(batch, partial(_passes, engine, perturbations, objectives), copies=COPIES)
+    copies = 1 if engine.lm.device.type == "cpu" else COPIES
+    for batch in engine.plan(perturbations, copies=copies):
+        yield from engine.run(batch, partial(_passes, engine, perturbations, objectives), copies=copies)
 
 
 def _passes(

@@ -111,7 +111,7 @@ class Evaluation:
         Raises:
             ParameterError: the two are about different prompts.
         """
-        if [record["prompt"] for record in self.records] != [record["prompt"] for record in other.records]:
+        if self._prompts() != other._prompts():
             raise ParameterError(
                 "The two evaluations are about different prompts; expected the same prompts in the same order. "
                 "Evaluate both methods on the same examples."
@@ -127,6 +127,12 @@ class Evaluation:
 
             found[name] = self._estimate(gap, [*own, *others])
         return {name: found[name] for name in self.summaries if name in found}
+
+    def _prompts(self) -> list[Any]:
+        """As JSON has them: a chat is the same as a list or as a tuple of messages."""
+        from noiser.attribution.store import plain
+
+        return plain([record["prompt"] for record in self.records])
 
     def _columns(self, summary: Summary) -> list[list[float]]:
         return [[float(record.get(column, math.nan)) for record in self.records] for column in summary.columns]
@@ -162,6 +168,19 @@ class Evaluation:
         from noiser.files import write_text
 
         write_text(path, self.dumps())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Evaluation:
+        """Reads what `save` wrote, to be shown, or compared with another one by `minus`; intervals are computed again.
+
+        Raises:
+            StoredFileError: the file is damaged, of another schema, or no saved evaluation.
+            UnknownNameError: it has a metric of a package that is not installed.
+            OSError: the file cannot be opened.
+        """
+        from noiser.evaluation.restore import load
+
+        return load(path)
 
     def __str__(self) -> str:
         from noiser.evaluation.display import as_text

@@ -5,20 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine, Objective, Perturbation, add_noise, gradients, unchanged
+from noiser.engine import Engine, Perturbation, add_noise
 from noiser.errors import ParameterError
+from noiser.methods.certified import Certified
 from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
 from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, Reading, ScoreName
-from noiser.methods.search import Bisection, Certified, Mode, Search
+from noiser.methods.search import Answer, Bisection, Mode, Probe, Search
 
 __all__ = ["Bounding", "Noiser"]
 
@@ -32,6 +32,7 @@ class Probed(NamedTuple):
     unit: int
     k: float | None
     target: int
+    samples: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,9 @@ class Noiser:
         r: size of "relative" noise, in norms of the embedding.
         exact_norms: exact E‖n‖ for the norm boundings; False for the paper's approximation for large dimensions.
         all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed.
-        search: "exact" returns what bisecting every unit returns. "certified", for "k_min" alone, bisects the units
-            that the gradient says tolerate least, and lets the pass that scores certify that no other unit flips:
-            the same result unless a unit flips at some k but not at a larger one, for less work on prompts of some
-            twenty tokens and more (on short ones it can be more).
+        search: "exact" returns what bisecting every unit returns. "certified", for "k_min" alone, follows the units
+            that a few noise samples say tolerate least, and lets the pass that scores certify that no other unit flips:
+            less work, and the same result unless a unit flips at some k but not at a larger one.
         profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
             of the bisection is returned rather than the last that did not flip.
         noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens.
@@ -138,22 +138,22 @@ class _Run:
 
     def evaluate(self, wanted: Iterable[Probed]) -> None:
         """Reads what has not been read yet; all targets of a (unit, k) pair come from the same passes."""
-        targets: dict[tuple[int, float | None], set[int]] = {}
+        targets: dict[tuple[int, float | None, int | None], set[int]] = {}
         for probe in wanted:
             if probe not in self.read:
-                targets.setdefault((probe.unit, probe.k), set()).add(probe.target)
-        pairs = [(unit, k, tuple(sorted(found))) for (unit, k), found in targets.items()]
-        perturbations = [self._perturbation(*pair) for pair in pairs]
+                targets.setdefault((probe.unit, probe.k, probe.samples), set()).add(probe.target)
+        asked = [(unit, k, samples, tuple(sorted(found))) for (unit, k, samples), found in targets.items()]
+        perturbations = [self._perturbation(*each) for each in asked]
         for index, distributions in self.engine.distributions(perturbations):
-            unit, k, rows = pairs[index]
+            unit, k, samples, rows = asked[index]
             for position, g in enumerate(rows):
-                self.read[Probed(unit, k, g)] = self.questions[g].read(distributions[:, position])
+                self.read[Probed(unit, k, g, samples)] = self.questions[g].read(distributions[:, position])
             self.engine.report(max(self._expected, self.engine.token_forwards))
 
-    def _perturbation(self, unit: int, k: float | None, targets: tuple[int, ...]) -> Perturbation:
+    def _perturbation(self, unit: int, k: float | None, samples: int | None, targets: tuple[int, ...]) -> Perturbation:
         positions = self.units[unit]
         scale = self._relative_scale(positions) if k is None else k
-        return add_noise(positions, self.noise, scale, targets)
+        return add_noise(positions, self.noise[:samples], scale, targets)
 
     def _relative_scale(self, positions: tuple[int, ...]) -> Float[Tensor, " positions"]:
         rows = self.engine.table_rows[list(positions)]
@@ -168,14 +168,17 @@ class _Run:
         groups = self._groups()
         searches = [self._new_search(group) for group in groups]
         visible = set(self.pairs)
-        while any(search.probes() for search in searches):
+        while True:
             seen_by = [
-                {probe: [g for g in group if (g, probe[0]) in visible] for probe in search.probes()}
+                {probe: [g for g in group if (g, probe.unit) in visible] for probe in search.probes()}
                 for search, group in zip(searches, groups, strict=True)
             ]
-            self.evaluate(Probed(u, k, g) for asked in seen_by for (u, k), at in asked.items() for g in at)
+            if not any(seen_by):
+                break
+            self.evaluate(Probed(u, k, g, few) for asked in seen_by for (u, k, few), at in asked.items() for g in at)
             for search, asked in zip(searches, seen_by, strict=True):
-                search.update({(u, k): self._any_flips(u, k, at) for (u, k), at in asked.items()})
+                if asked:
+                    search.update({probe: self._answer(probe, at) for probe, at in asked.items()})
         if any(search.tied for search in searches):
             warnings.warn(
                 "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "
@@ -187,29 +190,15 @@ class _Run:
     def _new_search(self, group: Sequence[int]) -> Search:
         units = sorted({u for g, u in self.pairs if g in group})
         if self.method.search == "certified":
-            sensitivity = self._sensitivity[list(group)].sum(0)
-            return Certified(sorted(units, key=lambda u: -float(sensitivity[u])), steps=self.method.steps)
+            return Certified(units, steps=self.method.steps, samples=len(self.noise))
         mode = "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)]
         authors = self.method.profile == "authors"
         return Bisection(units, mode=mode, steps=self.method.steps, last_probe=authors)
 
-    @cached_property
-    def _sensitivity(self) -> Float[Tensor, "targets units"]:
-        """How strongly each unit's embeddings move the target's odds against its strongest rival."""
-        positions = tuple(sorted({position for unit in self.units for position in unit}))
-        objectives: list[Objective] = []
-        for question in self.questions:
-            first, second = question.clean.topk(2).indices.tolist()
-            pair = (first, second) if question.foil is None else (question.target, question.foil)
-            objectives.append(Objective(target=pair[0], foil=pair[1], score="logprob"))
-        found = torch.zeros(len(self.questions), len(self.units))
-        for gradient in gradients(self.engine, [unchanged(positions)], objectives):
-            norms = dict(zip(positions, gradient.gradients[0].norm(dim=-1).tolist(), strict=True))
-            found[gradient.target] = torch.tensor([sum(norms[p] ** 2 for p in unit) ** 0.5 for unit in self.units])
-        return found
-
-    def _any_flips(self, unit: int, k: float, targets: Iterable[int]) -> bool:
-        return any(self.read[Probed(unit, k, g)].flips for g in targets)
+    def _answer(self, probe: Probe, targets: Iterable[int]) -> Answer:
+        """What the model says at the targets that share a search: the worst of it counts."""
+        readings = [self.read[Probed(probe.unit, probe.k, g, probe.samples)] for g in targets]
+        return Answer(any(reading.flips for reading in readings), min(reading.lead for reading in readings))
 
     def _groups(self) -> list[list[int]]:
         """The targets that share a search."""

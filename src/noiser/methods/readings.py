@@ -18,11 +18,20 @@ ScoreName = Literal["prob", "logprob", "hellinger"]
 
 
 class Reading(NamedTuple):
-    """What one perturbation does to one target: its score, the score's standard error, whether it flips."""
+    """What one perturbation does to one target.
+
+    Attributes:
+        score: of the mean distribution.
+        stderr: the score's standard error over the noise samples.
+        flips: whether the model changes its mind.
+        lead: log odds of the model's own token against its strongest rival, in parts of what they are without noise:
+            1 for no change, negative after a flip.
+    """
 
     score: float
     stderr: float
     flips: bool
+    lead: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +71,7 @@ class Question:
         else:
             score, influence = self._drop(samples, mean)
         stderr = influence.std() / len(influence) ** 0.5 if len(influence) > 1 else torch.tensor(torch.nan)
-        return Reading(float(score), float(stderr), self.flips(mean))
+        return Reading(float(score), float(stderr), self.flips(mean), self.lead(mean))
 
     def flips(self, mean: Float[Tensor, " vocab"]) -> bool:
         """Whether the model changes its mind: about the most probable token, or about which of the pair leads."""
@@ -70,6 +79,21 @@ class Question:
             return int(mean.argmax()) != int(self.clean.argmax())
         led = bool(self.clean[self.target] > self.clean[self.foil])
         return led != bool(mean[self.target] > mean[self.foil])
+
+    def lead(self, mean: Float[Tensor, " vocab"]) -> float:
+        """How far ahead the model's own token is, or the leader of target and foil; see `Reading`."""
+        clean = self._log_odds(self.clean)
+        return self._log_odds(mean) / clean if clean else 0.0
+
+    def _log_odds(self, mean: Float[Tensor, " vocab"]) -> float:
+        if self.foil is not None:
+            pair = mean[[self.target, self.foil]]
+        else:
+            own = int(self.clean.argmax())
+            tokens = mean.topk(2).indices.tolist()
+            pair = mean[[own, tokens[1] if tokens[0] == own else tokens[0]]]
+        first, second = pair.double().clamp_min(torch.finfo(torch.float32).tiny).log().tolist()
+        return first - second
 
     def _drop(self, samples: Tensor, mean: Tensor) -> tuple[Tensor, Float[Tensor, " samples"]]:
         """f(clean) - f(mean) for f = p or log p, of the target or against the foil; and each sample's influence."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
@@ -24,7 +25,7 @@ from noiser.types import ModelIdentity
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["LanguageModel", "wrap"]
+__all__ = ["LanguageModel", "dtype_name", "wrap"]
 
 Found = TypeVar("Found")
 
@@ -108,7 +109,7 @@ class LanguageModel:
         with torch.no_grad(), align_module_device(self._embedding):  # a table that is offloaded is brought in
             table = _table_of(self._embedding)
             ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
-            rows, out = table[ids].double(), self._embedding(ids).double()
+            rows, out = functional.embedding(ids, table).double(), self._embedding(ids).double()
         if rows.shape != out.shape or not rows.any():
             return 1.0
         scale = float((rows * out).sum() / (rows * rows).sum())
@@ -185,6 +186,7 @@ class LanguageModel:
         if trims:
             arguments["logits_to_keep"] = wanted
         out = self.model(**arguments)
+        self._check_gradient(embeddings, out.logits)
         logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]
         out.logits = logits.float()
         return out
@@ -202,6 +204,14 @@ class LanguageModel:
     def in_turn(self, call: Callable[[], Found]) -> Found:
         """What a call returns that runs the model by itself."""
         return call()
+
+    def _check_gradient(self, embeddings: Tensor, logits: Tensor) -> None:
+        if torch.is_grad_enabled() and embeddings.requires_grad and not logits.requires_grad:
+            raise UnsupportedModelError(
+                f"No gradient passes through this {type(self.model).__name__} ({self.identity.dtype}): a layer cuts it "
+                "off, as those of some quantisation schemes do; expected layers that gradients pass through. Take a "
+                "method without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
+            )
 
     def probabilities(
         self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], prefix: Prefix | None = None
@@ -267,6 +277,19 @@ def _identity_of(model: Any) -> ModelIdentity:
     return ModelIdentity(
         name=getattr(config, "_name_or_path", "") or type(model).__name__,
         revision=getattr(config, "_commit_hash", None),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=dtype_name(model),
         architecture=type(model).__name__,
     )
+
+
+def dtype_name(model: PreTrainedModel) -> str:
+    """The type of a model's embeddings, such as "float32"; and how it is quantised, such as "float32, torchao".
+
+    The scheme is the one in the model's configuration; where a library has quantised the model behind it, the
+    classes of its weights.
+    """
+    settings: Any = getattr(model.config, "quantization_config", None) or {}
+    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+    kinds = {type(p).__name__ for p in model.parameters() if type(p) not in (nn.Parameter, Tensor)} - {"DTensor"}
+    names = [str(getattr(method, "value", method))] if method else sorted(kinds)
+    return ", ".join([str(model.dtype).removeprefix("torch."), *names])

@@ -113,8 +113,9 @@ def _load_converted(name: str, converted: Converted, options: Options) -> tuple[
 def _with_identity(
     name: str, model: Any, tokenizer: Any, revision: str | None = None
 ) -> tuple[Any, Any, ModelIdentity]:
-    dtype = str(model.dtype).removeprefix("torch.")
-    return model, tokenizer, ModelIdentity(name, revision, dtype, type(model).__name__)
+    from noiser.model.language_model import dtype_name
+
+    return model, tokenizer, ModelIdentity(name, revision, dtype_name(model), type(model).__name__)
 
 
 def _commit(name: str, revision: str | None) -> str | None:

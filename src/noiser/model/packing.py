@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.attention import attention_implementation
-from noiser.model.prefix import Prefix, empty_prefix, joined
+from noiser.model.prefix import Prefix, agree, empty_prefix, joined
 
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
@@ -233,13 +233,12 @@ def can_pack(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool
     except Exception:  # any failure means that this architecture does not work so
         return False
     declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(first[0].prefix.cache.layers)}
-    tolerance = (1e-3 if lm.dtype == torch.float32 else 0.05) * float(whole[0].std())
-    errors = [
-        (logits - expected).abs().max()
+    pairs = [
+        (logits, expected.expand_as(logits))
         for found, expected in zip([*first, *reversed(second)], [*whole, *whole], strict=True)
         for logits in found.logits
     ]
-    return layout.windows == declared and bool(max(errors) <= tolerance)
+    return layout.windows == declared and all(agree(*pair, lm.dtype) for pair in pairs)
 
 
 def _trial(embeddings: Float[Tensor, "length dim"], prefix: Prefix) -> Branches:

@@ -1,0 +1,67 @@
+"""How much work the certified search saves, and how often it finds another k than bisection.
+
+    NOISER_DATA=FOLDER python benchmarks/certified_search.py --model gemma-3-270m --data known --limit 40
+
+Both searches get the same noise. The lower bound is one scoring pass, samples * sum of (length - position). They differ
+where a unit flips at some k and not at a larger one: bisection, which looks at the larger ones first, may then return
+a k at which that unit flips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+import noiser
+from noiser import data
+from noiser.engine import Engine
+from noiser.model import LanguageModel, build_query
+
+
+def measure(lm: LanguageModel, prompt: str, method: noiser.Noiser) -> dict[str, float]:
+    """k_min, work in parts of the lower bound, passes and seconds."""
+    query = build_query(lm, prompt)
+    bound = method.samples * sum(len(query.token_ids) - unit.token_indices[0] for unit in query.units)
+    engine = Engine(lm, query)
+    started = time.perf_counter()
+    scores = method(engine, torch.Generator().manual_seed(0))
+    seconds = time.perf_counter() - started
+    assert scores.k_min is not None
+    work = engine.token_forwards / bound
+    return {"k": float(scores.k_min[0]), "work": work, "passes": engine.passes, "seconds": seconds}
+
+
+def main() -> None:
+    """Prints a line a prompt and a summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gemma-3-270m")
+    parser.add_argument("--data", default="known")
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=None, help="Cut prompts to so many tokens.")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    lm = noiser.load_model(options.model, dtype="float32", device="cpu")
+    prompts = [e.prompt for e in data.load(options.data, data_dir=options.data_dir, limit=options.limit, seed=0)]
+    rows: list[tuple[dict[str, float], dict[str, float]]] = []
+    for prompt in prompts:
+        ids = lm.tokenizer(prompt)["input_ids"][: options.tokens]
+        text = lm.tokenizer.decode(ids, skip_special_tokens=True)
+        exact, certified = (measure(lm, text, noiser.Noiser(search=search)) for search in ("exact", "certified"))
+        rows.append((exact, certified))
+        print(f"{len(ids):3d} tokens  exact {exact}  certified {certified}", flush=True)
+    differ = [exact["k"] / certified["k"] for exact, certified in rows if exact["k"] != certified["k"]]
+    for name in ("work", "passes", "seconds"):
+        means = [statistics.fmean(row[i][name] for row in rows) for i in (0, 1)]
+        print(f"{name}: exact {means[0]:.2f}, certified {means[1]:.2f}")
+    ratio = f"; bisection's k is {statistics.median(differ):.2f} times as large there (median)" if differ else ""
+    print(f"another k on {len(differ)} of {len(rows)} prompts{ratio}")
+
+
+if __name__ == "__main__":
+    main()

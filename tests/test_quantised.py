@@ -1,0 +1,142 @@
+"""Quantised models: by torchao, where it is installed; and what quantised layers of any library have in common."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import noiser
+from noiser.errors import UnsupportedModelError
+from noiser.model.language_model import dtype_name
+from tiny import tiny_model, tiny_tokenizer
+
+PROMPT = "The quick fox sings. A dog plays along."
+WITHOUT_GRADIENTS = ["occlusion", "noiser_relative", "lime", "last_attention"]
+WITH_GRADIENTS = ["input_x_gradient", "integrated_gradients", "attn_lrp"]
+
+torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed: pip install torchao"
+)
+
+
+def by_torchao(family, name, **options):
+    """A tiny model whose linear layers are quantised, its language model, and the unquantised one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchao's own, on import
+        from torchao import quantization
+
+        model = tiny_model(family).eval()
+        quantization.quantize_(model, getattr(quantization, name)(), **options)
+    return noiser.wrap(model, tiny_tokenizer()), noiser.wrap(tiny_model(family).eval(), tiny_tokenizer())
+
+
+@torchao
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+def test_int8_weights_give_nearly_the_scores_of_float(family):
+    lm, plain = by_torchao(family, "Int8WeightOnlyConfig")
+    assert lm.embedding_scale == pytest.approx(plain.embedding_scale)
+    assert (lm.reuses_prefix, lm.packs) == (plain.reuses_prefix, plain.packs)
+    assert lm.identity.dtype == "float32, Int8Tensor"
+    for method in [*WITHOUT_GRADIENTS, *WITH_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3)]:
+        found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+        scale = expected.scores.abs().max()
+        assert found.scores.isfinite().all()
+        assert (found.scores - expected.scores).abs().max() < 0.25 * scale, method
+        assert method == "last_attention" or not torch.equal(found.scores, expected.scores)
+
+
+@torchao
+def test_dynamic_int8_runs_without_gradients_and_says_so_where_they_are_needed():
+    lm, plain = by_torchao("llama", "Int8DynamicActivationInt8WeightConfig")
+    for method in [*WITHOUT_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3)]:
+        found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+        assert (found.scores - expected.scores).abs().max() < 0.25 * expected.scores.abs().max(), method
+    for method in WITH_GRADIENTS:
+        with pytest.raises(UnsupportedModelError, match=r"No gradient passes through this LlamaForCausalLM.*occlusion"):
+            noiser.attribute(lm, PROMPT, method=method)
+
+
+@torchao
+def test_noise_on_a_quantised_table_is_on_the_rows_that_it_stands_for():
+    lm, plain = by_torchao(
+        "gemma3", "IntxWeightOnlyConfig", filter_fn=lambda module, _: isinstance(module, nn.Embedding)
+    )
+    assert type(lm.model.get_input_embeddings().weight).__name__ != "Parameter"
+    assert lm.embedding_scale == pytest.approx(plain.embedding_scale, rel=1e-3)
+    assert (lm.embedding_dim, lm.vocabulary_size) == (plain.embedding_dim, plain.vocabulary_size)
+    method = noiser.Noiser(bounding="relative", samples=3)
+    found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+    assert (found.scores - expected.scores).abs().max() < 0.25 * expected.scores.abs().max()
+
+
+@torchao
+def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import AutoModelForCausalLM, TorchAoConfig
+
+        tiny_model("llama").save_pretrained(tmp_path / "plain")
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "plain", quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
+        )
+        model.save_pretrained(tmp_path / "int8")
+        tiny_tokenizer().save_pretrained(tmp_path / "int8")
+        lm = noiser.load_model(tmp_path / "int8", device="cpu")
+    assert lm.identity.dtype.endswith(", torchao")
+    found = noiser.attribute(lm, PROMPT, method="occlusion")
+    expected = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
+
+
+class Packed(nn.Module):
+    """A linear layer as bitsandbytes has them: weights packed two to a byte, which only this layer can read."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = linear.weight.detach().abs().amax(1, keepdim=True) / 7
+        levels = (linear.weight.detach() / self.scale).round().to(torch.int8) + 8
+        self.shape, self.bias = levels.shape, linear.bias
+        packed = (levels.flatten()[::2] * 16 + levels.flatten()[1::2]).to(torch.uint8)
+        self.weight = nn.Parameter(packed[:, None], requires_grad=False)
+
+    def forward(self, x):
+        pairs = torch.stack([self.weight[:, 0] // 16, self.weight[:, 0] % 16], 1).float() - 8
+        return nn.functional.linear(x, pairs.reshape(self.shape) * self.scale, self.bias)
+
+
+@pytest.fixture
+def packed():
+    """A model with packed layers, and one whose weights are what they stand for."""
+    model, same = tiny_model("llama").eval(), tiny_model("llama").eval()
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            layer = Packed(module)
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, layer)
+            with torch.no_grad():
+                same.get_submodule(name).weight.copy_(layer(torch.eye(layer.shape[1])).T)
+    return noiser.wrap(model, tiny_tokenizer()), noiser.wrap(same, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("method", [*WITHOUT_GRADIENTS, *WITH_GRADIENTS, noiser.Noiser(samples=3)])
+def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, method):
+    lm, _ = packed
+    assert {weight.dtype for weight in lm.model.parameters()} == {torch.float32, torch.uint8}
+    assert lm.packs
+    assert lm.dtype == torch.float32
+    found, expected = (noiser.attribute(each, PROMPT, method=method) for each in packed)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{"quant_method": "bitsandbytes"}, SimpleNamespace(quant_method="bitsandbytes")])
+def test_the_identity_says_how_a_model_is_quantised(settings):
+    model = tiny_model("llama")
+    assert dtype_name(model) == "float32"
+    model.config.quantization_config = settings
+    assert noiser.wrap(model, tiny_tokenizer()).identity.dtype == "float32, bitsandbytes"
