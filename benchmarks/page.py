@@ -28,6 +28,11 @@ FIGURE = ROOT / "docs" / "images" / "cost"
 MAIN = "gemma-3-270m"
 """The model whose figure the page shows."""
 
+PICTURE = (
+    "![Token-forwards counted against the formula, and seconds, by prompt length, targets, samples and unit]"
+    "(images/cost.svg)"
+)
+
 _PLACE = re.compile(r"(<!-- speed: (\S+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -36,13 +41,14 @@ def filled(text: str, results: Path = RESULTS) -> str:
 
     def fill(place: re.Match[str]) -> str:
         found = _kept(results / f"{place[2]}.json")
-        part = found.get(place[3])
-        if place[3] == "claims":
+        if place[3] == "claims" and found:
             pieces = [everything.claims_table(found)]
-        elif part is None:
-            pieces = ["Not measured yet."]
+        elif place[3] in found:
+            part = found[place[3]]
+            picture = [PICTURE] if (place[2], place[3]) == (MAIN, "growth") else []
+            pieces = [*picture, part["note"], table(part["rows"]), everything.told(part["conditions"])]
         else:
-            pieces = [part["note"], table(part["rows"]), everything.told(part["conditions"])]
+            return place[0]  # not measured yet
         return place[1] + "\n" + "\n\n".join(pieces) + "\n\n" + place[4]
 
     return _PLACE.sub(fill, text)

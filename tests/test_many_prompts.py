@@ -65,7 +65,7 @@ def passes(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "gpt2", "falcon"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "gpt2", "falcon"])
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
     assert lm.packs is (family != "falcon")
@@ -73,18 +73,18 @@ def test_same_numbers_as_one_by_one(family, method):
     assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 30, 8192])
-@pytest.mark.parametrize("most", [1, 2, 64])
+@pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2), (30, 64), (8192, 1), (8192, 64)])
 def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, passes):
     monkeypatch.setattr("noiser.engine.crowd.MOST_PROMPTS", most)
     lm = noiser.wrap(tiny("gemma3").model, tiny("gemma3").tokenizer, batch_tokens=batch_tokens)
-    expected = one_by_one(tiny("gemma3"), PROMPTS, method=METHODS["noiser"])
-    found = noiser.attribute(lm, tuple(PROMPTS), method=METHODS["noiser"])
+    options = {"method": noiser.Noiser(samples=2, steps=3)}
+    expected = one_by_one(tiny("gemma3"), PROMPTS[:4], **options)
+    found = noiser.attribute(lm, tuple(PROMPTS[:4]), **options)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0)
         assert torch.equal(one.k_min, other.k_min)
     assert max(passes) <= most
-    assert (max(passes) > 1) is (most > 1 and batch_tokens > 1)
+    assert (max(passes) > 1) is (min(most, batch_tokens) > 1)
 
 
 def test_passes_are_shared_and_stay_within_the_budget(passes):
@@ -143,7 +143,8 @@ def test_progress_counts_prompts(family, method):
         threads.add(threading.current_thread())
         assert expected == len(PROMPTS)
 
-    noiser.attribute(tiny(family), PROMPTS, method=METHODS[method], progress=progress)
+    lm = noiser.wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=30)
+    noiser.attribute(lm, PROMPTS, method=METHODS[method], progress=progress)
     assert told == sorted(told)
     assert told[-1] == len(PROMPTS)
     assert any(done % 1 for done in told)
