@@ -11,7 +11,7 @@ import torch
 from noiser import attribute
 from noiser.engine import Engine, Perturbation, add_noise, keep_dimensions, replace_rows
 from noiser.errors import ModelError, NumericalError
-from noiser.model import build_query, wrap
+from noiser.model import build_query, packing, wrap
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The brown fox sings in the rain, and the dog plays along."
@@ -67,10 +67,10 @@ def test_equals_whole_sequences_in_every_family(family, packed):
         torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("cost", [0, float("inf")], ids=["group by group", "at once"])
+@pytest.mark.parametrize("cost", [0, float("inf")], ids=["many blocks", "one block"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_clean_sequence_travels_with_the_first_batch(family, cost, monkeypatch):
-    monkeypatch.setattr("noiser.model.packing.GROUP_COST", cost)
+    monkeypatch.setitem(packing.BLOCK_COST, "cpu", cost)
     lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=40)
     known = build_query(lm, PROMPT, max_new_tokens=3)
     query = replace(known, continuation=None)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["AutoUnit", "Message", "ModelIdentity", "Prompt", "Span", "Target", "Unit", "UnitName"]
+__all__ = ["AutoUnit", "Message", "ModelIdentity", "Prompt", "Prompts", "Span", "Target", "Unit", "UnitName"]
 
 Message = Mapping[str, str]
 """One chat message: `{"role": ..., "content": ...}`."""
 
 Prompt = str | Sequence[Message]
 """What a user asks about: a text, or chat messages."""
+
+Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message]]
+"""Several prompts: texts, chats, or both."""
 
 UnitName = Literal["token", "word", "sentence"]
 Unit = UnitName | Sequence[tuple[int, int]]

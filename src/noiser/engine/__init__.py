@@ -1,5 +1,6 @@
 """The engine: perturbations in, probabilities and gradients out; batching, prefix reuse, memory."""
 
+from noiser.engine.crowd import Outcome, Task, together
 from noiser.engine.engine import Engine, Progress
 from noiser.engine.gradients import Gradient, Objective, ObjectiveScore, gradients
 from noiser.engine.perturbation import Perturbation, add_noise, keep_dimensions, replace_rows, unchanged
@@ -9,11 +10,14 @@ __all__ = [
     "Gradient",
     "Objective",
     "ObjectiveScore",
+    "Outcome",
     "Perturbation",
     "Progress",
+    "Task",
     "add_noise",
     "gradients",
     "keep_dimensions",
     "replace_rows",
+    "together",
     "unchanged",
 ]

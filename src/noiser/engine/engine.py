@@ -22,13 +22,14 @@ from torch import Tensor
 from noiser.engine.perturbation import Perturbation
 from noiser.engine.plan import Batch, Piece, Work, pack_batches, plan_batches
 from noiser.errors import ModelError
+from noiser.model.clean import run_clean
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.packing import Group, packed_logits, packed_with_prefix
-from noiser.model.prefix import Prefix, record_prefix
+from noiser.model.packing import Branches, Group
+from noiser.model.prefix import Prefix, empty_prefix
 from noiser.model.query import Query
 from noiser.types import Span
 
-__all__ = ["Engine", "Progress"]
+__all__ = ["LOGIT_BYTES", "Engine", "Progress", "free_memory", "is_out_of_memory"]
 
 Found = TypeVar("Found")
 
@@ -94,11 +95,7 @@ class Engine:
             self._clean = clean
 
     def _run_clean(self) -> None:
-        with self.lm.running():
-            if self.lm.reuses_prefix:
-                self._prefix, logits = record_prefix(self.lm, self._embeddings, list(self.query.rows))
-            else:
-                logits = self.lm.logits(self._embeddings[None], positions=self.query.rows)[0]
+        logits, self._prefix = run_clean(self.lm, self._embeddings, self.query.rows)
         self.take_clean(logits)
 
     def narrowed(self, units: tuple[Span, ...]) -> Engine:
@@ -142,12 +139,12 @@ class Engine:
         """
         parts: dict[int, list[Float[Tensor, "samples targets vocab"]]] = {}
         missing = [p.samples for p in perturbations]
-        packed = self.lm.device.type == "cpu" and self.lm.packs
+        packed = self.lm.shares_passes or (self.lm.device.type == "cpu" and self.lm.packs)
         if not packed and self._prefix is None and self.lm.reuses_prefix:
             self._run_clean()
         forward = self._packed_forward if packed else self._forward
         for batch in self.plan(perturbations, packed=packed):
-            for piece, distributions in self.run(batch, partial(forward, perturbations)):
+            for piece, distributions in self.run(batch, partial(forward, perturbations), packed=packed):
                 parts.setdefault(piece.perturbation, []).append(distributions)
                 missing[piece.perturbation] -= piece.samples
                 if not missing[piece.perturbation]:
@@ -188,21 +185,24 @@ class Engine:
         rows = self.query.rows
         return list(rows) if perturbation.targets is None else [rows[i] for i in perturbation.targets]
 
-    def run(self, batch: Batch, passes: Callable[[Batch], Iterable[Found]], *, copies: int = 1) -> Iterator[Found]:
+    def run(
+        self, batch: Batch, passes: Callable[[Batch], Iterable[Found]], *, copies: int = 1, packed: bool = False
+    ) -> Iterator[Found]:
         """What `passes` finds for a batch, in halves when memory runs out; later plans then stay that small.
 
         Args:
             batch: sequences that run together.
             passes: runs them; called again for each half when memory runs out.
             copies: as for `plan`.
+            packed: whether the passes are packed, so that they may run together with other prompts'.
 
         Raises:
             ModelError: memory does not suffice for a single sequence.
         """
         try:
-            results = list(passes(batch))
+            results = list(passes(batch)) if packed else self.lm.in_turn(lambda: list(passes(batch)))
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             results = None
         if results is not None:
@@ -213,10 +213,10 @@ class Engine:
                 f"Not enough memory on {self.lm.device} to run one sequence of {batch.stop} tokens. "
                 "Shorten the prompt, attribute fewer targets at once, or load the model in a smaller dtype."
             )
-        _free_memory(self.lm.device)
+        free_memory(self.lm.device)
         self._batch_tokens = max(1, min(self._batch_tokens, batch.tokens * copies) // 2)
         for half in _halves(batch):
-            yield from self.run(half, passes, copies=copies)
+            yield from self.run(half, passes, copies=copies, packed=packed)
 
     def _forward(
         self, perturbations: Sequence[Perturbation], batch: Batch
@@ -236,6 +236,7 @@ class Engine:
     def _packed_forward(
         self, perturbations: Sequence[Perturbation], batch: Batch
     ) -> Iterator[tuple[Piece, Float[Tensor, "samples targets vocab"]]]:
+        fresh = self._prefix is None
         with self.lm.running():
             groups = [
                 Group(
@@ -243,17 +244,17 @@ class Engine:
                 )
                 for piece in batch.pieces
             ]
-            if self._prefix is None:
-                clean = Group(0, self._embeddings[None], self.query.rows)
-                (logits, *found), self._prefix = packed_with_prefix(self.lm, [clean, *groups])
-                self.take_clean(logits[0])
-            else:
-                found = packed_logits(self.lm, groups, self._prefix)
-            self.count(batch, sum(part.shape[0] * part.shape[1] for part in found))
-            for piece, logits in zip(batch.pieces, found, strict=True):
-                distributions = logits.softmax(-1)
-                check_finite(distributions, self.lm.dtype)
-                yield piece, distributions
+        if fresh:
+            groups = [Group(0, self._embeddings[None], self.query.rows), *groups]
+        found, prefix = self.lm.packed(Branches(self._prefix or empty_prefix(self.lm), groups, clean=fresh))
+        if fresh:
+            self._prefix = prefix
+            self.take_clean(found.pop(0)[0])
+        self.count(batch, sum(part.shape[0] * part.shape[1] for part in found))
+        for piece, logits in zip(batch.pieces, found, strict=True):
+            distributions = logits.softmax(-1)
+            check_finite(distributions, self.lm.dtype)
+            yield piece, distributions
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""
@@ -290,11 +291,13 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
     return Batch(tuple(singles[:middle])), Batch(tuple(singles[middle:]))
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text
 
 
-def _free_memory(device: torch.device) -> None:
+def free_memory(device: torch.device) -> None:
+    """Gives back what the device's allocator keeps for later."""
     with contextlib.suppress(AttributeError, RuntimeError):
         torch.get_device_module(device.type).empty_cache()

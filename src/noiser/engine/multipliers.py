@@ -54,7 +54,7 @@ def multipliers(
         ModelError: memory does not suffice.
     """
     try:
-        return _run(engine, rows, interception, objectives)
+        return engine.lm.in_turn(lambda: _run(engine, rows, interception, objectives))
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"Not enough memory on {engine.lm.device} for a backward pass through {rows.shape[0]} sequence(s) of "

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 
 from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress
 from noiser.errors import ParameterError
-from noiser.methods.protocol import METHODS, Method
+from noiser.methods.many import Asked, attribute_many, is_many
+from noiser.methods.protocol import METHODS, Method, Scores
 from noiser.methods.refine import Budget, refine
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import build_query
 from noiser.model.text import token_texts
-from noiser.types import AutoUnit, Prompt, Target, Unit
+from noiser.types import AutoUnit, Prompt, Prompts, Span, Target, Unit
 from noiser.version import __version__
 
 __all__ = ["attribute", "make_method"]
 
 
+@overload
 def attribute(
     lm: LanguageModel,
     prompt: Prompt,
@@ -38,18 +40,58 @@ def attribute(
     seed: int = 0,
     special_tokens: Literal["frozen", "perturbed"] | None = None,
     progress: Progress | None = None,
-) -> Attribution:
+) -> Attribution: ...
+
+
+@overload
+def attribute(
+    lm: LanguageModel,
+    prompt: Prompts,
+    *,
+    method: str | Method = "noiser",
+    target: str | int | Sequence[str | int | None] | None = None,
+    foil: str | int | Sequence[str | int | None] | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit | AutoUnit = "token",
+    continuation_units: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int | Sequence[int] = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> list[Attribution]: ...
+
+
+def attribute(
+    lm: LanguageModel,
+    prompt: Prompt | Prompts,
+    *,
+    method: str | Method = "noiser",
+    target: str | int | Sequence[str | int | None] | None = None,
+    foil: str | int | Sequence[str | int | None] | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit | AutoUnit = "token",
+    continuation_units: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int | Sequence[int] = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> Attribution | list[Attribution]:
     """Which parts of the prompt made the model say that?
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template.
+        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template. A
+            list of texts or of chats is many prompts: they run side by side, which is faster, and give the same
+            numbers as one by one.
         method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME" and
             "captum:NAME" are the methods of those libraries.
         target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
             put before it where the model finds that reading more probable. int: a token id.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
-            one in which target and foil differ.
+            one in which target and foil differ. With many prompts, `target`, `foil` and `seed` are one for all, or
+            a list of one for each.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
         unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", or
             a list of (start, end) character spans of the prompt. "auto", for long prompts: sentences (of a very long
@@ -57,40 +99,56 @@ def attribute(
             its score. See `noiser.methods.refine`.
         continuation_units: with several targets, the continuation's earlier tokens are units too.
         max_forwards: with unit="auto", about the most token-forwards to spend; the coarse units are always scored.
-        max_seconds: likewise in seconds.
+        max_seconds: likewise in seconds; many prompts then run one by one, each with that much.
         seed: of all random numbers; the global random state is neither used nor changed.
         special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
             script does. None: as the method's profile says, which is "frozen" unless it is "authors".
-        progress: called with (done, expected) token-forwards while it runs.
+        progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts.
 
     Returns:
-        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again.
+        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts a
+        list of them, in order.
 
     Raises:
-        PromptError, TargetError, UnitError: the question cannot be asked; each says why and what to do.
+        PromptError, TargetError, UnitError: the question cannot be asked; each says why and what to do,
+            and which of many prompts it is about; all are tokenised before anything runs.
         UnknownNameError, ParameterError: no such method, or a hyper-parameter outside its domain.
         NumericalError: the model returned NaN or infinite logits.
     """
     chosen = make_method(method)
-    if not isinstance(seed, int):
-        raise ParameterError(f"seed is {seed!r}; expected an integer.")
-    query = build_query(
-        lm,
-        prompt,
-        target=target,
-        foil=foil,
-        max_new_tokens=max_new_tokens,
-        unit=unit,
-        continuation_units=continuation_units,
-        special_tokens=special_tokens or getattr(chosen, "special_tokens", "frozen"),
-    )
     budget = Budget.of(max_forwards, max_seconds, unit)
-    engine = Engine(lm, query, progress=progress)
-    if unit == "auto":
-        units, found = refine(chosen, engine, seed, budget)
-    else:
-        units, found = query.units, chosen(engine, torch.Generator().manual_seed(seed))
-    name, parameters = _describe(chosen)
+
+    def ask(lm: LanguageModel, asked: Asked) -> Attribution:
+        prompt, target, foil, seed, progress = asked
+        if not isinstance(seed, int):
+            raise ParameterError(f"seed is {seed!r}; expected an integer.")
+        query = build_query(
+            lm,
+            prompt,
+            target=target,
+            foil=foil,
+            max_new_tokens=max_new_tokens,
+            unit=unit,
+            continuation_units=continuation_units,
+            special_tokens=special_tokens or getattr(chosen, "special_tokens", "frozen"),
+        )
+        engine = Engine(lm, query, progress=progress)
+        if unit == "auto":
+            units, found = refine(chosen, engine, seed, budget)
+        else:
+            units, found = query.units, chosen(engine, torch.Generator().manual_seed(seed))
+        return _attribution(engine, chosen, seed, units, found)
+
+    if not is_many(prompt):
+        return ask(lm, Asked(prompt, target, foil, seed, progress))  # pyright: ignore[reportArgumentType] - checked by build_query
+    return attribute_many(
+        ask, lm, prompt, target=target, foil=foil, seed=seed, progress=progress, side_by_side=max_seconds is None
+    )
+
+
+def _attribution(engine: Engine, method: Method, seed: int, units: tuple[Span, ...], found: Scores) -> Attribution:
+    query = engine.query
+    name, parameters = _describe(method)
     return Attribution(
         text=query.encoding.text,
         prompt_length=query.prompt_length,
@@ -108,8 +166,8 @@ def attribute(
         method=name,
         parameters=parameters,
         seed=seed,
-        model=lm.identity,
-        prompt=prompt if isinstance(prompt, str) else tuple(dict(message) for message in prompt),
+        model=engine.lm.identity,
+        prompt=query.prompt if isinstance(query.prompt, str) else tuple(dict(message) for message in query.prompt),
         versions={"noiser": __version__} | {package: version(package) for package in ("torch", "transformers")},
         info=found.info,
     )

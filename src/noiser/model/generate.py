@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from noiser.model.clean import run_clean
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.prefix import Prefix, record_prefix
+from noiser.model.prefix import Prefix
 
 __all__ = ["Continuation", "greedy_continuation"]
 
@@ -42,26 +43,21 @@ def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], co
     stops = _end_tokens(lm)
     out: list[int] = []
     rows: list[Float[Tensor, "one vocab"]] = []
+    prefix = None
     with lm.running():
         embeddings = lm.embed(token_ids)
-        prefix = None
-        while len(out) < count:
-            if prefix is not None:
-                logits = lm.logits(lm.embed(torch.tensor([out[-1:]])), positions=[0], prefix=prefix)[0]
-                prefix.length += 1
-            elif lm.reuses_prefix:
-                prefix, logits = record_prefix(lm, embeddings, [len(token_ids) - 1])
-            else:
-                whole = torch.cat([embeddings, lm.embed(torch.tensor(out, dtype=torch.long))])
-                logits = lm.logits(whole[None], positions=[len(whole) - 1])[0]
-            check_finite(logits.softmax(-1), lm.dtype)
-            token = int(logits[0].argmax())
-            if out and token in stops:
-                break
-            out.append(token)
-            rows.append(logits)
-            if token in stops:
-                break
+    while True:
+        logits, prefix = run_clean(lm, embeddings, [len(embeddings) - 1], prefix)
+        check_finite(logits.softmax(-1), lm.dtype)
+        token = int(logits[0].argmax())
+        if out and token in stops:
+            break
+        out.append(token)
+        rows.append(logits)
+        if token in stops or len(out) == count:
+            break
+        with lm.running():
+            embeddings = torch.cat([embeddings, lm.embed(torch.tensor([token]))])
     return Continuation(lm.model, tuple(out), torch.cat(rows), prefix)
 
 

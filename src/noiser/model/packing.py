@@ -1,9 +1,9 @@
-"""Sequences of different lengths in one forward pass, without padding, behind one clean prefix.
+"""Sequences of different lengths, and of different prompts, in one forward pass, without padding.
 
-Perturbed sequences branch off the clean prefix at different positions. Laid end to end they are one long sequence
+Perturbed sequences differ in where they branch off the clean one. Laid end to end they are one long sequence
 for everything in a transformer but attention, so matrix products are as large as they can be and no token is computed
-twice. Attention is computed group by group: sequences that branch off at the same position attend to the prefix up
-to there, and each to itself. Where the groups are many and small, one product with a mask that says so is quicker.
+twice. Attention is computed block by block: in a block, sequences of similar sizes attend each to its own clean
+beginning and to itself, in one call.
 """
 
 from __future__ import annotations
@@ -13,31 +13,36 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.attention import attention_implementation
-from noiser.model.prefix import Prefix, agree, empty_prefix
+from noiser.model.prefix import Prefix, agree, empty_prefix, joined
 
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
 
-__all__ = ["Group", "can_pack", "packed_logits", "packed_with_prefix"]
+__all__ = ["Branches", "Group", "Packed", "can_pack", "packed_logits"]
 
 NAME = "noiser_packed"
 
-GROUP_COST = 4e6
-"""What the calls for one group cost, measured on a CPU, in numbers multiplied in a masked product."""
+BLOCK_COST = {"cpu": 4e3}
+"""What the calls for one more block cost, in products of a query and a key, measured on a CPU; elsewhere OTHER_COST."""
+
+OTHER_COST = 4e6
+
+BLOCK_KEYS = 2**15
+"""The most keys of a block's sequences together: they are copied side by side."""
 
 
 class Group(NamedTuple):
-    """Sequences that continue the clean prefix from the same position, all equally long.
+    """Sequences that continue the clean sequence from the same position, all equally long.
 
     Attributes:
-        start: the position of their first token; what stands before it is the clean prefix.
+        start: the position of their first token; what stands before it is the clean sequence.
         embeddings: [sequences, length, dim].
-        rows: positions, counted from the beginning of the prefix, whose logits are wanted; the same for each sequence.
+        rows: positions, counted from the beginning of the clean sequence, whose logits are wanted; the same for each.
     """
 
     start: int
@@ -45,83 +50,172 @@ class Group(NamedTuple):
     rows: Sequence[int]
 
 
+class Branches(NamedTuple):
+    """Sequences that branch off one clean sequence.
+
+    Attributes:
+        prefix: what is cached of the clean sequence; empty where nothing of it has run.
+        groups: the sequences.
+        clean: whether the first group is the clean sequence itself, from where the cache ends: the others may branch
+            off within it, and it joins the cache.
+    """
+
+    prefix: Prefix
+    groups: Sequence[Group]
+    clean: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens run."""
+        return sum(group.embeddings.shape[0] * group.embeddings.shape[1] for group in self.groups)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of logits are wanted."""
+        return sum(len(group.embeddings) * len(group.rows) for group in self.groups)
+
+
+class Packed(NamedTuple):
+    """What comes of branches.
+
+    Attributes:
+        logits: float32, for each group the logits of its rows.
+        prefix: the cached clean sequence, with what has run of it.
+    """
+
+    logits: list[Float[Tensor, "sequences rows vocab"]]
+    prefix: Prefix
+
+
+class _Place(NamedTuple):
+    """Where a group lies: `count` sequences of `length` tokens from `offset` in the packed sequence.
+
+    The clean sequence's first `cached` positions are the keys from `base` on, those behind them from `clean` on.
+    """
+
+    start: int
+    count: int
+    length: int
+    offset: int
+    base: int
+    cached: int
+    clean: int
+
+
+class _Block(NamedTuple):
+    """Sequences that attend in one call.
+
+    Attributes:
+        queries: [sequences, longest], indices into the packed sequence; short ones repeat their last.
+        own: which of them are no repetitions, as indices into the flattened queries; None for all.
+        keys: [sequences, most], indices into the keys; behind a sequence's own they point anywhere.
+        positions: [sequences, longest] or [1, longest], of the queries.
+    """
+
+    queries: Int[Tensor, "sequences longest"]
+    own: Int[Tensor, " own"] | None
+    keys: Int[Tensor, "sequences most"]
+    positions: Int[Tensor, "sequences_or_one longest"]
+
+    def seen(self, window: int | None) -> Bool[Tensor, "sequences_or_one longest most"]:
+        """Whether a query sees a key; the keys of a sequence are in the order of their positions."""
+        distance = self.positions[..., None] - torch.arange(self.keys.shape[1], device=self.positions.device)
+        return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
 class _Layout:
-    """Where the groups lie in the packed sequence, and the windows that the layers asked for."""
+    """Where everything lies in the packed sequence and among the keys, and the windows that the layers asked for."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.shapes: list[tuple[int, int, int]] = []
-        for group in groups:  # neighbours that start and stop together are one group for attention
-            count, length = group.embeddings.shape[:2]
-            if self.shapes and self.shapes[-1][::2] == (group.start, length):
-                count += self.shapes.pop()[1]
-            self.shapes.append((group.start, count, length))
+    def __init__(self, packs: Sequence[Branches], device: torch.device) -> None:
+        self.cached = [
+            pack.prefix.length if pack.clean else max(group.start for group in pack.groups) for pack in packs
+        ]
         self.windows: dict[int, int | None] = {}
-        self.tokens = sum(count * length for _, count, length in self.shapes)
-        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
-        self._whole: dict[int | None, Tensor] = {}
+        self.places: list[_Place] = []
+        offset, base, keys = 0, 0, sum(self.cached)
+        for pack, cached in zip(packs, self.cached, strict=True):
+            clean = keys + offset
+            for start, embeddings, _ in pack.groups:
+                count, length = embeddings.shape[:2]
+                self.places.append(_Place(start, count, length, offset, base, cached, clean))
+                offset += count * length
+            base += cached
+        cost = BLOCK_COST.get(device.type, OTHER_COST)
+        self.blocks = [
+            _Block(*(x if x is None else x.to(device) for x in _block(p, keys))) for p in _alike(self.places, cost)
+        ]
+        self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
-    def mask(self, start: int, length: int, window: int | None, like: Tensor) -> Tensor:
-        """[length, start + length]: 0 where a token of a sequence sees a key, -inf elsewhere."""
-        key = (start, length, window)
+    def mask(
+        self, number: int, window: int | None, repeats: int, like: Tensor
+    ) -> Float[Tensor, "some one queries keys"]:
+        """0 where a query of a block sees a key, -inf elsewhere; the queries `repeats` times."""
+        key = (number, window, repeats)
         if key not in self._masks:
-            distance = torch.arange(start, start + length)[:, None] - torch.arange(start + length)
-            seen = (distance >= 0) & (distance < (window or start + length + 1))
+            seen = self.blocks[number].seen(window).repeat(1, repeats, 1)[:, None]
             self._masks[key] = torch.where(seen, 0.0, -torch.inf).to(like)
         return self._masks[key]
 
-    def at_once(self, width: int, keys: int) -> bool:
-        """Whether one masked product, `width` numbers for each query and key, costs less than a call for each group."""
-        return self.tokens * keys * width < GROUP_COST * len(self.shapes)
 
-    def whole_mask(self, prefix: int, window: int | None, like: Tensor) -> Tensor:
-        """[tokens, prefix + tokens]: 0 where a token sees a key, -inf elsewhere."""
-        if window not in self._whole:
-            each = [
-                (start, start + i, sequence)
-                for start, count, length in self.shapes
-                for sequence in [object() for _ in range(count)]
-                for i in range(length)
-            ]
-            names = {sequence: number for number, sequence in enumerate(dict.fromkeys(s for *_, s in each))}
-            starts = torch.tensor([start for start, *_ in each])[:, None]
-            positions = torch.tensor([*range(prefix), *(position for _, position, _ in each)])
-            sequences = torch.tensor([-1] * prefix + [names[s] for *_, s in each])
-            own = sequences[prefix:, None] == sequences
-            distance = positions[prefix:, None] - positions
-            # The first keys are the clean sequence's, whether they are cached or run in this very pass.
-            seen = (torch.arange(len(positions)) < starts) | (own & (distance >= 0))
-            seen &= distance < (window or len(positions) + int(positions.max()))
-            self._whole[window] = torch.where(seen, 0.0, -torch.inf).to(like)
-        return self._whole[window]
+def _alike(places: Sequence[_Place], cost: float) -> list[list[_Place]]:
+    """Places cut into blocks of similar sizes, so that what is computed for nothing costs less than one more block."""
+    blocks: list[list[_Place]] = []
+    own = sequences = longest = most = 0
+    for place in sorted(places, key=lambda place: (place.length, place.start, place.offset)):
+        for part in _parts(place):
+            keys = part.start + part.length
+            together = (sequences + part.count, max(longest, part.length), max(most, keys))
+            more = own + part.count * part.length * keys
+            wasted = together[0] * together[1] * together[2] - more
+            if not blocks or wasted > cost or together[0] * together[2] > BLOCK_KEYS:
+                blocks.append([])
+                own, together = part.count * part.length * keys, (part.count, part.length, keys)
+            else:
+                own = more
+            sequences, longest, most = together
+            blocks[-1].append(part)
+    return blocks
+
+
+def _parts(place: _Place) -> list[_Place]:
+    """A place cut so that its sequences' keys stay within the limit."""
+    size = max(1, BLOCK_KEYS // (place.start + place.length))
+    return [
+        place._replace(count=min(size, place.count - first), offset=place.offset + first * place.length)
+        for first in range(0, place.count, size)
+    ]
+
+
+def _block(places: Sequence[_Place], new: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The fields of a block; `new` is the index of the first key that is not cached."""
+    counts = torch.tensor([place.count for place in places])
+    start, length, offset, base, cached, clean = (
+        torch.tensor(values).repeat_interleave(counts)[:, None]
+        for values in zip(*((p.start, p.length, p.offset, p.base, p.cached, p.clean) for p in places), strict=True)
+    )
+    first = torch.cumsum(counts, 0) - counts
+    offset = offset + (torch.arange(len(offset)) - first.repeat_interleave(counts))[:, None] * length
+    steps = torch.arange(int(length.max()))
+    inside = torch.minimum(steps, length - 1)
+    queries = offset + inside
+    own = None if bool((length == length[0]).all()) else (steps < length).flatten().nonzero()[:, 0]
+    at = torch.arange(int((start + length).max()))
+    keys = torch.where(at < cached, base + at, clean + at - cached)
+    keys = torch.where(at < start, keys, new + offset + torch.minimum(at - start, length - 1))
+    positions = start + inside
+    return queries, own, keys, positions[:1] if bool((positions == positions[:1]).all()) else positions
 
 
 _layout: contextvars.ContextVar[_Layout] = contextvars.ContextVar("layout")
 
 
-def packed_logits(
-    lm: LanguageModel, groups: Sequence[Group], prefix: Prefix
-) -> list[Float[Tensor, "sequences rows vocab"]]:
-    """Float32 logits of every group's rows, from one forward pass."""
-    return _run(lm, groups, prefix.shared(max(group.start for group in groups)), _Layout(groups))
+def packed_logits(lm: LanguageModel, packs: Sequence[Branches]) -> list[Packed]:
+    """Logits of every group's rows of every pack, from one forward pass.
 
-
-def packed_with_prefix(
-    lm: LanguageModel, groups: Sequence[Group]
-) -> tuple[list[Float[Tensor, "sequences rows vocab"]], Prefix]:
-    """The same where there is no prefix yet: the first group is the clean sequence, and the prefix of the others.
-
-    In every layer the clean sequence's keys and values are the first of the pass, just where those of a cached prefix
-    would be.
-
-    Returns:
-        Logits of every group's rows, the clean sequence's first; and its keys and values.
+    In every layer the keys and values of all caches stand in front of those of the pass, so that each token's own
+    clean beginning is found wherever it was run.
     """
-    assert (groups[0].start, len(groups[0].embeddings)) == (0, 1), "the clean sequence comes first"
-    length = groups[0].embeddings.shape[1]
-    prefix = empty_prefix(lm)
-    found = _run(lm, groups, prefix, _Layout(groups))
-    prefix.length = sum(group.embeddings[..., 0].numel() for group in groups)
-    return found, prefix.detached(length)
+    return _run(lm, packs, _Layout(packs, lm.device))
 
 
 def can_pack(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool:
@@ -129,45 +223,62 @@ def can_pack(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool
 
     Layers must take their attention from transformers' registry, and tell it their sliding window.
     """
-    length = embeddings.shape[0]
-    whole = lm.logits(embeddings[None], positions=[length - 2, length - 1])[0]
+    one, other = embeddings, embeddings[2:].flip(0)
+    whole = [lm.logits(x[None], positions=[len(x) - 2, len(x) - 1])[0] for x in (one, other)]
     try:
-        groups = [
-            Group(i, embeddings[i:].expand(n, -1, -1), [length - 2, length - 1]) for i, n in ((0, 1), (5, 2), (2, 3))
-        ]
-        first, prefix = packed_with_prefix(lm, groups)
-        layout = _Layout(groups)
-        found = torch.cat([*first, *_run(lm, groups, prefix.shared(5), layout)])
+        first = packed_logits(lm, [_trial(one, empty_prefix(lm)), _trial(other, empty_prefix(lm))])
+        packs = [_trial(other, empty_prefix(lm)), _trial(one, first[0].prefix)]
+        layout = _Layout(packs, lm.device)
+        second = _run(lm, packs, layout)
     except Exception:  # any failure means that this architecture does not work so
         return False
-    declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(prefix.cache.layers)}
-    return layout.windows == declared and agree(found, whole.expand_as(found), lm.dtype)
+    declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(first[0].prefix.cache.layers)}
+    pairs = [
+        (logits, expected.expand_as(logits))
+        for found, expected in zip([*first, *reversed(second)], [*whole, *whole], strict=True)
+        for logits in found.logits
+    ]
+    return layout.windows == declared and all(agree(*pair, lm.dtype) for pair in pairs)
 
 
-def _run(lm: LanguageModel, groups: Sequence[Group], prefix: Prefix, layout: _Layout) -> list[Tensor]:
+def _trial(embeddings: Float[Tensor, "length dim"], prefix: Prefix) -> Branches:
+    """Unperturbed branches of a sequence, and in front of them the sequence where it is not cached."""
+    length = len(embeddings)
+    shapes = [*([] if prefix.length else [(0, 1)]), (length - 3, 2), (2, 3)]
+    groups = [Group(start, embeddings[start:].expand(n, -1, -1), [length - 2, length - 1]) for start, n in shapes]
+    return Branches(prefix, groups, clean=not prefix.length)
+
+
+def _run(lm: LanguageModel, packs: Sequence[Branches], layout: _Layout) -> list[Packed]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend)
-    rows, positions, offset = [], [], 0
-    for group in groups:
-        count, length = group.embeddings.shape[:2]
-        rows += [offset + s * length + row - group.start for s in range(count) for row in group.rows]
-        positions.append(torch.arange(group.start, group.start + length).repeat(count))
-        offset += count * length
+    groups = [group for pack in packs for group in pack.groups]
+    rows, positions = [], []
+    for group, place in zip(groups, layout.places, strict=True):
+        first = place.offset - place.start
+        rows += [first + s * place.length + row for s in range(place.count) for row in group.rows]
+        positions.append(torch.arange(place.start, place.start + place.length).repeat(place.count))
+    cache = joined([pack.prefix for pack in packs], layout.cached)
     token = _layout.set(layout)
     try:
         with attention_implementation(lm.model, NAME):
             logits = lm.logits(
                 torch.cat([group.embeddings.flatten(0, 1) for group in groups])[None],
                 positions=rows,
-                prefix=prefix,
+                prefix=Prefix(cache, sum(layout.cached)),
                 position_ids=torch.cat(positions)[None].to(lm.device),
             )[0]
     finally:
         _layout.reset(token)
-    sizes = [len(group.embeddings) * len(group.rows) for group in groups]
-    parts = logits.split(sizes)
-    return [part.unflatten(0, (-1, len(group.rows))) for part, group in zip(parts, groups, strict=True)]
+    parts = iter(logits.split([len(group.embeddings) * len(group.rows) for group in groups]))
+    places = iter(layout.places)
+    found: list[Packed] = []
+    for pack in packs:
+        first, *_ = [next(places) for _ in pack.groups]
+        prefix = pack.prefix.grown(cache, first.clean, first.clean + first.length) if pack.clean else pack.prefix
+        found.append(Packed([next(parts).unflatten(0, (-1, len(group.rows))) for group in pack.groups], prefix))
+    return found
 
 
 def _attend(
@@ -182,32 +293,27 @@ def _attend(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "one tokens heads dim_v"], None]:
-    """An attention function of transformers' registry: causal attention of packed groups."""
+    """An attention function of transformers' registry: causal attention of packed sequences."""
     unknown = [name for name, given in options.items() if isinstance(given, Tensor) and name != "position_ids"]
     if unknown or attention_mask is not None or dropout:
         raise NotImplementedError(f"Packed attention does not know {unknown or 'masks and dropout'}.")
     layout = _layout.get()
     layout.windows[int(module.layer_idx)] = sliding_window  # pyright: ignore
-    repeats, prefix = query.shape[1] // key.shape[1], key.shape[2] - query.shape[2]
-    if layout.at_once(query.shape[1] * query.shape[3], key.shape[2]):
-        k, v = (x.repeat_interleave(repeats, 1) for x in (key, value))
-        mask = layout.whole_mask(prefix, sliding_window, query)
-        return _attention(query, k, v, mask, scaling, softcap).transpose(1, 2), None
+    kv_heads = key.shape[1]
+    repeats = query.shape[1] // kv_heads
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
-    offset = 0
-    for start, count, length in layout.shapes:
-        own = slice(offset, offset := offset + count * length)
-
-        def sequences(x: Tensor, shift: int, own: slice = own, count: int = count) -> Tensor:
-            return x[0, :, shift + own.start : shift + own.stop].unflatten(1, (count, -1)).transpose(0, 1)
-
-        def behind_prefix(x: Tensor, start: int = start, count: int = count) -> Tensor:
-            return torch.cat([x[:, :, :start].expand(count, -1, -1, -1), sequences(x, prefix)], 2)
-
-        k, v = (behind_prefix(x).repeat_interleave(repeats, 1) for x in (key, value))
-        mask = layout.mask(start, length, sliding_window, query)
-        found = _attention(sequences(query, 0), k, v, mask, scaling, softcap)
-        out[own] = found.transpose(1, 2).flatten(0, 1)
+    for number, block in enumerate(layout.blocks):
+        queries, own, keys, _ = block = _Block(*(x if x is None else x.to(query.device) for x in block))
+        mask = layout.mask(number, sliding_window, repeats, query)
+        # Heads that share keys are more queries of one head: no key is copied for them.
+        q = query[0].index_select(1, queries.flatten()).view(kv_heads, repeats, *queries.shape, -1)
+        q = q.permute(2, 0, 1, 3, 4).flatten(2, 3)
+        k, v = (x[0].index_select(1, keys.flatten()).unflatten(1, keys.shape).transpose(0, 1) for x in (key, value))
+        found = _attention(q, k, v, mask, scaling, softcap).unflatten(2, (repeats, -1))
+        found = found.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        if own is not None:
+            queries, found = queries.flatten()[own], found[own]
+        out.index_copy_(0, queries.flatten(), found)
     return out[None], None
 
 

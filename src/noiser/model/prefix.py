@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
 
-__all__ = ["Prefix", "agree", "can_reuse_prefix", "empty_prefix", "record_prefix"]
+__all__ = ["Prefix", "agree", "can_reuse_prefix", "empty_prefix", "joined", "record_prefix"]
 
 
 class Prefix:
@@ -37,27 +38,37 @@ class Prefix:
                 layer.values = layer.values.expand(batch, -1, -1, -1)
         return Prefix(cache, length)
 
-    def detached(self, length: int) -> Prefix:
-        """The first `length` tokens in memory of their own, as if no more had been run."""
-        cache = copy.copy(self.cache)
-        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
-        for layer in cache.layers:
-            layer.keys, layer.values = layer.keys[..., :length, :].clone(), layer.values[..., :length, :].clone()
+    def grown(self, cache: Any, first: int, last: int) -> Prefix:
+        """This prefix and behind it the tokens `first` to `last` of a pass's cache, in memory of their own."""
+        grown = copy.copy(self.cache)
+        grown.layers = [copy.copy(layer) for layer in self.cache.layers]
+        for layer, run in zip(grown.layers, cache.layers, strict=True):
+            keys, values = run.keys[..., first:last, :], run.values[..., first:last, :]
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = torch.cat([layer.keys, keys], -2), torch.cat([layer.values, values], -2)
             if hasattr(layer, "cumulative_length"):  # of a sliding window, which still has all that was recorded
-                layer.cumulative_length = length
-        return Prefix(cache, length)
+                layer.cumulative_length = layer.keys.shape[-2]
+        return Prefix(grown, self.length + last - first)
 
-    def shared(self, length: int) -> Prefix:
-        """The first `length` tokens for one sequence, with everything that a sliding window would have let go."""
-        from transformers.cache_utils import Cache, DynamicLayer
 
-        layers: list[Any] = []
-        for recorded in self.cache.layers:
-            layer = DynamicLayer()
-            layer.lazy_initialization(recorded.keys, recorded.values)
-            layer.keys, layer.values = recorded.keys[..., :length, :], recorded.values[..., :length, :]
-            layers.append(layer)
-        return Prefix(Cache(layers=layers), length)
+def joined(prefixes: Sequence[Prefix], lengths: Sequence[int]) -> Any:
+    """One cache that holds the first tokens of several clean sequences end to end.
+
+    Nothing is left out that a sliding window would have let go. What a pass adds to it leaves the prefixes as they are.
+    """
+    from transformers.cache_utils import Cache, DynamicLayer
+
+    layers: list[Any] = []
+    for recorded in zip(*(prefix.cache.layers for prefix in prefixes), strict=True):
+        layer = DynamicLayer()
+        parts = [(one.keys[..., :n, :], one.values[..., :n, :]) for one, n in zip(recorded, lengths, strict=True) if n]
+        if parts:
+            layer.lazy_initialization(*parts[0])
+            keys, values = zip(*parts, strict=True)
+            layer.keys, layer.values = (x[0] if len(x) == 1 else torch.cat(x, -2) for x in (keys, values))
+        layers.append(layer)
+    return Cache(layers=layers)
 
 
 def record_prefix(

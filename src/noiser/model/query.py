@@ -11,8 +11,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.model.clean import run_clean
 from noiser.model.generate import Continuation, greedy_continuation
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_units
 from noiser.types import AutoUnit, Prompt, Span, Unit
@@ -151,8 +152,9 @@ def _most_probable(lm: LanguageModel, encoding: Encoding, readings: Sequence[tup
     if len({reading[0] for reading in readings}) == 1:
         return readings[0]
     with lm.running():
-        embeddings = lm.embed(torch.tensor([encoding.token_ids]))
-        probabilities = lm.probabilities(embeddings, positions=[embeddings.shape[1] - 1])[0, 0]
+        embeddings = lm.embed(torch.tensor(encoding.token_ids))
+    probabilities = run_clean(lm, embeddings, [len(embeddings) - 1]).logits[0].softmax(-1)
+    check_finite(probabilities, lm.dtype)
     return max(readings, key=lambda reading: float(probabilities[reading[0]]))
 
 

@@ -1,0 +1,127 @@
+"""Several prompts in one call: side by side where the model can run them so, and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, TypeGuard
+
+from noiser.attribution import Attribution
+from noiser.engine import Outcome, Progress, Task, together
+from noiser.errors import NoiserError, ParameterError
+from noiser.model.language_model import LanguageModel
+from noiser.model.query import check_length
+from noiser.model.text import encode
+from noiser.types import Prompt, Prompts
+
+__all__ = ["Asked", "attribute_many", "is_many"]
+
+
+class Asked(NamedTuple):
+    """What is asked about one of the prompts."""
+
+    prompt: Prompt
+    target: str | int | None
+    foil: str | int | None
+    seed: int
+    progress: Progress | None
+
+
+def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
+    """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
+    return (
+        isinstance(prompt, list | tuple)
+        and len(prompt) > 0
+        and all(isinstance(one, str | list | tuple) for one in prompt)
+    )
+
+
+def attribute_many(
+    ask: Callable[[LanguageModel, Asked], Attribution],
+    lm: LanguageModel,
+    prompts: Prompts,
+    *,
+    target: Any,
+    foil: Any,
+    seed: Any,
+    progress: Progress | None,
+    side_by_side: bool,
+) -> list[Attribution]:
+    """Attributions of all prompts, in their order.
+
+    Args:
+        ask: attributes one, on the model that it is given.
+        lm: the model.
+        prompts: the prompts; each is tokenised before anything runs.
+        target: one for all, or a list of one for each; so is `foil`.
+        foil: see `target`.
+        seed: see `target`.
+        progress: called with (done, expected) prompts, the parts of those at work counted.
+        side_by_side: whether passes may be merged where the model can; otherwise one prompt after the other.
+
+    Raises:
+        NoiserError: as for one prompt; the message says which.
+    """
+    asked = list(zip(prompts, *(_each(n, v, len(prompts)) for n, v in _named(target, foil, seed)), strict=True))
+    for index, (prompt, *_) in enumerate(asked):
+        try:
+            check_length(lm, len(encode(lm.tokenizer, prompt).token_ids))
+        except NoiserError as error:
+            raise _about(error, index) from None
+    side_by_side = side_by_side and lm.packs
+    shares = [0.0] * len(asked)
+
+    def tell() -> None:
+        if progress is not None:
+            progress(sum(shares), len(shares))
+
+    def task(index: int) -> Task[Attribution]:
+        def told(done: float, expected: float) -> None:
+            shares[index] = max(shares[index], min(1.0, done / expected if expected else 0.0))
+            if not side_by_side:
+                tell()
+
+        return lambda shared: ask(shared, Asked(*asked[index], told if progress else None))
+
+    tasks = [task(index) for index in range(len(asked))]
+    found: dict[int, Attribution] = {}
+    with closing(together(lm, tasks, moved=tell) if side_by_side else _in_order(lm, tasks)) as outcomes:
+        for index, attribution, error in outcomes:
+            if error is not None:
+                raise _about(error, index)
+            found[index], shares[index] = attribution, 1.0
+            tell()
+    return [found[index] for index in range(len(asked))]
+
+
+def _in_order(lm: LanguageModel, tasks: Sequence[Task[Attribution]]) -> Generator[Outcome]:
+    for index, task in enumerate(tasks):
+        try:
+            yield Outcome(index, task(lm), None)
+        except Exception as error:
+            yield Outcome(index, None, error)
+
+
+def _named(target: Any, foil: Any, seed: Any) -> list[tuple[str, Any]]:
+    return [("target", target), ("foil", foil), ("seed", seed)]
+
+
+def _each(name: str, value: Any, count: int) -> list[Any]:
+    """One value for each prompt."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise ParameterError(
+            f"{name} is a list of {len(value)} for {count} prompts; expected one for each, or one for all."
+        )
+    return list(value)
+
+
+def _about(error: Exception, index: int) -> Exception:
+    """The error, saying which prompt it is about: in its message if it is ours, else in a note."""
+    text = f"Prompt {index}: {error}"
+    if isinstance(error, NoiserError) and error.args and error.args[0] == str(error):
+        error.args = (text, *error.args[1:])
+    else:
+        error.add_note(f"Prompt {index}, counted from 0, was being attributed.")
+    return error
