@@ -31,9 +31,9 @@ CACHED = 4
 
 
 class Outcome(NamedTuple):
-    """What came of a task: its index, and what it returned or raised."""
+    """What came of a task: its number, and what it returned or raised."""
 
-    index: int
+    number: int
     found: Any
     error: Exception | None
 

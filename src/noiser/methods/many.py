@@ -62,7 +62,8 @@ def attribute_many(
     Raises:
         NoiserError: as for one prompt; the message says which.
     """
-    asked = list(zip(prompts, *(_each(n, v, len(prompts)) for n, v in _named(target, foil, seed)), strict=True))
+    columns = [_each(name, value, len(prompts)) for name, value in _named(target, foil, seed)]
+    asked = [Asked(*row, progress=None) for row in zip(prompts, *columns, strict=True)]
     for index, (prompt, *_) in enumerate(asked):
         try:
             check_length(lm, len(encode(lm.tokenizer, prompt).token_ids))
@@ -81,7 +82,7 @@ def attribute_many(
             if not side_by_side:
                 tell()
 
-        return lambda shared: ask(shared, Asked(*asked[index], told if progress else None))
+        return lambda shared: ask(shared, asked[index]._replace(progress=told if progress else None))
 
     tasks = [task(index) for index in range(len(asked))]
     found: dict[int, Attribution] = {}

@@ -88,13 +88,13 @@ class Packed(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a group lies: `count` sequences of `length` tokens from `offset` in the packed sequence.
+    """Where a group lies: `copies` sequences of `length` tokens from `offset` in the packed sequence.
 
     The clean sequence's first `cached` positions are the keys from `base` on, those behind them from `clean` on.
     """
 
     start: int
-    count: int
+    copies: int
     length: int
     offset: int
     base: int
@@ -116,6 +116,11 @@ class _Block(NamedTuple):
     own: Int[Tensor, " own"] | None
     keys: Int[Tensor, "sequences most"]
     positions: Int[Tensor, "sequences_or_one longest"]
+
+    def to(self, device: torch.device) -> _Block:
+        """The same on a device."""
+        own = None if self.own is None else self.own.to(device)
+        return _Block(self.queries.to(device), own, self.keys.to(device), self.positions.to(device))
 
     def seen(self, window: int | None) -> Bool[Tensor, "sequences_or_one longest most"]:
         """Whether a query sees a key; the keys of a sequence are in the order of their positions."""
@@ -141,9 +146,7 @@ class _Layout:
                 offset += count * length
             base += cached
         cost = BLOCK_COST.get(device.type, OTHER_COST)
-        self.blocks = [
-            _Block(*(x if x is None else x.to(device) for x in _block(p, keys))) for p in _alike(self.places, cost)
-        ]
+        self.blocks = [_block(places, keys).to(device) for places in _alike(self.places, cost)]
         self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
     def mask(
@@ -164,12 +167,12 @@ def _alike(places: Sequence[_Place], cost: float) -> list[list[_Place]]:
     for place in sorted(places, key=lambda place: (place.length, place.start, place.offset)):
         for part in _parts(place):
             keys = part.start + part.length
-            together = (sequences + part.count, max(longest, part.length), max(most, keys))
-            more = own + part.count * part.length * keys
+            together = (sequences + part.copies, max(longest, part.length), max(most, keys))
+            more = own + part.copies * part.length * keys
             wasted = together[0] * together[1] * together[2] - more
             if not blocks or wasted > cost or together[0] * together[2] > BLOCK_KEYS:
                 blocks.append([])
-                own, together = part.count * part.length * keys, (part.count, part.length, keys)
+                own, together = part.copies * part.length * keys, (part.copies, part.length, keys)
             else:
                 own = more
             sequences, longest, most = together
@@ -181,14 +184,14 @@ def _parts(place: _Place) -> list[_Place]:
     """A place cut so that its sequences' keys stay within the limit."""
     size = max(1, BLOCK_KEYS // (place.start + place.length))
     return [
-        place._replace(count=min(size, place.count - first), offset=place.offset + first * place.length)
-        for first in range(0, place.count, size)
+        place._replace(copies=min(size, place.copies - first), offset=place.offset + first * place.length)
+        for first in range(0, place.copies, size)
     ]
 
 
-def _block(places: Sequence[_Place], new: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The fields of a block; `new` is the index of the first key that is not cached."""
-    counts = torch.tensor([place.count for place in places])
+def _block(places: Sequence[_Place], new: int) -> _Block:
+    """Places that attend in one call; `new` is the index of the first key that is not cached."""
+    counts = torch.tensor([place.copies for place in places])
     start, length, offset, base, cached, clean = (
         torch.tensor(values).repeat_interleave(counts)[:, None]
         for values in zip(*((p.start, p.length, p.offset, p.base, p.cached, p.clean) for p in places), strict=True)
@@ -203,7 +206,7 @@ def _block(places: Sequence[_Place], new: int) -> tuple[Tensor, Tensor | None, T
     keys = torch.where(at < cached, base + at, clean + at - cached)
     keys = torch.where(at < start, keys, new + offset + torch.minimum(at - start, length - 1))
     positions = start + inside
-    return queries, own, keys, positions[:1] if bool((positions == positions[:1]).all()) else positions
+    return _Block(queries, own, keys, positions[:1] if bool((positions == positions[:1]).all()) else positions)
 
 
 _layout: contextvars.ContextVar[_Layout] = contextvars.ContextVar("layout")
@@ -257,8 +260,8 @@ def _run(lm: LanguageModel, packs: Sequence[Branches], layout: _Layout) -> list[
     rows, positions = [], []
     for group, place in zip(groups, layout.places, strict=True):
         first = place.offset - place.start
-        rows += [first + s * place.length + row for s in range(place.count) for row in group.rows]
-        positions.append(torch.arange(place.start, place.start + place.length).repeat(place.count))
+        rows += [first + s * place.length + row for s in range(place.copies) for row in group.rows]
+        positions.append(torch.arange(place.start, place.start + place.length).repeat(place.copies))
     cache = joined([pack.prefix for pack in packs], layout.cached)
     token = _layout.set(layout)
     try:
@@ -303,7 +306,7 @@ def _attend(
     repeats = query.shape[1] // kv_heads
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     for number, block in enumerate(layout.blocks):
-        queries, own, keys, _ = block = _Block(*(x if x is None else x.to(query.device) for x in block))
+        queries, own, keys, _ = block.to(query.device)
         mask = layout.mask(number, sliding_window, repeats, query)
         # Heads that share keys are more queries of one head: no key is copied for them.
         q = query[0].index_select(1, queries.flatten()).view(kv_heads, repeats, *queries.shape, -1)
