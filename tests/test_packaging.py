@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
@@ -144,3 +146,12 @@ def test_failed_set_up_is_not_taken_for_done(checkout):
     assert "Set-up failed; the next run starts it again." in failed.stderr
     assert "install noiser" not in failed.stdout
     assert set_up(checkout).stdout.startswith("Setting up .venv")
+
+
+def test_exact_versions_install_on_the_oldest_python():
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=") + ".0"
+    named = {canonicalize_name(d.metadata["Name"]): d for d in distributions() if d.metadata["Name"]}
+    installed = [named[name] for name, version in pinned().items() if name in named and named[name].version == version]
+    wanted = {d.metadata["Name"]: d.metadata["Requires-Python"] or "" for d in installed}
+    assert len(wanted) > 50
+    assert {name: python for name, python in wanted.items() if not SpecifierSet(python).contains(oldest)} == {}
