@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import noiser
 from bench_for_tests import PROMPTS, Heard, contents, plan_text, save_models, stored
 from noiser.bench import Store, run_bench
+from noiser.bench.pack import pack
 from noiser.cli import app
 from noiser.errors import PlanError, RunError, StoredFileError
 
@@ -562,6 +564,18 @@ def test_status_and_pack(tmp_path, whole, plan):
     assert "is packed" in again.output
     assert run(app, ["bench", "status", str(tmp_path)]).exit_code == 2
     assert "expected another folder" in run(app, ["bench", "pack", str(whole), "-o", str(whole)]).output
+
+
+def test_a_pack_does_not_say_where_things_were(tmp_path, whole):
+    copied = tmp_path / "copied"
+    shutil.copytree(whole, copied)
+    run = json.loads((copied / "run.json").read_text(encoding="utf-8"))
+    run["sessions"][0]["command"] = f"noiser bench run {tmp_path / 'plan.toml'} -o {copied} --workers 2"
+    (copied / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    pack(copied, tmp_path / "packed")
+    assert (
+        Store(tmp_path / "packed").run["sessions"][0]["command"] == "noiser bench run plan.toml -o copied --workers 2"
+    )
 
 
 def test_the_command(tmp_path, plan, whole):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 from noiser.bench.records import line
@@ -16,7 +17,8 @@ __all__ = ["pack"]
 def pack(folder: Path, output: Path) -> list[Path]:
     """Writes plan, run, selections, rows and costs of a benchmark to another folder; no attribution, no reply.
 
-    Nothing in it quotes a data set. Packed twice, it is the same byte for byte.
+    Nothing in it quotes a data set or says where on a machine something was: of absolute paths in the commands only the
+    last part is kept. Packed twice, it is the same byte for byte.
 
     Args:
         folder: the benchmark.
@@ -32,7 +34,8 @@ def pack(folder: Path, output: Path) -> list[Path]:
     store = Store(folder)
     if (output / RUN).is_file() and not Store(output).packed:
         raise RunError(f"{output} holds a benchmark that is not packed; expected another folder for the pack.")
-    files = {name: (folder / name).read_bytes() for name in (RUN, PLAN)}
+    files = {RUN: _without_places((folder / RUN).read_text(encoding="utf-8")).encode()}
+    files[PLAN] = (folder / PLAN).read_bytes()
     for selection in store.selections():
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
     for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
@@ -46,3 +49,11 @@ def pack(folder: Path, output: Path) -> list[Path]:
             write_bytes(place, content)
         places.append(place)
     return places
+
+
+def _without_places(run: str) -> str:
+    values = json.loads(run)
+    for session in values["sessions"]:
+        parts = session["command"].split(" ")
+        session["command"] = " ".join(Path(part).name if Path(part).is_absolute() else part for part in parts)
+    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
