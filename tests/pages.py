@@ -16,6 +16,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("", "noiser serve"): "it serves until it is stopped; test_app.py starts it",
     ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
     ("docs/howto/clusters.md", "noiser bench run plan.toml -o runs/mine --executor ray"): "a cluster",
+    ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
     ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
     ("docs/scale.md", "ray start"): "a cluster",
     ("docs/howto/quantised.md", "from transformers import"): "the hub, and a graphics card",
