@@ -23,6 +23,7 @@ PROMPTS = [
     "Trains run late",
     "The brown fox sings in the rain, and the dog plays along.",
 ]
+SOME = ("gemma2", "gpt2")
 METHODS = {
     "noiser": noiser.Noiser(samples=3, steps=5),
     "certified": noiser.Noiser(samples=3, steps=4, search="certified"),
@@ -65,7 +66,7 @@ def passes(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "gpt2", "falcon"])
+@pytest.mark.parametrize("family", ["gemma3", "falcon", *(pytest.param(f, marks=pytest.mark.slow) for f in SOME)])
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
     assert lm.packs is (family != "falcon")
@@ -172,8 +173,8 @@ def test_a_question_that_cannot_be_asked_is_named(family):
     with pytest.raises(noiser.NoiserError, match=r"^Prompt 3: The target is token id 99999; expected"):
         noiser.attribute(lm, PROMPTS, target=[1, 2, 3, 99999, 4], method="occlusion")
     assert no_strand_is_left()
-    with pytest.raises(ParameterError, match=r"^Prompt 1: seed is 'x'"):
-        noiser.attribute(lm, PROMPTS, seed=[1, "x", 3, 4, 5], method="occlusion")
+    with pytest.raises(ParameterError, match="seed is a list of 2 for 5 prompts"):
+        noiser.attribute(lm, PROMPTS, seed=[1, 2], method="occlusion")
     with pytest.raises(noiser.NoiserError, match="Unknown method"):
         noiser.attribute(lm, PROMPTS, method="occlsion")
 
