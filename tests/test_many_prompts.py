@@ -120,7 +120,7 @@ def test_chats_and_texts():
     assert_same(noiser.attribute(lm, [CHAT], method="occlusion"), one_by_one(lm, [CHAT], method="occlusion"))
 
 
-@pytest.mark.parametrize("budget", [{}, {"max_forwards": 300}, {"max_seconds": 60}])
+@pytest.mark.parametrize("budget", [{}, {"max_forwards": 300}, {"max_seconds": 10**6}])
 def test_unit_auto(budget):
     lm = tiny("llama")
     prompts = [f"{p}. {q}. It rains." for p, q in itertools.pairwise(PROMPTS)]
