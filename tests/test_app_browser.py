@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 if importlib.util.find_spec("gradio") is None:
     pytest.skip("gradio is not installed: pip install 'noiser[app]'", allow_module_level=True)
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+sync_api.expect.set_options(timeout=60_000)  # two cores may be busy with other tests
 
 PROMPT = "The quick brown fox jumps"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
