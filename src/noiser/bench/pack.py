@@ -53,7 +53,7 @@ def pack(folder: Path, output: Path) -> list[Path]:
 
 def _without_places(run: str) -> str:
     values = json.loads(run)
-    for session in values["sessions"]:
+    for session in values.get("sessions", []):
         parts = session["command"].split(" ")
         session["command"] = " ".join(Path(part).name if Path(part).is_absolute() else part for part in parts)
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
