@@ -17,21 +17,19 @@ from pathlib import Path
 import torch
 
 import noiser
+from measuring import run_method, scoring_pass
 from noiser import data
-from noiser.engine import Engine
 from noiser.model import LanguageModel, build_query
 
 
 def measure(lm: LanguageModel, prompt: str, method: noiser.Noiser) -> dict[str, float]:
     """k_min, work in parts of the lower bound, passes and seconds."""
     query = build_query(lm, prompt)
-    bound = method.samples * sum(len(query.token_ids) - unit.token_indices[0] for unit in query.units)
-    engine = Engine(lm, query)
     started = time.perf_counter()
-    scores = method(engine, torch.Generator().manual_seed(0))
+    engine, scores = run_method(lm, query, method)
     seconds = time.perf_counter() - started
     assert scores.k_min is not None
-    work = engine.token_forwards / bound
+    work = engine.token_forwards / scoring_pass(query, method.samples)
     return {"k": float(scores.k_min[0]), "work": work, "passes": engine.passes, "seconds": seconds}
 
 

@@ -107,4 +107,4 @@ def test_target_reports_probability_and_rank():
     third = int(clean.topk(3).indices[2])
     (target,) = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=third).targets
     assert (target.token_id, target.rank) == (third, 3)
-    assert target.probability == pytest.approx(float(clean[third]))
+    assert target.probability == pytest.approx(float(clean[third]), rel=1e-5)  # another pass: rounding of float32

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from noiser.bench.records import line
-from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, explained
+from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, explained, run_bytes
 from noiser.errors import RunError
 from noiser.files import write_bytes
 
@@ -34,8 +35,7 @@ def pack(folder: Path, output: Path) -> list[Path]:
     store = Store(folder)
     if (output / RUN).is_file() and not Store(output).packed:
         raise RunError(f"{output} holds a benchmark that is not packed; expected another folder for the pack.")
-    files = {RUN: _without_places((folder / RUN).read_text(encoding="utf-8")).encode()}
-    files[PLAN] = (folder / PLAN).read_bytes()
+    files = {RUN: run_bytes(_without_places(store.run)), PLAN: (folder / PLAN).read_bytes()}
     for selection in store.selections():
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
     for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
@@ -51,9 +51,10 @@ def pack(folder: Path, output: Path) -> list[Path]:
     return places
 
 
-def _without_places(run: str) -> str:
-    values = json.loads(run)
-    for session in values.get("sessions", []):
-        parts = session["command"].split(" ")
-        session["command"] = " ".join(Path(part).name if Path(part).is_absolute() else part for part in parts)
-    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+def _without_places(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: [_by_name(session) for session in value] if key == "sessions" else value for key, value in run.items()}
+
+
+def _by_name(session: Mapping[str, Any]) -> dict[str, Any]:
+    parts = session["command"].split(" ")
+    return {**session, "command": " ".join(Path(part).name if Path(part).is_absolute() else part for part in parts)}

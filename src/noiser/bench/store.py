@@ -254,7 +254,12 @@ def write_json(folder: Path, run: Mapping[str, Any]) -> None:
     place = folder / RUN
     with explained(place):
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(place, (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode())
+        write_bytes(place, run_bytes(run))
+
+
+def run_bytes(run: Mapping[str, Any]) -> bytes:
+    """What is known about a run, as its file holds it."""
+    return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _damaged(place: Path, error: Exception) -> StoredFileError:

@@ -57,7 +57,11 @@ class _Shared(LanguageModel):
 
 
 def together(
-    lm: LanguageModel, tasks: Sequence[Task[Found]], *, moved: Callable[[], None] = lambda: None
+    lm: LanguageModel,
+    tasks: Sequence[Task[Found]],
+    *,
+    moved: Callable[[], None] = lambda: None,
+    side_by_side: bool = True,
 ) -> Generator[Outcome]:
     """Does tasks side by side, their packed passes merged; one after the other if the model cannot pack.
 
@@ -69,11 +73,12 @@ def together(
         tasks: each is given the model to use.
         moved: called, by the caller's thread, whenever one of those side by side has got further; what it raises ends
             everything.
+        side_by_side: False: one after the other in any case.
 
     Yields:
         What came of each task once it is done; not in their order. Close the generator to end what is at work.
     """
-    if not lm.packs:
+    if not (side_by_side and lm.packs):
         yield from (_outcome(index, partial(task, lm)) for index, task in enumerate(tasks))
         return
     assert lm.embedding_scale, "measured once for all"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple, TypeGuard
 
 from noiser.attribution import Attribution
-from noiser.engine import Outcome, Progress, Task, together
+from noiser.engine import Progress, Task, together
 from noiser.errors import NoiserError, ParameterError
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import check_length
@@ -62,7 +62,8 @@ def attribute_many(
     Raises:
         NoiserError: as for one prompt; the message says which.
     """
-    columns = [_each(name, value, len(prompts)) for name, value in _named(target, foil, seed)]
+    named = {"target": target, "foil": foil, "seed": seed}
+    columns = [_each(name, value, len(prompts)) for name, value in named.items()]
     asked = [Asked(*row, progress=None) for row in zip(prompts, *columns, strict=True)]
     for index, (prompt, *_) in enumerate(asked):
         try:
@@ -86,25 +87,13 @@ def attribute_many(
 
     tasks = [task(index) for index in range(len(asked))]
     found: dict[int, Attribution] = {}
-    with closing(together(lm, tasks, moved=tell) if side_by_side else _in_order(lm, tasks)) as outcomes:
+    with closing(together(lm, tasks, moved=tell, side_by_side=side_by_side)) as outcomes:
         for index, attribution, error in outcomes:
             if error is not None:
                 raise _about(error, index)
             found[index], shares[index] = attribution, 1.0
             tell()
     return [found[index] for index in range(len(asked))]
-
-
-def _in_order(lm: LanguageModel, tasks: Sequence[Task[Attribution]]) -> Generator[Outcome]:
-    for index, task in enumerate(tasks):
-        try:
-            yield Outcome(index, task(lm), None)
-        except Exception as error:
-            yield Outcome(index, None, error)
-
-
-def _named(target: Any, foil: Any, seed: Any) -> list[tuple[str, Any]]:
-    return [("target", target), ("foil", foil), ("seed", seed)]
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:

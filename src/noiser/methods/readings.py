@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -76,22 +77,29 @@ class Question:
     def flips(self, mean: Float[Tensor, " vocab"]) -> bool:
         """Whether the model changes its mind: about the most probable token, or about which of the pair leads."""
         if self.foil is None:
-            return int(mean.argmax()) != int(self.clean.argmax())
+            return int(mean.argmax()) != self._own
         led = bool(self.clean[self.target] > self.clean[self.foil])
         return led != bool(mean[self.target] > mean[self.foil])
 
     def lead(self, mean: Float[Tensor, " vocab"]) -> float:
         """How far ahead the model's own token is, or the leader of target and foil; see `Reading`."""
-        clean = self._log_odds(self.clean)
-        return self._log_odds(mean) / clean if clean else 0.0
+        return self._log_odds(mean) / self._clean_odds if self._clean_odds else 0.0
+
+    @cached_property
+    def _own(self) -> int:
+        """The model's own token; found once, since a vocabulary is long."""
+        return int(self.clean.argmax())
+
+    @cached_property
+    def _clean_odds(self) -> float:
+        return self._log_odds(self.clean)
 
     def _log_odds(self, mean: Float[Tensor, " vocab"]) -> float:
         if self.foil is not None:
             pair = mean[[self.target, self.foil]]
         else:
-            own = int(self.clean.argmax())
             tokens = mean.topk(2).indices.tolist()
-            pair = mean[[own, tokens[1] if tokens[0] == own else tokens[0]]]
+            pair = mean[[self._own, tokens[1] if tokens[0] == self._own else tokens[0]]]
         first, second = pair.double().clamp_min(torch.finfo(torch.float32).tiny).log().tolist()
         return first - second
 
