@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["ACTIVATIONS", "ARITHMETIC", "Expression", "Recorder", "operation"]
 
@@ -44,6 +43,7 @@ class _Root:
 
 
 _ROOT = _Root()
+_NOTE = "_noiser_expression"
 
 
 @cache
@@ -99,19 +99,19 @@ class Expression:
 
 
 class Recorder:
-    """Knows the expression of every tensor that has one."""
-
-    def __init__(self) -> None:
-        self._known: Any = WeakTensorKeyDictionary()
+    """Knows the expression of every tensor that has one: it is noted on the tensor itself, and goes with it."""
 
     def keep(self, value: Tensor, expression: Expression) -> None:
         """Remembers how `value` came about."""
-        self._known[value] = (value._version, expression)
+        setattr(value, _NOTE, (self, value._version, expression))
 
     def _expression_of(self, value: Tensor) -> Expression | None:
-        version, expression = self._known.get(value, (None, None))
-        if expression is None or value._version != version or expression.root._version != expression.version:
-            return None  # never seen, or written to since
+        note = getattr(value, _NOTE, None)
+        if note is None:
+            return None
+        recorder, version, expression = note
+        if recorder is not self or value._version != version or expression.root._version != expression.version:
+            return None  # of another run, or written to since
         return expression
 
     def trace(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, get_args
 
 import torch
@@ -27,6 +26,7 @@ from noiser.methods.gradients import Reduce, objectives_of, reduce_dimensions
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
 from noiser.model.query import Query
+from noiser.version import version_of
 
 __all__ = ["CaptumMethod", "captum_methods", "factory"]
 
@@ -96,7 +96,7 @@ class CaptumMethod:
         return Scores(
             scores=scores,
             info={
-                "captum": version("captum"),
+                "captum": version_of("captum"),
                 "frozen_tokens": "kept",
                 "token_forwards": engine.token_forwards,
                 "passes": engine.passes,

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from typing import Any, get_args
 
 import torch
@@ -30,6 +29,7 @@ from noiser.methods.tokens import sum_over_units
 from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import Query
+from noiser.version import version_of
 
 __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
 
@@ -96,7 +96,7 @@ class InseqMethod:
         return Scores(
             scores=sum_over_units(query, found[:, : len(query.token_ids)]),
             info={
-                "inseq": version("inseq"),
+                "inseq": version_of("inseq"),
                 "frozen_tokens": "perturbed",
                 "token_forwards": engine.token_forwards,
                 "passes": engine.passes,

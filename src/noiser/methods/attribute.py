@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, Literal, overload
 
 import torch
@@ -19,7 +18,7 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.query import build_query
 from noiser.model.text import token_texts
 from noiser.types import AutoUnit, Prompt, Prompts, Span, Target, Unit
-from noiser.version import __version__
+from noiser.version import __version__, version_of
 
 __all__ = ["attribute", "make_method"]
 
@@ -168,7 +167,7 @@ def _attribution(engine: Engine, method: Method, seed: int, units: tuple[Span, .
         seed=seed,
         model=engine.lm.identity,
         prompt=query.prompt if isinstance(query.prompt, str) else tuple(dict(message) for message in query.prompt),
-        versions={"noiser": __version__} | {package: version(package) for package in ("torch", "transformers")},
+        versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
         info=found.info,
     )
 

@@ -91,11 +91,12 @@ def rescale(x: Float[Tensor, "*shape"], f: Expression, length: int) -> Float[Ten
     if not _is_pair(x, length):
         return f.derivative(wide)
     (x0, x1), (y0, y1) = wide.chunk(2), f(wide).chunk(2)
-    nearest = torch.finfo(wide.dtype).eps ** 0.5 * x0.abs().clamp_min(1)
-    near = (x0 - x1).abs() <= nearest
-    secant = (y0 - y1) / torch.where(near, 1, x0 - x1)
+    apart = x0 - x1
+    near = apart.abs() <= torch.finfo(wide.dtype).eps ** 0.5 * x0.abs().clamp_min(1)
+    secant = (y0 - y1).div_(apart)
     if near.any():
         secant[near] = f.derivative(x0[near])
+    secant = secant.to(x.dtype)
     return torch.cat([secant, secant])
 
 
@@ -120,8 +121,9 @@ class _InputOnly(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weight,) = ctx.saved_tensors
-        first = grads[0].chunk(2)[0] @ weight
-        return torch.cat([first, torch.zeros_like(first)]), None, None
+        found = grads[0].new_zeros(*grads[0].shape[:-1], weight.shape[-1])
+        torch.matmul(grads[0].chunk(2)[0], weight, out=found.chunk(2)[0])
+        return found, None, None
 
 
 def _is_pair(x: Tensor, length: int) -> bool:

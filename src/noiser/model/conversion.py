@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import io
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from noiser.model.catalog import BuiltIn, Weights
 from noiser.model.gguf import GgufHead, read_head
 from noiser.model.quiet import quiet_transformers
 from noiser.model.store import build_entry, cache_errors, entry_path, file_sha256, is_whole
+from noiser.version import version_of
 
 __all__ = ["Converted", "built_in_entry", "convert_built_in", "convert_file"]
 
@@ -55,7 +55,7 @@ class Converted:
             head = read_head(path)
             with cache_errors(needed=4 * head.n_weights + _TOKENIZER_BYTES), _announced(self.name):
                 convert(path, head, folder)
-        versions = {package: importlib.metadata.version(package) for package in ("transformers", "gguf")}
+        versions = {package: version_of(package) for package in ("transformers", "gguf")}
         return {"source": {"name": self.name, "sha256": self.sha256}, "versions": versions}
 
 
