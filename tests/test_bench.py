@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import noiser
 from bench_for_tests import PROMPTS, Heard, contents, plan_text, save_models, stored
-from noiser.bench import Store, run_bench
+from noiser.bench import Store, run_bench, samples
 from noiser.bench.pack import pack
 from noiser.cli import app
 from noiser.errors import PlanError, RunError, StoredFileError
@@ -357,6 +357,33 @@ def test_only_examples_that_the_model_gets_right(tmp_path, models, quiz):
     plan.write_text(QUIZ.format(models=models, more=""), encoding="utf-8")
     run_bench(plan, tmp_path / "some", Heard(), workers=0)
     assert contents(tmp_path / "some") == contents(tmp_path / "all")
+
+
+def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatch):
+    asked = []
+
+    def answers_right(lm, item):
+        asked.append(item.prompt)
+        return samples_answers_right(lm, item)
+
+    class Interrupts(Heard):
+        def selecting(self, selection):
+            super().selecting(selection)
+            if selection.checked == 3:
+                raise KeyboardInterrupt
+
+    samples_answers_right = samples.answers_right
+    monkeypatch.setattr(samples, "answers_right", answers_right)
+    monkeypatch.setattr(samples, "EVERY_SECONDS", 0)
+    plan = tmp_path / "p.toml"
+    plan.write_text(QUIZ.format(models=models, more=""), encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(plan, tmp_path / "run", Interrupts(), workers=0)
+    assert len(asked) == 3
+    run_bench(plan, tmp_path / "run", Heard(), workers=0)
+    (selection,) = Store(tmp_path / "run").selections()
+    assert selection.checked == 7
+    assert len(asked) == len(set(asked)) == 7
 
 
 def test_categories(tmp_path, models, quiz):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -17,6 +18,9 @@ from noiser.evaluation.examples import Item
 from noiser.model import LanguageModel
 
 __all__ = ["answers_right", "block_of", "draw", "is_enough", "select", "select_all"]
+
+EVERY_SECONDS = 2.0
+"""How often what is known of a choice is told, to be stored."""
 
 
 def draw(
@@ -96,6 +100,7 @@ def select(model: str, lm: LanguageModel, wanted: Wanted) -> Iterator[Selection]
     known, limit = wanted.known, wanted.entry.limit
     chosen, failed = list(known.chosen if known else ()), dict(known.failed if known else {})
     checked = (known.checked or 0) if known else 0
+    told = time.monotonic()
 
     def so_far() -> Selection:
         return Selection(
@@ -118,8 +123,9 @@ def select(model: str, lm: LanguageModel, wanted: Wanted) -> Iterator[Selection]
             texts = [str(sampled.item.prompt), sampled.item.gold or ""]
             failed[sampled.id] = without_text(f"{type(error).__name__}: {error}", texts)
         checked += 1
-        if checked % 50 == 0:
+        if time.monotonic() - told >= EVERY_SECONDS:
             yield so_far()
+            told = time.monotonic()
     yield so_far()
 
 
