@@ -51,8 +51,10 @@ SHAPES = (
     "Nobody noticed when {who} {did} {what} {when}.",
 )
 PLACES = "northern|southern|coastal|mountain|desert|island|forest|river"
+KINDS = ("model", "dtype", "tokens", "method", "samples", "search", "max_seconds")
 HEADS = (
-    "model|tokens|method|samples|budget, s|prompts|not answered|found|seconds|CPU seconds|token-forwards|GiB"
+    "model|precision|tokens|method|samples|search|budget, s"
+    "|prompts|not answered|found|seconds|CPU seconds|token-forwards|GiB"
     "|full resolution: found|same top|rank correlation|CPU seconds"
 )
 WORDS = "silver|garden|window|orange|dragon|planet|castle|summer|copper|winter|shadow|engine|button|rocket|violin|lemon"
@@ -157,6 +159,7 @@ def run_one(lm: LanguageModel, tokens: int, seed: int, method: str, chosen: argp
     if not asked.answer.startswith(query.target_texts[0].strip()):
         return row | {"answered": False}
     parameters = {"samples": chosen.samples} if chosen.samples and method.startswith("noiser") else {}
+    parameters |= {"search": chosen.search} if method == "noiser" else {}
     found, cost = measured(lm, asked, method, parameters, unit="auto", max_seconds=chosen.max_seconds)
     row |= cost
     if chosen.full:
@@ -174,9 +177,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: a line for each model, length, method and number of samples."""
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault((row["model"], row["tokens"], row["method"], row["samples"], row["max_seconds"]), []).append(
-            row
-        )
+        kinds.setdefault(tuple(row[name] for name in KINDS), []).append(row)
     lines = ["| " + HEADS.replace("|", " | ") + " |", "|" + "---|" * len(HEADS.split("|"))]
     for kind, all_rows in sorted(kinds.items(), key=str):
         ran = [row for row in all_rows if row["answered"]]
@@ -213,20 +214,23 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["noiser", "noiser_relative", "occlusion"])
     parser.add_argument("--samples", type=int, help="noise samples; the method's own number if left out")
     parser.add_argument("--max-seconds", type=float, help="the budget of unit='auto'")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--search", default="exact", choices=["exact", "certified"], help="Noiser's search of k_min")
     parser.add_argument("--full", action="store_true", help="also score every token, and compare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     chosen = parser.parse_args()
     rows = [json.loads(line) for line in chosen.results.read_text().splitlines()] if chosen.results.exists() else []
-    keys = ("model", "tokens", "seed", "method", "samples", "max_seconds")
+    keys = ("model", "dtype", "tokens", "seed", "method", "samples", "search", "max_seconds")
     done = {tuple(row[key] for key in keys) for row in rows if not chosen.full or "full" in row or not row["answered"]}
     if not chosen.table:
         torch.set_num_threads(chosen.threads)
-        lm = noiser.load_model(chosen.model, dtype="float32", device="cpu")
+        lm = noiser.load_model(chosen.model, dtype=chosen.dtype, device="cpu")
         lm.packs  # noqa: B018 - measured once, and not here
         for tokens, seed, method in itertools.product(chosen.tokens, range(chosen.prompts), chosen.methods):
             samples = chosen.samples if method.startswith("noiser") else None
-            key = (lm.identity.name, tokens, seed, method, samples, chosen.max_seconds)
+            search = chosen.search if method == "noiser" else None
+            key = (lm.identity.name, chosen.dtype, tokens, seed, method, samples, search, chosen.max_seconds)
             if key not in done:
                 rows.append(dict(zip(keys, key, strict=True)) | run_one(lm, tokens, seed, method, chosen))
                 with chosen.results.open("a") as file:
