@@ -67,10 +67,13 @@ def test_equals_whole_sequences_in_every_family(family, packed):
         torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("tile", [1, 3, packing.TILE], ids="tiles of {}".format)
 @pytest.mark.parametrize("cost", [0, float("inf")], ids=["many blocks", "one block"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_clean_sequence_travels_with_the_first_batch(family, cost, monkeypatch):
+def test_the_clean_sequence_travels_with_the_first_batch(family, cost, tile, monkeypatch):
     monkeypatch.setitem(packing.BLOCK_COST, "cpu", cost)
+    monkeypatch.setattr(packing, "TILE", tile)
+    monkeypatch.setattr(packing, "MASKS", 0 if tile == 1 else packing.MASKS)
     lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=40)
     known = build_query(lm, PROMPT, max_new_tokens=3)
     query = replace(known, continuation=None)
@@ -120,6 +123,22 @@ def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens, packed)
     for index, found in engine.distributions(perturbations):
         torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
     assert engine.passes > 3
+
+
+def test_long_sequences_are_cut_so_that_little_is_compared_for_nothing():
+    place = packing._Place(start=700, copies=2, length=1300, offset=50, base=0, cached=700, clean=700)
+    whole = packing._tiles(place, None)
+    assert [(tile.first, tile.stop) for tile in whole] == [
+        (700, 768), (768, 1024), (1024, 1280), (1280, 1536), (1536, 1792), (1792, 2000)
+    ]  # fmt: skip
+    assert all(tile.oldest == 0 for tile in whole)
+    assert sum(tile.queries * tile.keys for tile in whole) < 1.1 * sum(range(701, 2001))
+    narrow = packing._tiles(place, 100)
+    assert [tile.oldest for tile in narrow] == [tile.first - 99 for tile in whole]
+    assert sum(tile.queries * tile.keys for tile in narrow) < 4 * 1300 * 100
+    many = packing._tiles(place._replace(copies=100), None)
+    assert max(tile.place.copies * tile.keys for tile in many) <= packing.BLOCK_KEYS
+    assert sum(tile.place.copies * tile.queries for tile in many) == 100 * 1300
 
 
 def test_packs_wherever_attention_goes_through_the_registry():

@@ -2,14 +2,15 @@
 
 Perturbed sequences differ in where they branch off the clean one. Laid end to end they are one long sequence
 for everything in a transformer but attention, so matrix products are as large as they can be and no token is computed
-twice. Attention is computed block by block: in a block, sequences of similar sizes attend each to its own clean
-beginning and to itself, in one call.
+twice. Attention is computed tile by tile, a stretch of a sequence's tokens and what they may see of the clean beginning
+and of the sequence itself; tiles of similar sizes are one block, which attends in one call.
 """
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,7 +34,13 @@ BLOCK_COST = {"cpu": 4e3}
 OTHER_COST = 4e6
 
 BLOCK_KEYS = 2**15
-"""The most keys of a block's sequences together: they are copied side by side."""
+"""The most keys of a block's tiles together: they are copied side by side."""
+
+TILE = 256
+"""The most tokens of a tile: none is compared with what is behind its tile, or before its tile's window."""
+
+MASKS = 2**24
+"""The most numbers in the masks that are kept from layer to layer; others are made anew."""
 
 
 class Group(NamedTuple):
@@ -102,29 +109,47 @@ class _Place(NamedTuple):
     clean: int
 
 
+class _Tile(NamedTuple):
+    """Neighbouring tokens of the sequences of a place: positions `first` to `stop`, which see keys from `oldest` on."""
+
+    place: _Place
+    first: int
+    stop: int
+    oldest: int
+
+    @property
+    def queries(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def keys(self) -> int:
+        return self.stop - self.oldest
+
+
 class _Block(NamedTuple):
-    """Sequences that attend in one call.
+    """Tiles that attend in one call.
 
     Attributes:
         queries: [sequences, longest], indices into the packed sequence; short ones repeat their last.
         own: which of them are no repetitions, as indices into the flattened queries; None for all.
-        keys: [sequences, most], indices into the keys; behind a sequence's own they point anywhere.
+        keys: [sequences, most], indices into the keys; behind a tile's own they point anywhere.
         positions: [sequences, longest] or [1, longest], of the queries.
+        key_positions: [sequences, most] or [1, most], positions of the keys.
     """
 
     queries: Int[Tensor, "sequences longest"]
     own: Int[Tensor, " own"] | None
     keys: Int[Tensor, "sequences most"]
     positions: Int[Tensor, "sequences_or_one longest"]
+    key_positions: Int[Tensor, "sequences_or_one most"]
 
     def to(self, device: torch.device) -> _Block:
         """The same on a device."""
-        own = None if self.own is None else self.own.to(device)
-        return _Block(self.queries.to(device), own, self.keys.to(device), self.positions.to(device))
+        return _Block(*(None if each is None else each.to(device) for each in self))  # pyright: ignore
 
     def seen(self, window: int | None) -> Bool[Tensor, "sequences_or_one longest most"]:
-        """Whether a query sees a key; the keys of a sequence are in the order of their positions."""
-        distance = self.positions[..., None] - torch.arange(self.keys.shape[1], device=self.positions.device)
+        """Whether a query sees a key."""
+        distance = self.positions[:, :, None] - self.key_positions[:, None]
         return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
@@ -137,76 +162,107 @@ class _Layout:
         ]
         self.windows: dict[int, int | None] = {}
         self.places: list[_Place] = []
-        offset, base, keys = 0, 0, sum(self.cached)
+        offset, base, self._new = 0, 0, sum(self.cached)
         for pack, cached in zip(packs, self.cached, strict=True):
-            clean = keys + offset
+            clean = self._new + offset
             for start, embeddings, _ in pack.groups:
                 count, length = embeddings.shape[:2]
                 self.places.append(_Place(start, count, length, offset, base, cached, clean))
                 offset += count * length
             base += cached
-        cost = BLOCK_COST.get(device.type, OTHER_COST)
-        self.blocks = [_block(places, keys).to(device) for places in _alike(self.places, cost)]
+        self._device = device
+        self._longest = max(place.start + place.length for place in self.places)
+        self._blocks: dict[int | None, list[_Block]] = {}
         self._masks: dict[tuple[int, int | None, int], Tensor] = {}
+
+    def blocks(self, window: int | None) -> list[tuple[_Block, int | None]]:
+        """What attends in one call each in layers with this window, and the window: None where it bounds nothing."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._blocks:
+            cost = BLOCK_COST.get(self._device.type, OTHER_COST)
+            alike = _alike([tile for place in self.places for tile in _tiles(place, window)], cost)
+            self._blocks[window] = [_block(tiles, self._new).to(self._device) for tiles in alike]
+        return [(block, window) for block in self._blocks[window]]
 
     def mask(
         self, number: int, window: int | None, repeats: int, like: Tensor
     ) -> Float[Tensor, "some one queries keys"]:
         """0 where a query of a block sees a key, -inf elsewhere; the queries `repeats` times."""
         key = (number, window, repeats)
-        if key not in self._masks:
-            seen = self.blocks[number].seen(window).repeat(1, repeats, 1)[:, None]
-            self._masks[key] = torch.where(seen, 0.0, -torch.inf).to(like)
-        return self._masks[key]
+        if key in self._masks:
+            return self._masks[key]
+        seen = self._blocks[window][number].seen(window).repeat(1, repeats, 1)[:, None]
+        mask = torch.where(seen, 0.0, -torch.inf).to(like)
+        if mask.numel() + sum(kept.numel() for kept in self._masks.values()) <= MASKS:
+            self._masks[key] = mask
+        return mask
 
 
-def _alike(places: Sequence[_Place], cost: float) -> list[list[_Place]]:
-    """Places cut into blocks of similar sizes, so that what is computed for nothing costs less than one more block."""
-    blocks: list[list[_Place]] = []
+def _tiles(place: _Place, window: int | None) -> list[_Tile]:
+    """A place cut along its tokens where it is long, and across its sequences where their keys are too many."""
+    stop = place.start + place.length
+    whole = place.length <= TILE
+    cuts = [] if whole else range((place.start // TILE + 1) * TILE, stop, TILE)  # the same places for all: alike tiles
+    tiles: list[_Tile] = []
+    for first, last in pairwise([place.start, *cuts, stop]):
+        oldest = max(0, first + 1 - window) if window else 0
+        size = max(1, BLOCK_KEYS // (last - oldest))
+        for copy in range(0, place.copies, size):
+            part = place._replace(copies=min(size, place.copies - copy), offset=place.offset + copy * place.length)
+            tiles.append(_Tile(part, first, last, oldest))
+    return tiles
+
+
+def _alike(tiles: Sequence[_Tile], cost: float) -> list[list[_Tile]]:
+    """Tiles in blocks of similar sizes, so that what is computed for nothing costs less than one more block."""
+    blocks: list[list[_Tile]] = []
     own = sequences = longest = most = 0
-    for place in sorted(places, key=lambda place: (place.length, place.start, place.offset)):
-        for part in _parts(place):
-            keys = part.start + part.length
-            together = (sequences + part.copies, max(longest, part.length), max(most, keys))
-            more = own + part.copies * part.length * keys
-            wasted = together[0] * together[1] * together[2] - more
-            if not blocks or wasted > cost or together[0] * together[2] > BLOCK_KEYS:
-                blocks.append([])
-                own, together = part.copies * part.length * keys, (part.copies, part.length, keys)
-            else:
-                own = more
-            sequences, longest, most = together
-            blocks[-1].append(part)
+    for tile in sorted(tiles, key=lambda tile: (tile.queries, tile.keys, tile.place.offset)):
+        copies = tile.place.copies
+        together = (sequences + copies, max(longest, tile.queries), max(most, tile.keys))
+        more = own + copies * tile.queries * tile.keys
+        wasted = together[0] * together[1] * together[2] - more
+        if not blocks or wasted > cost or together[0] * together[2] > BLOCK_KEYS:
+            blocks.append([])
+            own, together = copies * tile.queries * tile.keys, (copies, tile.queries, tile.keys)
+        else:
+            own = more
+        sequences, longest, most = together
+        blocks[-1].append(tile)
     return blocks
 
 
-def _parts(place: _Place) -> list[_Place]:
-    """A place cut so that its sequences' keys stay within the limit."""
-    size = max(1, BLOCK_KEYS // (place.start + place.length))
-    return [
-        place._replace(copies=min(size, place.copies - first), offset=place.offset + first * place.length)
-        for first in range(0, place.copies, size)
-    ]
-
-
-def _block(places: Sequence[_Place], new: int) -> _Block:
-    """Places that attend in one call; `new` is the index of the first key that is not cached."""
-    counts = torch.tensor([place.copies for place in places])
-    start, length, offset, base, cached, clean = (
-        torch.tensor(values).repeat_interleave(counts)[:, None]
-        for values in zip(*((p.start, p.length, p.offset, p.base, p.cached, p.clean) for p in places), strict=True)
+def _block(tiles: Sequence[_Tile], new: int) -> _Block:
+    """Tiles that attend in one call; `new` is the index of the first key that is not cached."""
+    counts = torch.tensor([tile.place.copies for tile in tiles])
+    columns = (
+        (t.first, t.stop, t.oldest, p.start, p.length, p.offset, p.base, p.cached, p.clean)
+        for t in tiles
+        for p in t[:1]
     )
-    first = torch.cumsum(counts, 0) - counts
-    offset = offset + (torch.arange(len(offset)) - first.repeat_interleave(counts))[:, None] * length
-    steps = torch.arange(int(length.max()))
-    inside = torch.minimum(steps, length - 1)
-    queries = offset + inside
-    own = None if bool((length == length[0]).all()) else (steps < length).flatten().nonzero()[:, 0]
-    at = torch.arange(int((start + length).max()))
+    first, stop, oldest, start, length, offset, base, cached, clean = (
+        torch.tensor(values).repeat_interleave(counts)[:, None] for values in zip(*columns, strict=True)
+    )
+    before = torch.cumsum(counts, 0) - counts
+    offset = offset + (torch.arange(len(offset)) - before.repeat_interleave(counts))[:, None] * length
+    own = stop - first
+    steps = torch.arange(int(own.max()))
+    positions = first + torch.minimum(steps, own - 1)
+    at = oldest + torch.arange(int((stop - oldest).max()))
     keys = torch.where(at < cached, base + at, clean + at - cached)
-    keys = torch.where(at < start, keys, new + offset + torch.minimum(at - start, length - 1))
-    positions = start + inside
-    return _Block(queries, own, keys, positions[:1] if bool((positions == positions[:1]).all()) else positions)
+    keys = torch.where(at < start, keys, new + offset + torch.minimum(at, stop - 1) - start)
+    return _Block(
+        queries=offset + positions - start,
+        own=None if _same(own) else (steps < own).flatten().nonzero()[:, 0],
+        keys=keys,
+        positions=positions[:1] if _same(positions) else positions,
+        key_positions=at[:1] if _same(at) else at,
+    )
+
+
+def _same(rows: Int[Tensor, "rows some"]) -> bool:
+    return bool((rows == rows[:1]).all())
 
 
 _layout: contextvars.ContextVar[_Layout] = contextvars.ContextVar("layout")
@@ -305,9 +361,9 @@ def _attend(
     kv_heads = key.shape[1]
     repeats = query.shape[1] // kv_heads
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
-    for number, block in enumerate(layout.blocks):
-        queries, own, keys, _ = block.to(query.device)
-        mask = layout.mask(number, sliding_window, repeats, query)
+    for number, (block, window) in enumerate(layout.blocks(sliding_window)):
+        queries, own, keys, *_ = block.to(query.device)
+        mask = layout.mask(number, window, repeats, query)
         # Heads that share keys are more queries of one head: no key is copied for them.
         q = query[0].index_select(1, queries.flatten()).view(kv_heads, repeats, *queries.shape, -1)
         q = q.permute(2, 0, 1, 3, 4).flatten(2, 3)
