@@ -16,7 +16,7 @@ import noiser
 from noiser.app import check_address
 from noiser.app import jobs as jobs_module
 from noiser.app import models as models_module
-from noiser.app.answers import TooLongError, duration
+from noiser.app.answers import TooLongError
 from noiser.app.chart import tolerance_html
 from noiser.app.handlers import Handlers, file_of, result_html, target_choices, unit_choices
 from noiser.app.jobs import BusyError, Job, Jobs, StoppedError, Turns
@@ -24,6 +24,7 @@ from noiser.app.models import Models, offered
 from noiser.app.question import MOST_TARGETS, Question, parse_chat
 from noiser.app.status import explain, progress_line
 from noiser.cli import app
+from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, tolerance
 from tiny import tiny
@@ -501,7 +502,7 @@ def test_files_are_what_the_commands_write(handlers, tmp_path):
 
 def test_durations():
     assert [duration(s) for s in (0.2, 5, 60, 3599, 3600)] == [
-        "under a second", "5 s", "1 min 0 s", "59 min 59 s", "1 h 0 min",
+        "under a second", "5 s", "1 min 00 s", "59 min 59 s", "1 h 00 min",
     ]  # fmt: skip
 
 

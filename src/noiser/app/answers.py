@@ -10,6 +10,7 @@ from noiser.app.jobs import Job, StoppedError
 from noiser.app.models import Models
 from noiser.app.question import Question
 from noiser.attribution import Attribution
+from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
 from noiser.methods import Method, Tolerance, attribute, tolerance
@@ -17,7 +18,7 @@ from noiser.model import LanguageModel
 from noiser.model.text import encode
 from noiser.model.units import make_units
 
-__all__ = ["Answer", "TooLongError", "answer", "check_faithfulness", "check_tolerance", "duration"]
+__all__ = ["Answer", "TooLongError", "answer", "check_faithfulness", "check_tolerance"]
 
 
 class TooLongError(NoiserError):
@@ -151,17 +152,3 @@ def check_tolerance(models: Models, given: Answer, unit_index: int, job: Job[Any
     with models.use(given.model, job) as lm:
         job.step(f"Noise on “{att.units[unit_index].text.strip()[:40]}”")
         return att, tolerance(lm, att, unit_index, progress=job.progress)
-
-
-def duration(seconds: float) -> str:
-    """About how long, as people say it.
-
-    >>> duration(0.4), duration(95), duration(4000), duration(90000)
-    ('under a second', '1 min 35 s', '1 h 6 min', '25 h 0 min')
-    """
-    if seconds < 1:
-        return "under a second"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

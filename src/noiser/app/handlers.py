@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from noiser.app.answers import Answer, answer, check_faithfulness, check_tolerance, duration
+from noiser.app.answers import Answer, answer, check_faithfulness, check_tolerance
 from noiser.app.chart import tolerance_html
 from noiser.app.jobs import Job, Jobs, StoppedError
 from noiser.app.models import Models
@@ -17,6 +17,7 @@ from noiser.attribution import Attribution
 from noiser.attribution.display import label
 from noiser.attribution.html import compare_fragment, compare_html, fragment
 from noiser.attribution.store import dumps
+from noiser.durations import duration
 from noiser.methods.search import SMALLEST
 
 __all__ = ["File", "Handlers", "View", "file_of", "result_html", "target_choices", "unit_choices"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from noiser.app.answers import duration
 from noiser.app.jobs import State
+from noiser.durations import duration
 from noiser.errors import NoiserError
 
 __all__ = ["explain", "note", "problem", "progress_line"]

@@ -32,6 +32,7 @@ from noiser.bench.tasks import (
     Task,
     Wanted,
 )
+from noiser.durations import duration
 from noiser.errors import PlanError, RunError
 from noiser.registry import unversioned
 
@@ -136,15 +137,6 @@ def describe(forecast: Forecast) -> str:
         f"about {forecast.token_forwards:.2g} token-forwards, {time} with {forecast.workers} "
         f"worker{'s' if forecast.workers > 1 else ''}"
     )
-
-
-def duration(seconds: float) -> str:
-    """Such as "2 h 05 min", "3 min 10 s" or "12 s"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _threads(executor: ExecutorName, workers: int | None) -> int | None:

@@ -11,6 +11,7 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.running import command
+from noiser.durations import duration
 from noiser.errors import RunError
 
 if TYPE_CHECKING:
@@ -121,8 +122,6 @@ class _Listener:
         )
 
     def progress(self, forecast: Forecast, last: Finished | None) -> None:
-        from noiser.bench.run import duration
-
         done, total = forecast.rows
         seconds = forecast.seconds_left()
         left = "" if seconds is None else f"{duration(seconds)} left"
