@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     chosen = parser.parse_args()
     rows = [json.loads(line) for line in chosen.results.read_text().splitlines()] if chosen.results.exists() else []
-    keys = ("model", "dtype", "tokens", "seed", "method", "samples", "search", "max_seconds")
+    keys = (*KINDS, "seed")
     done = {tuple(row[key] for key in keys) for row in rows if not chosen.full or "full" in row or not row["answered"]}
     if not chosen.table:
         torch.set_num_threads(chosen.threads)
@@ -230,7 +230,7 @@ def main() -> None:
         for tokens, seed, method in itertools.product(chosen.tokens, range(chosen.prompts), chosen.methods):
             samples = chosen.samples if method.startswith("noiser") else None
             search = chosen.search if method == "noiser" else None
-            key = (lm.identity.name, chosen.dtype, tokens, seed, method, samples, search, chosen.max_seconds)
+            key = (lm.identity.name, chosen.dtype, tokens, method, samples, search, chosen.max_seconds, seed)
             if key not in done:
                 rows.append(dict(zip(keys, key, strict=True)) | run_one(lm, tokens, seed, method, chosen))
                 with chosen.results.open("a") as file:

@@ -6,11 +6,11 @@ import os
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from noiser.version import __version__
+from noiser.version import __version__, version_of
 
 __all__ = ["core_count", "machine", "now", "versions"]
 
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
     found = {"noiser": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ray"):
         try:
-            found[package] = version(package)
+            found[package] = version_of(package)
         except PackageNotFoundError:
             continue
     return found

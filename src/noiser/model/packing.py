@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -175,15 +176,17 @@ class _Layout:
         self._blocks: dict[int | None, list[_Block]] = {}
         self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
-    def blocks(self, window: int | None) -> list[tuple[_Block, int | None]]:
-        """What attends in one call each in layers with this window, and the window: None where it bounds nothing."""
-        if window is not None and window >= self._longest:
-            window = None
+    def bounding(self, window: int | None) -> int | None:
+        """A layer's window; None where it bounds nothing."""
+        return None if window is None or window >= self._longest else window
+
+    def blocks(self, window: int | None) -> list[_Block]:
+        """What attends in one call each in layers with this window."""
         if window not in self._blocks:
             cost = BLOCK_COST.get(self._device.type, OTHER_COST)
             alike = _alike([tile for place in self.places for tile in _tiles(place, window)], cost)
             self._blocks[window] = [_block(tiles, self._new).to(self._device) for tiles in alike]
-        return [(block, window) for block in self._blocks[window]]
+        return self._blocks[window]
 
     def mask(
         self, number: int, window: int | None, repeats: int, like: Tensor
@@ -192,7 +195,7 @@ class _Layout:
         key = (number, window, repeats)
         if key in self._masks:
             return self._masks[key]
-        seen = self._blocks[window][number].seen(window).repeat(1, repeats, 1)[:, None]
+        seen = self.blocks(window)[number].seen(window).repeat(1, repeats, 1)[:, None]
         mask = torch.where(seen, 0.0, -torch.inf).to(like)
         if mask.numel() + sum(kept.numel() for kept in self._masks.values()) <= MASKS:
             self._masks[key] = mask
@@ -219,15 +222,13 @@ def _alike(tiles: Sequence[_Tile], cost: float) -> list[list[_Tile]]:
     blocks: list[list[_Tile]] = []
     own = sequences = longest = most = 0
     for tile in sorted(tiles, key=lambda tile: (tile.queries, tile.keys, tile.place.offset)):
-        copies = tile.place.copies
-        together = (sequences + copies, max(longest, tile.queries), max(most, tile.keys))
-        more = own + copies * tile.queries * tile.keys
-        wasted = together[0] * together[1] * together[2] - more
+        alone = (tile.place.copies, tile.queries, tile.keys)
+        together = (sequences + alone[0], max(longest, tile.queries), max(most, tile.keys))
+        wasted = prod(together) - own - prod(alone)
         if not blocks or wasted > cost or together[0] * together[2] > BLOCK_KEYS:
             blocks.append([])
-            own, together = copies * tile.queries * tile.keys, (copies, tile.queries, tile.keys)
-        else:
-            own = more
+            own, together = 0, alone
+        own += prod(alone)
         sequences, longest, most = together
         blocks[-1].append(tile)
     return blocks
@@ -236,13 +237,9 @@ def _alike(tiles: Sequence[_Tile], cost: float) -> list[list[_Tile]]:
 def _block(tiles: Sequence[_Tile], new: int) -> _Block:
     """Tiles that attend in one call; `new` is the index of the first key that is not cached."""
     counts = torch.tensor([tile.place.copies for tile in tiles])
-    columns = (
-        (t.first, t.stop, t.oldest, p.start, p.length, p.offset, p.base, p.cached, p.clean)
-        for t in tiles
-        for p in t[:1]
-    )
-    first, stop, oldest, start, length, offset, base, cached, clean = (
-        torch.tensor(values).repeat_interleave(counts)[:, None] for values in zip(*columns, strict=True)
+    columns = zip(*((*tile.place, tile.first, tile.stop, tile.oldest) for tile in tiles), strict=True)
+    start, _, length, offset, base, cached, clean, first, stop, oldest = (
+        torch.tensor(values).repeat_interleave(counts)[:, None] for values in columns
     )
     before = torch.cumsum(counts, 0) - counts
     offset = offset + (torch.arange(len(offset)) - before.repeat_interleave(counts))[:, None] * length
@@ -361,7 +358,8 @@ def _attend(
     kv_heads = key.shape[1]
     repeats = query.shape[1] // kv_heads
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
-    for number, (block, window) in enumerate(layout.blocks(sliding_window)):
+    window = layout.bounding(sliding_window)
+    for number, block in enumerate(layout.blocks(window)):
         queries, own, keys, *_ = block.to(query.device)
         mask = layout.mask(number, window, repeats, query)
         # Heads that share keys are more queries of one head: no key is copied for them.
