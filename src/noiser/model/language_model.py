@@ -20,6 +20,7 @@ from torch.nn import functional
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
 from noiser.model.prefix import Prefix, can_reuse_prefix
+from noiser.model.products import fast_products
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -136,12 +137,18 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def running(self, *, gradients: bool = False) -> Generator[None]:
-        """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards."""
+        """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards.
+
+        Without gradients, linear layers run as fast as this processor can (`noiser.model.products`).
+        """
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
         try:
-            with torch.set_grad_enabled(gradients):
+            with (
+                torch.set_grad_enabled(gradients),
+                contextlib.nullcontext() if gradients else fast_products(self.model),
+            ):
                 yield
         finally:
             for module in training:

@@ -1,0 +1,109 @@
+"""Linear layers run by oneDNN: the same products, on the layers that are plain, for no longer than asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import noiser
+from noiser.model import products
+from noiser.model.products import fast_products
+from tiny import tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.skipif(not products._available(), reason="this PyTorch has no MKL, or no oneDNN")
+
+
+class Doubling(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def plain(bias=True):
+    return nn.Linear(256, 512, bias=bias)
+
+
+def network():
+    """One layer of every kind, the ones to be replaced first."""
+    hooked, strided = plain(), plain()
+    hooked.forward = lambda x: x[..., :1].expand(*x.shape[:-1], 512)
+    strided.weight = nn.Parameter(torch.randn(256, 512).T)
+    left = {
+        "subclass": Doubling(256, 512),
+        "changed": hooked,
+        "strided": strided,
+        "in half precision": plain().bfloat16(),
+        "small": nn.Linear(8, 8),
+        "no linear layer": nn.Embedding(512, 256),
+    }
+    return nn.ModuleDict({"with bias": plain(), "without bias": plain(bias=False), **left})
+
+
+def inputs():
+    return {
+        "matrix": torch.randn(7, 256),
+        "batch": torch.randn(2, 3, 256),
+        "one row": torch.randn(256),
+        "no rows": torch.randn(2, 0, 256),
+        "every second row": torch.randn(1, 9, 256)[:, ::2],
+        "columns first": torch.randn(2, 256, 5).transpose(1, 2),
+    }
+
+
+@pytest.mark.parametrize("kind", inputs())
+@pytest.mark.parametrize("layer", ["with bias", "without bias"])
+def test_products_are_those_of_double_precision(layer, kind):
+    model, x = network(), inputs()[kind]
+    linear = model[layer]
+    with torch.no_grad(), fast_products(model):
+        found = linear(x)
+    bias = 0 if linear.bias is None else linear.bias.double()
+    torch.testing.assert_close(found.double(), x.double() @ linear.weight.double().T + bias, atol=1e-5, rtol=1e-5)
+    assert found.dtype == torch.float32
+
+
+def test_only_plain_layers_run_differently_and_only_inside():
+    model = network()
+    before = {name: dict(vars(module)) for name, module in model.items()}
+    with torch.no_grad(), fast_products(model):
+        changed = [name for name, module in model.items() if vars(module).get("forward") != before[name].get("forward")]
+        assert changed == ["with bias", "without bias"]
+        with fast_products(model):  # a call within a call leaves everything to the outer one
+            pass
+        assert "forward" in vars(model["with bias"])
+    assert {name: dict(vars(module)) for name, module in model.items()} == before
+
+
+def test_layers_are_put_back_after_an_error():
+    model = network()
+    with pytest.raises(ZeroDivisionError), fast_products(model):
+        raise ZeroDivisionError
+    assert "forward" not in vars(model["with bias"])
+
+
+def test_gradients_and_autocast_are_pytorchs_own():
+    model, x = network(), torch.randn(3, 256, requires_grad=True)
+    linear = model["with bias"]
+    with fast_products(model):
+        linear(x).sum().backward()
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert linear(x).dtype == torch.bfloat16
+    torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, -1))
+
+
+def test_a_models_distributions_stay_and_its_layers_are_left_as_they_were(monkeypatch):
+    lm = noiser.wrap(tiny_model("llama"), tiny_tokenizer())
+    names = [name for name, module in lm.model.named_modules() if isinstance(module, nn.Linear)]
+
+    def scores():
+        return noiser.attribute(lm, "The quick fox sings", method="occlusion").scores
+
+    expected = scores()
+    monkeypatch.setattr(products, "SMALLEST", 0)
+    with lm.running():
+        inside = [name for name, module in lm.model.named_modules() if "forward" in vars(module)]
+    assert inside == names
+    torch.testing.assert_close(scores(), expected, atol=1e-6, rtol=1e-4)
+    with lm.running(gradients=True):
+        assert not any("forward" in vars(module) for module in lm.model.modules())
+    assert not any("forward" in vars(module) for module in lm.model.modules())
