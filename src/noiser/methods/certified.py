@@ -30,6 +30,15 @@ ROUNDS = 3
 NEAR = (3.0, 2.0, 1.5)
 """How many times the smallest estimate a unit's may be for it to stay, after each of these rounds."""
 
+LAST = -2.0
+"""What a lead counts for that is smaller: how far the token has fallen behind says little about where it began to."""
+
+FARTHEST = 10.0
+"""How many times as large a k may be, at most, where a unit that has kept its lead is expected to lose it."""
+
+STRIDE = (1.5, 2.0)
+"""How many times the last k the next one is, at least and at most, as long as nothing flips."""
+
 
 class Certified:
     """The largest k of the grid at which no unit flips.
@@ -70,7 +79,8 @@ class Certified:
 
     def update(self, answers: Mapping[Probe, Answer]) -> None:
         """Takes the answers to all of `probes()`."""
-        {"screen": self._screen, "follow": self._follow, "certify": self._certify}[self._phase](answers)
+        bounded = {probe: answer._replace(lead=max(answer.lead, LAST)) for probe, answer in answers.items()}
+        {"screen": self._screen, "follow": self._follow, "certify": self._certify}[self._phase](bounded)
 
     def thresholds(self, count: int) -> Float[Tensor, " units"]:
         """The smallest k, for the units that have it; NaN for the others."""
@@ -149,13 +159,12 @@ class Root:
 
     @property
     def next(self) -> list[float]:
-        """The k to look at next, or two neighbours between which the lead seems to be lost."""
+        """The k to look at next, or the last two."""
         if self._high <= self._cell:
             return [self._high / 2]
         first, last = round(self.low / self._cell) + 1, round(self._high / self._cell) - 1
         place = min(max(math.floor(self._predicted() / self._cell), first), last)
-        neighbours = range(place, min(place + 1, last) + 1) if not math.isnan(self._loss) else [place]
-        return [i * self._cell for i in neighbours]
+        return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
 
     def update(self, k: float, lead: float, *, flips: bool) -> None:
         """Takes the lead at one of `next`, negative where it is lost."""
@@ -180,17 +189,20 @@ class Root:
 
     def _predicted(self) -> float:
         if math.isnan(self._loss):
-            return self._guess if self.low == 0.0 else min(_crossing({0.0: 1.0, self.low: self._lead}), 2 * self.low)
+            if self.low == 0.0:
+                return self._guess
+            least, most = (stride * self.low for stride in STRIDE)
+            return min(max(_crossing({0.0: 1.0, self.low: self._lead}), least), most)
         if self._slow > 1 or self._lead == self._loss:
             return (self.low + self._high) / 2
         return self.low + (self._high - self.low) * self._lead / (self._lead - self._loss)
 
 
 def _crossing(leads: Mapping[float, float]) -> float:
-    """Where a lead is lost, by a straight line through the points around that place, or not far behind the last."""
+    """Where a lead is lost, by a straight line through the points around that place, or behind the last."""
     points = sorted(leads.items())
     for (low, lead), (high, loss) in pairwise(points):
         if loss <= 0:
             return low + (high - low) * lead / (lead - loss) if lead > loss else high
     k, lead = points[-1]
-    return k / max(1 - lead, 0.25)
+    return k / max(1 - lead, 1 / FARTHEST)

@@ -28,9 +28,10 @@ def fast_products(model: nn.Module) -> Generator[None]:
 
     Results differ from PyTorch's own by rounding. Layers that another library has changed are left alone.
     """
-    layers = [module for module in model.modules() if _is_plain(module)] if _available() else []
+    linear = (module for module in model.modules() if type(module) is nn.Linear)
+    layers = [layer for layer in linear if _is_plain(layer)] if _available() else []
     for layer in layers:
-        layer.forward = partial(_product, layer)
+        vars(layer)["forward"] = partial(_product, layer)
     try:
         yield
     finally:
@@ -48,12 +49,11 @@ def _available() -> bool:
     )
 
 
-def _is_plain(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or "forward" in vars(module):
-        return False
-    weight = module.weight
+def _is_plain(layer: nn.Linear) -> bool:
+    weight = layer.weight
     return (
-        type(weight) is nn.Parameter
+        "forward" not in vars(layer)
+        and type(weight) is nn.Parameter
         and weight.device.type == "cpu"
         and weight.dtype is torch.float32
         and weight.numel() >= SMALLEST
@@ -61,7 +61,10 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def _product(layer: nn.Linear, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-    if torch.is_grad_enabled() or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
-        return functional.linear(x, layer.weight, layer.bias)
-    return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "none", [], "")
+def _product(
+    layer: nn.Linear,
+    input: Float[Tensor, "*rows inputs"],  # noqa: A002 -- as nn.Linear has it
+) -> Float[Tensor, "*rows outputs"]:
+    if torch.is_grad_enabled() or input.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
+        return functional.linear(input, layer.weight, layer.bias)
+    return torch.ops.mkldnn._linear_pointwise(input, layer.weight, layer.bias, "none", [], "")
