@@ -27,7 +27,7 @@ def network():
     """One layer of every kind, the ones to be replaced first."""
     hooked, strided = plain(), plain()
     hooked.forward = lambda x: x[..., :1].expand(*x.shape[:-1], 512)
-    strided.weight = nn.Parameter(torch.randn(256, 512).T)
+    strided.weight = nn.Parameter(torch.randn(512, 512)[:, ::2])
     left = {
         "subclass": Doubling(256, 512),
         "changed": hooked,
@@ -81,14 +81,26 @@ def test_layers_are_put_back_after_an_error():
     assert "forward" not in vars(model["with bias"])
 
 
-def test_gradients_and_autocast_are_pytorchs_own():
-    model, x = network(), torch.randn(3, 256, requires_grad=True)
-    linear = model["with bias"]
+@pytest.mark.parametrize("kind", inputs())
+@pytest.mark.parametrize("frozen", [True, False])
+def test_gradients_are_those_of_double_precision(kind, frozen):
+    model, x = network(), inputs()[kind].requires_grad_()
+    linear = model["with bias"].requires_grad_(not frozen)
+    slope = torch.randn(*x.shape[:-1], 512)
     with fast_products(model):
-        linear(x).sum().backward()
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            assert linear(x).dtype == torch.bfloat16
-    torch.testing.assert_close(x.grad, linear.weight.sum(0).expand(3, -1))
+        out = linear(x)
+    assert ("_Product" in type(out.grad_fn).__name__) == frozen
+    (found,) = torch.autograd.grad(out, x, slope, retain_graph=True)
+    torch.testing.assert_close(found.double(), slope.double() @ linear.weight.double(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.autograd.grad(out, x, slope)[0], found)  # several targets go back through it
+
+
+def test_autocast_is_pytorchs_own():
+    model = network()
+    with fast_products(model), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model["with bias"](torch.randn(3, 256)).dtype == torch.bfloat16
+        with torch.no_grad():
+            assert model["with bias"](torch.randn(3, 256)).dtype == torch.bfloat16
 
 
 def test_a_models_distributions_stay_and_its_layers_are_left_as_they_were(monkeypatch):
@@ -104,6 +116,4 @@ def test_a_models_distributions_stay_and_its_layers_are_left_as_they_were(monkey
         inside = [name for name, module in lm.model.named_modules() if "forward" in vars(module)]
     assert inside == names
     torch.testing.assert_close(scores(), expected, atol=1e-6, rtol=1e-4)
-    with lm.running(gradients=True):
-        assert not any("forward" in vars(module) for module in lm.model.modules())
     assert not any("forward" in vars(module) for module in lm.model.modules())

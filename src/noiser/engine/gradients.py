@@ -8,7 +8,7 @@ inputs get gradients: no parameter's gradient is computed, and nothing is kept f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -22,8 +22,9 @@ from noiser.engine.perturbation import Perturbation
 from noiser.engine.plan import Batch
 from noiser.errors import NumericalError
 from noiser.model.language_model import check_finite
+from noiser.model.products import fast_products
 
-__all__ = ["Gradient", "Objective", "ObjectiveScore", "frozen_parameters", "gradients"]
+__all__ = ["Gradient", "Objective", "ObjectiveScore", "backward", "frozen_parameters", "gradients"]
 
 ObjectiveScore = Literal["prob", "logprob"]
 
@@ -101,7 +102,8 @@ def _passes(
 ) -> Iterator[Gradient]:
     """One forward pass of a batch, one backward pass for each target, cut into pieces."""
     rows = engine.batch_rows(batch, perturbations)
-    with engine.lm.running(gradients=True), frozen_parameters(engine.lm.model):
+    model = engine.lm.model
+    with engine.lm.running(gradients=True), frozen_parameters(model), fast_products(model):
         inputs = engine.inputs(batch, perturbations).detach().requires_grad_()
         positions = [row - batch.start for row in rows]
         logits = engine.lm.logits(inputs, positions=positions, prefix=engine.prefix(batch))
@@ -111,16 +113,16 @@ def _passes(
         wanted = _differentiable(perturbations, batch)
         for number, row in enumerate(rows):
             target = engine.query.rows.index(row)
-            values, found = _backward(logits, number, inputs, objectives[target], wanted, keep=number + 1 < len(rows))
+            values, found = backward(logits, number, inputs, objectives[target], wanted, keep=number + 1 < len(rows))
             found *= engine.lm.embedding_scale
             yield from _pieces(batch, perturbations, target, row, values, found)
 
 
-def _backward(
+def backward(
     logits: Float[Tensor, "batch positions vocab"],
     number: int,
     inputs: Float[Tensor, "batch length dim"],
-    objective: Objective,
+    objective: Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]],
     wanted: Bool[Tensor, " batch"],
     *,
     keep: bool,

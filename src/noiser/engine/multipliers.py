@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.engine import Engine
-from noiser.engine.gradients import frozen_parameters
+from noiser.engine.gradients import backward, frozen_parameters
 from noiser.engine.interception import Interception
-from noiser.errors import ModelError, NumericalError
+from noiser.errors import ModelError
 from noiser.model.language_model import check_finite
 
 __all__ = ["Multipliers", "multipliers"]
 
-Objective = Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]]
+AnyObjective = Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]]
 
 
 class Multipliers(NamedTuple):
@@ -37,7 +37,7 @@ def multipliers(
     engine: Engine,
     rows: Float[Tensor, "batch length dim"],
     interception: Interception,
-    objectives: Sequence[Objective],
+    objectives: Sequence[AnyObjective],
 ) -> list[Multipliers]:
     """Runs whole sequences once, the clean one first, and goes back from each target's objective to the first of them.
 
@@ -66,7 +66,7 @@ def _run(
     engine: Engine,
     rows: Float[Tensor, "batch length dim"],
     interception: Interception,
-    objectives: Sequence[Objective],
+    objectives: Sequence[AnyObjective],
 ) -> list[Multipliers]:
     lm, targets = engine.lm, engine.query.rows
     with lm.running(gradients=True), frozen_parameters(lm.model):
@@ -75,30 +75,13 @@ def _run(
             logits = lm.logits(inputs, positions=targets)
         check_finite(logits.detach().softmax(-1), lm.dtype)
         engine.take_clean(logits[0])
-        found: list[Multipliers] = []
-        for number, objective in enumerate(objectives):
-            found.append(_backward(logits, number, inputs, objective, keep=number + 1 < len(objectives)))
+        first = torch.arange(len(rows)) == 0
+        found = [
+            backward(logits, number, inputs, objective, first, keep=number + 1 < len(objectives))
+            for number, objective in enumerate(objectives)
+        ]
     engine.token_forwards += rows.shape[0] * rows.shape[1] * (1 + len(objectives))
     engine.passes += 1 + len(objectives)
     engine.head_rows += rows.shape[0] * len(targets)
     engine.report(engine.token_forwards)
-    return [Multipliers(values, gradient * lm.embedding_scale) for values, gradient in found]
-
-
-def _backward(
-    logits: Float[Tensor, "batch positions vocab"], number: int, inputs: Tensor, objective: Objective, *, keep: bool
-) -> Multipliers:
-    """Values and gradient of one target, its size kept within what half precision holds on the way."""
-    head = logits[:, number].detach().requires_grad_()
-    values = objective(head)
-    (slope,) = torch.autograd.grad(values[0], head)
-    size = slope.abs().max()
-    slope = slope / torch.where(size > 0, size, 1)
-    (gradient,) = torch.autograd.grad(logits[:, number], inputs, slope, retain_graph=keep)
-    gradient = gradient[0].float() * size
-    if not torch.isfinite(gradient).all():
-        raise NumericalError(
-            f"The gradient is NaN or infinite (dtype {str(inputs.dtype).removeprefix('torch.')}); expected finite "
-            "numbers. Load the model with dtype='float32' or dtype='bfloat16'."
-        )
-    return Multipliers(values.detach(), gradient)
+    return [Multipliers(values, gradient[0] * lm.embedding_scale) for values, gradient in found]

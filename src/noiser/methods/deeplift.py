@@ -20,6 +20,7 @@ from noiser.methods.checks import check_choice
 from noiser.methods.gradients import objectives_of
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
+from noiser.model.products import product
 
 __all__ = ["DeepLift", "rescale"]
 
@@ -106,24 +107,23 @@ def linear_for_input(function: Callable[..., Tensor], *args: Any, length: int, *
     pair = isinstance(x, Tensor) and x.requires_grad and _is_pair(x, length)
     if not pair or kwargs or not isinstance(weight, Tensor) or weight.dtype != x.dtype:
         return function(*args, **kwargs)
-    return _InputOnly.apply(x, weight.detach(), lambda: function(*args))  # pyright: ignore
+    return _InputOnly.apply(*args)  # pyright: ignore
 
 
 class _InputOnly(torch.autograd.Function):
     """A linear layer's value; its gradient for the first half of the rows, zero for the second."""
 
     @staticmethod
-    def forward(ctx: Any, _x: Tensor, weight: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ctx.save_for_backward(weight)
-        return compute()
+        return product(x, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (weight,) = ctx.saved_tensors
-        found = grads[0].new_zeros(*grads[0].shape[:-1], weight.shape[-1])
-        torch.matmul(grads[0].chunk(2)[0], weight, out=found.chunk(2)[0])
-        return found, None, None
+        found = product(grads[0].chunk(2)[0], weight.t(), None)
+        return torch.cat([found, torch.zeros_like(found)]), None, None
 
 
 def _is_pair(x: Tensor, length: int) -> bool:

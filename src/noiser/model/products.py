@@ -10,33 +10,44 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from functools import cache, partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["fast_products"]
+__all__ = ["fast_products", "product"]
 
 SMALLEST = 2**16
-"""Weights of layers that are worth the longer call."""
+"""Numbers in weights that are worth the longer call."""
 
 
 @contextlib.contextmanager
 def fast_products(model: nn.Module) -> Generator[None]:
-    """Float32 linear layers on a processor run by oneDNN where no gradient is wanted; afterwards they are as before.
+    """Float32 linear layers on a processor run by oneDNN; afterwards they are as before.
 
-    Results differ from PyTorch's own by rounding. Layers that another library has changed are left alone.
+    Results differ from PyTorch's own by rounding. Layers that another library has changed are left alone, and
+    layers whose weights require gradients have PyTorch's.
     """
     linear = (module for module in model.modules() if type(module) is nn.Linear)
-    layers = [layer for layer in linear if _is_plain(layer)] if _available() else []
+    layers = [layer for layer in linear if "forward" not in vars(layer) and _is_fit(layer.weight)]
     for layer in layers:
-        vars(layer)["forward"] = partial(_product, layer)
+        vars(layer)["forward"] = partial(_forward, layer)
     try:
         yield
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
+
+
+def product(
+    x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None
+) -> Float[Tensor, "*rows outputs"]:
+    """`functional.linear`, by oneDNN where that is faster; no gradient goes through it."""
+    if x.dtype is torch.float32 and _is_fit(weight) and not torch.is_autocast_enabled("cpu"):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return functional.linear(x, weight, bias)
 
 
 @cache
@@ -49,22 +60,38 @@ def _available() -> bool:
     )
 
 
-def _is_plain(layer: nn.Linear) -> bool:
-    weight = layer.weight
+def _is_fit(weight: Tensor) -> bool:
     return (
-        "forward" not in vars(layer)
-        and type(weight) is nn.Parameter
-        and weight.device.type == "cpu"
+        type(weight) in (nn.Parameter, Tensor)
         and weight.dtype is torch.float32
+        and weight.device.type == "cpu"
         and weight.numel() >= SMALLEST
-        and weight.is_contiguous()
+        and (weight.is_contiguous() or weight.t().is_contiguous())
+        and _available()
     )
 
 
-def _product(
+def _forward(
     layer: nn.Linear,
     input: Float[Tensor, "*rows inputs"],  # noqa: A002 -- as nn.Linear has it
 ) -> Float[Tensor, "*rows outputs"]:
-    if torch.is_grad_enabled() or input.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
+    if not torch.is_grad_enabled():
+        return product(input, layer.weight, layer.bias)
+    if any(parameter.requires_grad for parameter in layer.parameters()) or torch.is_autocast_enabled("cpu"):
         return functional.linear(input, layer.weight, layer.bias)
-    return torch.ops.mkldnn._linear_pointwise(input, layer.weight, layer.bias, "none", [], "")
+    return _Product.apply(input, layer.weight, layer.bias)  # pyright: ignore
+
+
+class _Product(torch.autograd.Function):
+    """A product whose way back to the input is one too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weight,) = ctx.saved_tensors
+        return product(grads[0], weight.t(), None), None, None
