@@ -401,6 +401,19 @@ def test_latex_is_balanced_and_escaped():
     assert not re.search(r"(?<!\\)[%#](?!\n)", text)
 
 
+def test_wide_latex_tables_lie_on_their_side():
+    number = Number(value=0.5, low=0.4, high=0.6, n=30)
+
+    def environment(columns: int) -> str:
+        heads, cells = tuple(Head(f"column {i}") for i in range(columns)), (number,) * columns
+        found = tabular(Table(key="a", title="A", corner="method", heads=heads, lines=(Line("noiser", cells),)))
+        assert found.count(r"\begin{sidewaystable}") == found.count(r"\end{sidewaystable}")
+        return found.split("\n")[0]
+
+    assert environment(3) == r"\begin{table}[t]"
+    assert environment(8) == r"\begin{sidewaystable}"
+
+
 def test_whole_latex_document_is_balanced_and_ascii_but_for_names():
     text = document(everything(), [("machine", "A & B_1")], "Report")
     opened, closed = (sorted(re.findall(rf"\\{word}\{{(\w+)\}}", text)) for word in ("begin", "end"))

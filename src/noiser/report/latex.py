@@ -41,7 +41,13 @@ PREAMBLE = r"""\documentclass{article}
 \usepackage{array}
 \usepackage{booktabs}
 \usepackage{graphicx}
+\usepackage{rotating}
+\setlength{\abovecaptionskip}{0pt}
+\setlength{\belowcaptionskip}{6pt}
 """
+
+WIDE = 110
+"""Characters of a line above which a table lies on its side; those in small type count for less."""
 
 
 def escaped(text: str) -> str:
@@ -54,9 +60,9 @@ def escaped(text: str) -> str:
 
 
 def tabular(table: Table) -> str:
-    r"""A `table` environment, to be put into a paper; it needs the packages array, booktabs and graphicx.
+    r"""A `table` environment, to be put into a paper; it needs the packages array, booktabs, graphicx and rotating.
 
-    A table that is wider than the page is scaled down. A table without lines is a paragraph.
+    A wide table is a `sidewaystable`, and what is wider still is scaled down. A table without lines is a paragraph.
     """
     notes = " ".join(escaped(note) for note in (*table.notes, LEGENDS[table.legend])).rstrip()
     if not table.lines:
@@ -68,9 +74,10 @@ def tabular(table: Table) -> str:
         r"\midrule",
         *(_row([escaped(line.label), *map(_cell, line.cells)]) for line in table.lines),
     ]
+    environment, place = ("sidewaystable", "") if _width(table) > WIDE else ("table", "[t]")
     return "\n".join(
         [
-            r"\begin{table}[t]",
+            f"\\begin{{{environment}}}{place}",
             r"\centering",
             r"\small",
             f"\\caption{{\\textbf{{{escaped(table.title)}.}} {notes}}}",
@@ -81,7 +88,7 @@ def tabular(table: Table) -> str:
             *body,
             r"\bottomrule",
             r"\end{tabular}}",
-            r"\end{table}",
+            f"\\end{{{environment}}}",
             "",
         ]
     )
@@ -113,6 +120,21 @@ def _groups(table: Table) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
+
+
+def _width(table: Table) -> float:
+    """About how many characters of ordinary type a line takes."""
+    labels = max(map(len, (table.corner, *(line.label for line in table.lines))))
+    columns = zip(*(line.cells for line in table.lines), strict=True)
+    return labels + sum(
+        min(14, max(map(_length, cells))) if _is_text(table, column) else max(len(head.text), *map(_length, cells))
+        for column, (head, cells) in enumerate(zip(table.heads, columns, strict=True))
+    )
+
+
+def _length(cell: Cell) -> float:
+    value, interval, base, _, unit = shown(cell)
+    return len(value + unit) + 0.7 * len(interval + base)
 
 
 def _is_text(table: Table, column: int) -> bool:
