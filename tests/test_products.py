@@ -74,6 +74,14 @@ def test_only_plain_layers_run_differently_and_only_inside():
     assert {name: dict(vars(module)) for name, module in model.items()} == before
 
 
+def test_switching_onednn_off_leaves_every_layer_alone(monkeypatch):
+    model = network()
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    with fast_products(model):
+        assert "forward" not in vars(model["with bias"])
+        assert products.product(torch.randn(2, 256), model["with bias"].weight, None).shape == (2, 512)
+
+
 def test_layers_are_put_back_after_an_error():
     model = network()
     with pytest.raises(ZeroDivisionError), fast_products(model):

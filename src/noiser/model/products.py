@@ -28,7 +28,7 @@ def fast_products(model: nn.Module) -> Generator[None]:
     """Float32 linear layers on a processor run by oneDNN; afterwards they are as before.
 
     Results differ from PyTorch's own by rounding. Layers that another library has changed are left alone, and
-    layers whose weights require gradients have PyTorch's.
+    layers whose weights require gradients have PyTorch's; `torch.backends.mkldnn.enabled = False` gives them to all.
     """
     linear = (module for module in model.modules() if type(module) is nn.Linear)
     layers = [layer for layer in linear if "forward" not in vars(layer) and _is_fit(layer.weight)]
@@ -68,6 +68,7 @@ def _is_fit(weight: Tensor) -> bool:
         and weight.numel() >= SMALLEST
         and (weight.is_contiguous() or weight.t().is_contiguous())
         and _available()
+        and bool(torch.backends.mkldnn.enabled)
     )
 
 
