@@ -30,7 +30,7 @@ _PERCENT = frozenset({"answerability_rate", "answerability_top5_rate", "minimum_
 
 
 def glance(results: Results) -> Iterator[Table]:
-    """Which method leads, and which are not told apart from it, on one line a model and data set."""
+    """Which method leads, and which are not told apart from it, on one line a model and data set with such a number."""
     heads: dict[str, None] = {}
     found: list[tuple[str, dict[str, str]]] = []
     for model in results.models:
@@ -41,7 +41,8 @@ def glance(results: Results) -> Iterator[Table]:
             }
             leaders = {name: text for name, text in leaders.items() if text}
             heads |= dict.fromkeys(leaders)
-            found.append((f"{model.label}, {data_title(data)}", leaders))
+            if leaders:
+                found.append((f"{model.label}, {data_title(data)}", leaders))
     lines = [Line(label, tuple(leaders.get(head, DASH) for head in heads)) for label, leaders in found]
     if heads:
         yield Table(
