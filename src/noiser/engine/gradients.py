@@ -24,7 +24,10 @@ from noiser.errors import NumericalError
 from noiser.model.language_model import check_finite
 from noiser.model.products import fast_products
 
-__all__ = ["Gradient", "Objective", "ObjectiveScore", "backward", "frozen_parameters", "gradients"]
+__all__ = ["AnyObjective", "Gradient", "Objective", "ObjectiveScore", "backward", "frozen_parameters", "gradients"]
+
+AnyObjective = Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]]
+"""From the logits of each sequence to what is differentiated."""
 
 ObjectiveScore = Literal["prob", "logprob"]
 
@@ -122,7 +125,7 @@ def backward(
     logits: Float[Tensor, "batch positions vocab"],
     number: int,
     inputs: Float[Tensor, "batch length dim"],
-    objective: Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]],
+    objective: AnyObjective,
     wanted: Bool[Tensor, " batch"],
     *,
     keep: bool,

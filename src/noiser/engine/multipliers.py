@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,14 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.engine import Engine
-from noiser.engine.gradients import backward, frozen_parameters
+from noiser.engine.gradients import AnyObjective, backward, frozen_parameters
 from noiser.engine.interception import Interception
 from noiser.errors import ModelError
 from noiser.model.language_model import check_finite
 
 __all__ = ["Multipliers", "multipliers"]
-
-AnyObjective = Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]]
 
 
 class Multipliers(NamedTuple):

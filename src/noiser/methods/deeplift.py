@@ -20,7 +20,7 @@ from noiser.methods.checks import check_choice
 from noiser.methods.gradients import objectives_of
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
-from noiser.model.products import product
+from noiser.model.products import ProductForward, product
 
 __all__ = ["DeepLift", "rescale"]
 
@@ -110,13 +110,8 @@ def linear_for_input(function: Callable[..., Tensor], *args: Any, length: int, *
     return _InputOnly.apply(*args)  # pyright: ignore
 
 
-class _InputOnly(torch.autograd.Function):
+class _InputOnly(ProductForward):
     """A linear layer's value; its gradient for the first half of the rows, zero for the second."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        ctx.save_for_backward(weight)
-        return product(x, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

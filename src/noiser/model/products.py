@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["fast_products", "product"]
+__all__ = ["ProductForward", "fast_products", "product"]
 
 SMALLEST = 2**16
 """Numbers in weights that are worth the longer call."""
@@ -83,13 +83,18 @@ def _forward(
     return _Product.apply(input, layer.weight, layer.bias)  # pyright: ignore
 
 
-class _Product(torch.autograd.Function):
-    """A product whose way back to the input is one too."""
+class ProductForward(torch.autograd.Function):
+    """A product's value; what is derived from it says how gradients go back through its weights."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product, with the weights kept for the way back."""
         ctx.save_for_backward(weight)
         return product(x, weight, bias)
+
+
+class _Product(ProductForward):
+    """A product whose way back to the input is one too."""
 
     @staticmethod
     @torch.autograd.function.once_differentiable
