@@ -50,11 +50,13 @@ class Setting:
     """Where and how everything is measured.
 
     Attributes:
+        model: its name, hub id or folder.
         load: the model in a precision: "float32", "bfloat16" or "float16".
         quick: short prompts, few repetitions and few examples, to see that everything runs; the figures say little.
         threads: of every matrix product.
     """
 
+    model: str
     load: Callable[[str], LanguageModel]
     quick: bool = False
     threads: int = 2
@@ -273,7 +275,7 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
     warnings.simplefilter("ignore")
     torch.set_num_threads(arguments.threads)
     load = cache(lambda dtype: noiser.load_model(arguments.model, dtype=dtype, device="cpu"))
-    return Setting(load=load, quick=arguments.quick, threads=arguments.threads)
+    return Setting(model=arguments.model, load=load, quick=arguments.quick, threads=arguments.threads)
 
 
 def main(run: Callable[[Setting], Part], description: str | None) -> None:

@@ -12,7 +12,7 @@ import reference
 from noiser.engine import Engine
 from noiser.methods.noise import expected_norm
 from noiser.model import build_query
-from tiny import FAMILIES, tiny
+from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
 
@@ -240,3 +240,15 @@ def test_hellinger_has_no_foil():
     lm = tiny("llama")
     with pytest.raises(noiser.errors.ParameterError, match="no foil"):
         noiser.attribute(lm, PROMPT, method=noiser.Noiser(score="hellinger"), foil=3)
+
+
+def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
+    full, half = tiny("llama"), noiser.wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
+    with full.running():
+        row = Engine(full, build_query(full, PROMPT)).clean[0]
+    order = row.argsort(descending=True).tolist()
+    method = noiser.Noiser(samples=2, steps=4)
+    with pytest.warns(UserWarning, match=r"leads its strongest rival by 0\.0\d+ in log odds, and bfloat16 moves"):
+        noiser.attribute(half, PROMPT, target=order[100], foil=order[105], method=method)
+    noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method)
+    noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)

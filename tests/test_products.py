@@ -1,4 +1,4 @@
-"""Linear layers run by oneDNN: the same products, on the layers that are plain, for no longer than asked."""
+"""Linear layers run by oneDNN, and logits in half precision: on layers that are plain, for no longer than asked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import noiser
-from noiser.model import products
-from noiser.model.products import fast_products
-from tiny import tiny_model, tiny_tokenizer
+from noiser.model import build_query, products
+from noiser.model.products import fast_products, precise_logits
+from tiny import FAMILIES, tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.skipif(not products._available(), reason="this PyTorch has no MKL, or no oneDNN")
+onednn = pytest.mark.skipif(not products._available(), reason="this PyTorch has no MKL, or no oneDNN")
 
 
 class Doubling(nn.Linear):
@@ -50,6 +50,7 @@ def inputs():
     }
 
 
+@onednn
 @pytest.mark.parametrize("kind", inputs())
 @pytest.mark.parametrize("layer", ["with bias", "without bias"])
 def test_products_are_those_of_double_precision(layer, kind):
@@ -62,6 +63,7 @@ def test_products_are_those_of_double_precision(layer, kind):
     assert found.dtype == torch.float32
 
 
+@onednn
 def test_only_plain_layers_run_differently_and_only_inside():
     model = network()
     before = {name: dict(vars(module)) for name, module in model.items()}
@@ -74,6 +76,7 @@ def test_only_plain_layers_run_differently_and_only_inside():
     assert {name: dict(vars(module)) for name, module in model.items()} == before
 
 
+@onednn
 def test_switching_onednn_off_leaves_every_layer_alone(monkeypatch):
     model = network()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
@@ -82,6 +85,7 @@ def test_switching_onednn_off_leaves_every_layer_alone(monkeypatch):
         assert products.product(torch.randn(2, 256), model["with bias"].weight, None).shape == (2, 512)
 
 
+@onednn
 def test_layers_are_put_back_after_an_error():
     model = network()
     with pytest.raises(ZeroDivisionError), fast_products(model):
@@ -89,6 +93,7 @@ def test_layers_are_put_back_after_an_error():
     assert "forward" not in vars(model["with bias"])
 
 
+@onednn
 @pytest.mark.parametrize("kind", inputs())
 @pytest.mark.parametrize("frozen", [True, False])
 def test_gradients_are_those_of_double_precision(kind, frozen):
@@ -103,6 +108,7 @@ def test_gradients_are_those_of_double_precision(kind, frozen):
     torch.testing.assert_close(torch.autograd.grad(out, x, slope)[0], found)  # several targets go back through it
 
 
+@onednn
 def test_autocast_is_pytorchs_own():
     model = network()
     with fast_products(model), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,6 +117,7 @@ def test_autocast_is_pytorchs_own():
             assert model["with bias"](torch.randn(3, 256)).dtype == torch.bfloat16
 
 
+@onednn
 def test_a_models_distributions_stay_and_its_layers_are_left_as_they_were(monkeypatch):
     lm = noiser.wrap(tiny_model("llama"), tiny_tokenizer())
     names = [name for name, module in lm.model.named_modules() if isinstance(module, nn.Linear)]
@@ -125,3 +132,68 @@ def test_a_models_distributions_stay_and_its_layers_are_left_as_they_were(monkey
     assert inside == names
     torch.testing.assert_close(scores(), expected, atol=1e-6, rtol=1e-4)
     assert not any("forward" in vars(module) for module in lm.model.modules())
+
+
+# ---- logits of a head in half precision ------------------------------------------------------------------------------
+
+
+def head(dtype, bias=True, outputs=2000):
+    return nn.Linear(64, outputs, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", ["matrix", "batch", "one row", "no rows"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tokens_that_compete_have_logits_of_float32(dtype, bias, kind):
+    linear = head(dtype, bias)
+    x = (20 * inputs()[kind][..., :64]).to(dtype)
+    exact = x.double() @ linear.weight.double().T + (0 if linear.bias is None else linear.bias.double())
+    with torch.no_grad():
+        rounded = linear(x)
+        with precise_logits(linear):
+            found = linear(x)
+    assert found.dtype == torch.float32
+    assert found.shape == rounded.shape
+    best = rounded.topk(products.COMPETING).indices
+    torch.testing.assert_close(found.gather(-1, best).double(), exact.gather(-1, best), atol=1e-5, rtol=1e-5)
+    others = torch.ones_like(rounded, dtype=torch.bool).scatter_(-1, best, False)
+    assert torch.equal(found[others], rounded.float()[others])
+    assert torch.equal(found.argmax(-1), exact.argmax(-1))
+
+
+def test_two_tokens_that_rounding_makes_equal_are_told_apart():
+    linear = head(torch.bfloat16, outputs=2)
+    linear.weight.copy_(torch.ones(2, 64))
+    linear.weight[1, 0] = 1.0078125  # the next number of bfloat16
+    linear.bias.zero_()
+    x = torch.ones(1, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert linear(x).tolist() == [[64, 64]]
+        with precise_logits(linear):
+            assert linear(x).tolist() == [[64, 64.0078125]]
+
+
+def test_other_heads_and_calls_with_gradients_are_left_alone():
+    changed, linear = head(torch.bfloat16), head(torch.bfloat16)
+    changed.forward = lambda x: x
+    for other in (changed, head(torch.float32), Doubling(64, 64).bfloat16(), nn.Identity()):
+        before = dict(vars(other))
+        with precise_logits(other):
+            assert dict(vars(other)) == before
+    x = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=True)
+    with precise_logits(linear):
+        with precise_logits(linear):
+            pass
+        assert "forward" in vars(linear)
+        assert linear(x).grad_fn is not None
+    assert "forward" not in vars(linear)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_rounds_what_its_head_returns(family):
+    lm = noiser.wrap(tiny_model(family).bfloat16(), tiny_tokenizer())
+    query = build_query(lm, "The quick fox sings")
+    with lm.running():
+        logits = lm.logits(lm.embed(query.token_ids[None]), positions=[len(query.token_ids) - 1])
+    best = logits[0, 0].topk(8).values
+    assert not torch.equal(best, best.bfloat16().float())

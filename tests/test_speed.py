@@ -27,11 +27,14 @@ from tiny import tiny, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture
-def setting():
+def setting(tmp_path):
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.pad_token = "</s>"
-    lm = noiser.wrap(tiny_model("llama").eval(), tokenizer)
-    return Setting(load=lambda dtype: lm, quick=True)
+    model = tiny_model("llama").eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")  # for what is measured in another process
+    lm = noiser.wrap(model, tokenizer)
+    return Setting(model=str(tmp_path / "model"), load=lambda dtype: lm, quick=True)
 
 
 @pytest.fixture(autouse=True)

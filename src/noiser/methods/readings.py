@@ -83,7 +83,7 @@ class Question:
 
     def lead(self, mean: Float[Tensor, " vocab"]) -> float:
         """How far ahead the model's own token is, or the leader of target and foil; see `Reading`."""
-        return self._log_odds(mean) / self._clean_odds if self._clean_odds else 0.0
+        return self._log_odds(mean) / self.clean_odds if self.clean_odds else 0.0
 
     @cached_property
     def _own(self) -> int:
@@ -91,7 +91,8 @@ class Question:
         return int(self.clean.argmax())
 
     @cached_property
-    def _clean_odds(self) -> float:
+    def clean_odds(self) -> float:
+        """Log odds, without noise, of the model's own token against its strongest rival, or of target against foil."""
         return self._log_odds(self.clean)
 
     def _log_odds(self, mean: Float[Tensor, " vocab"]) -> float:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
 from noiser.model.prefix import Prefix, can_reuse_prefix
-from noiser.model.products import fast_products
+from noiser.model.products import fast_products, precise_logits
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -139,16 +139,18 @@ class LanguageModel:
     def running(self, *, gradients: bool = False) -> Generator[None]:
         """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards.
 
-        Without gradients, linear layers run as fast as this processor can (`noiser.model.products`).
+        Without gradients, linear layers run as fast as this processor can, and in half precision the logits of the
+        tokens that compete are not rounded to it (`noiser.model.products`).
         """
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
         try:
-            with (
-                torch.set_grad_enabled(gradients),
-                contextlib.nullcontext() if gradients else fast_products(self.model),
-            ):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(gradients))
+                if not gradients:
+                    stack.enter_context(fast_products(self.model))
+                    stack.enter_context(precise_logits(self.model.get_output_embeddings()))
                 yield
         finally:
             for module in training:

@@ -1,8 +1,11 @@
-"""Products of linear layers on x86 processors, by oneDNN instead of MKL.
+"""Products of linear layers: faster in float32 on x86 processors, and finer in half precision where tokens compete.
 
-PyTorch hands float32 products to MKL there, and only those in half precision to oneDNN. On AMD's processors oneDNN is
+PyTorch hands float32 products to MKL on x86, and only those in half precision to oneDNN. On AMD's processors oneDNN is
 faster: a tenth for a thousand rows, and twice as fast for the few rows that a language model's head, or one small
 pass, multiplies (`docs/performance.md`).
+
+In half precision a head rounds its logits: to bfloat16's eight bits, so those around 20 are multiples of an eighth.
+Tokens that the model tells apart would tie, and which of them it says would not depend on the noise.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ProductForward", "fast_products", "product"]
+__all__ = ["ProductForward", "fast_products", "precise_logits", "product"]
 
 SMALLEST = 2**16
 """Numbers in weights that are worth the longer call."""
+
+COMPETING = 32
+"""Tokens of a row whose logits are worth a second product."""
 
 
 @contextlib.contextmanager
@@ -39,6 +45,23 @@ def fast_products(model: nn.Module) -> Generator[None]:
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
+
+
+@contextlib.contextmanager
+def precise_logits(head: nn.Module) -> Generator[None]:
+    """A head in half precision returns float32, the largest logits of each row summed in float32; then it is as before.
+
+    Others keep the rounding of their precision. Heads that another library has changed are left alone, and so are calls
+    that gradients go through.
+    """
+    if type(head) is not nn.Linear or "forward" in vars(head) or not _is_half(head.weight):
+        yield
+        return
+    vars(head)["forward"] = partial(_precise, head.weight, head.bias)
+    try:
+        yield
+    finally:
+        vars(head).pop("forward", None)
 
 
 def product(
@@ -72,6 +95,10 @@ def _is_fit(weight: Tensor) -> bool:
     )
 
 
+def _is_half(weight: Tensor) -> bool:
+    return type(weight) in (nn.Parameter, Tensor) and weight.dtype in (torch.bfloat16, torch.float16)
+
+
 def _forward(
     layer: nn.Linear,
     input: Float[Tensor, "*rows inputs"],  # noqa: A002 -- as nn.Linear has it
@@ -81,6 +108,22 @@ def _forward(
     if any(parameter.requires_grad for parameter in layer.parameters()) or torch.is_autocast_enabled("cpu"):
         return functional.linear(input, layer.weight, layer.bias)
     return _Product.apply(input, layer.weight, layer.bias)  # pyright: ignore
+
+
+def _precise(
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+    input: Float[Tensor, "*rows inputs"],  # noqa: A002 -- as nn.Linear has it
+) -> Float[Tensor, "*rows outputs"]:
+    logits = functional.linear(input, weight, bias)
+    if torch.is_grad_enabled():
+        return logits
+    rounded = logits.reshape(-1, logits.shape[-1])
+    best = rounded.topk(min(COMPETING, rounded.shape[-1])).indices
+    exact = torch.einsum("ri,rti->rt", input.reshape(-1, input.shape[-1]).float(), weight[best].float())
+    if bias is not None:
+        exact += bias[best].float()
+    return rounded.float().scatter_(-1, best, exact).view(logits.shape)
 
 
 class ProductForward(torch.autograd.Function):
