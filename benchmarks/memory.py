@@ -5,6 +5,7 @@ python benchmarks/memory.py --model gemma-3-270m
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 from pathlib import Path
@@ -42,6 +43,7 @@ def measured(model: str, threads: int, name: str, tokens: int, targets: int) -> 
     run_method(lm, build_query(lm, "The"), METHODS[name])
     query = build_query(lm, prompt_of(lm, tokens), max_new_tokens=targets)
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, lest the method take it unseen
     Path("/proc/self/clear_refs").write_text("5")
     before = gib("VmRSS")
     engine, _ = run_method(lm, query, METHODS[name])

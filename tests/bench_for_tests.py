@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 PROMPTS = [
     "The quick fox sings near the river",
@@ -109,6 +113,37 @@ def contents(folder: Path, kinds=("rows", "attributions", "selections")) -> dict
         for place in sorted((folder / kind).rglob("*"))
         if place.is_file()
     }
+
+
+def check_same_numbers(one: Path, other: Path) -> None:
+    """Fails where two folders differ by more than rounding, as blocks do that were done in parts: passes are shared."""
+    found, expected = contents(one), contents(other)
+    assert found.keys() == expected.keys()
+    for name, text in found.items():
+        both = [_lines(name, content) for content in (text, expected[name])]
+        assert len(both[0]) == len(both[1])
+        for a, b in zip(*both, strict=True):
+            _check_same(a, b)
+
+
+def _lines(name: str, text: bytes) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else [json.loads(text)]
+
+
+def _check_same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a:
+            _check_same(a[name], b[name])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            _check_same(x, y)
+    elif isinstance(a, float):
+        assert a == pytest.approx(b, abs=1e-5, rel=1e-5)
+    else:
+        assert a == b
 
 
 def stored(folder: Path) -> dict[str, int]:

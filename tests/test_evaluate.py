@@ -197,10 +197,26 @@ def test_a_metric_that_is_not_installed_is_named(tmp_path):
         noiser.Evaluation.load(tmp_path / "e.json")
 
 
+def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
+    """Short prompts are done first; the long ones, and one that fails, keep their places."""
+    prompts = [" ".join(PROMPTS), "x " * 300, *PROMPTS]
+    together = evaluated(prompts, metrics=["soft_scores"])
+    lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
+    lm.packs = False
+    alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2)
+    assert [record["index"] for record in together.records] == list(range(len(prompts)))
+    assert [(each.example, each.metric) for each in together.skipped] == [(1, None)]
+    for one, other in zip(together.records, alone.records, strict=True):
+        assert one == {name: pytest.approx(v, abs=1e-5) if isinstance(v, float) else v for name, v in other.items()}
+
+
 def test_progress_and_wrong_arguments(unchecked):
     seen = []
     evaluated(PROMPTS[:3], progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len({done for done, _ in seen}) > 4  # parts of prompts count
+    assert seen[-1] == (3, 3)
+    assert {total for _, total in seen} == {3}
     for options, message in [
         ({"metrics": "faithfullness"}, "Did you mean 'faithfulness'"),
         ({"metrics": []}, "metrics is empty"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from noiser.bench.redaction import without_text
 from noiser.bench.resolve import make
 from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, File
 from noiser.bench.tasks import Finished, JobAssignment, Sampled
+from noiser.engine import Task, together
 from noiser.evaluation.measuring import Attributor, measure
 from noiser.judges import Judge
 from noiser.metrics.catalog import METRICS
@@ -32,6 +35,9 @@ _WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
 
 _FACTS = ("token_forwards", "passes")
+
+_HEARD = ContextVar[list[str]]("_HEARD")
+"""The warnings of the example that is at work."""
 
 JudgeOf = Callable[[MetricEntry], Judge | None]
 Lines = Sequence[Mapping[str, Any]]
@@ -88,15 +94,14 @@ class _Block:
     # ---- attributions -----------------------------------------------------------------------------------------------
 
     def attribute(self) -> Iterator[Finished]:
-        """Attributes the examples that have no attribution, and says what it took and found."""
-        spent: dict[str, _Spent] = {}
-        new: list[Mapping[str, Any]] = []
-        for sampled in self.examples:
-            if sampled.id not in self.stored:
-                started = _now()
-                self.stored[sampled.id] = self._attributed(sampled)
-                spent[sampled.id] = _since(started)
-                new.append(self.stored[sampled.id])
+        """Attributes the examples that have no attribution, side by side, and says what it took and found."""
+        wanted = [sampled for sampled in self.examples if sampled.id not in self.stored]
+        started = _now()
+        with _heard(), closing(together(self.attributor.lm, [self._task(sampled) for sampled in wanted])) as outcomes:
+            found = {wanted[number].id: found for number, found, _ in outcomes}
+        new = [found[sampled.id] for sampled in wanted]
+        spent = dict.fromkeys(found, _since(started, len(found)))
+        self.stored |= found
         told = self._measured(ATTRIBUTION) - {values["example"] for values in new}
         lacking = [sampled for sampled in self.examples if sampled.id not in told]
         rows = [self._row(sampled, ATTRIBUTION, self._facts(sampled)) for sampled in lacking]
@@ -105,16 +110,18 @@ class _Block:
             attributions = File(ATTRIBUTIONS, place, self.task.block)
             yield self._finished(ATTRIBUTION, rows, spent, [(attributions, new)] if new else [])
 
-    def _attributed(self, sampled: Sampled) -> dict[str, Any]:
-        found: dict[str, Any] = {"example": sampled.id, "index": sampled.item.index, "attribution": None, "error": None}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    def _task(self, sampled: Sampled) -> Task[dict[str, Any]]:
+        def attributed(lm: LanguageModel) -> dict[str, Any]:
+            heard: list[str] = []
+            _HEARD.set(heard)
+            facts = {"example": sampled.id, "index": sampled.item.index, "attribution": None, "error": None}
             try:
-                found["attribution"] = self.attributor.attribute(sampled.item, self._seed(sampled)).to_dict()
+                found = dataclasses.replace(self.attributor, lm=lm).attribute(sampled.item, self._seed(sampled))
+                return facts | {"attribution": found.to_dict(), "warnings": heard}
             except Exception as error:  # of any kind: it becomes a row, and the other examples go on
-                found["error"] = f"{type(error).__name__}: {error}"
-        found["warnings"] = [str(warning.message) for warning in caught]
-        return found
+                return facts | {"error": f"{type(error).__name__}: {error}", "warnings": heard}
+
+        return attributed
 
     def _seed(self, sampled: Sampled) -> int:
         return self.plan.seed + sampled.item.index
@@ -234,6 +241,19 @@ class _Block:
             threads=torch.get_num_threads(),
             cpu=round(spent.cpu, 6),
         )._asdict()
+
+
+@contextmanager
+def _heard() -> Generator[None]:
+    """Warnings go to the example that is at work, of several that take turns."""
+
+    def hear(message: Warning | str, *_: Any, **__: Any) -> None:
+        _HEARD.get([]).append(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = hear
+        yield
 
 
 class _Spent(NamedTuple):

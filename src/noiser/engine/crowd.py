@@ -12,12 +12,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from noiser.engine.engine import LOGIT_BYTES, free_memory, is_out_of_memory
+from noiser.engine.engine import LOGIT_BYTES, Progress, free_memory, is_out_of_memory
 from noiser.engine.strand import Ask, Strand
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branches, Packed, packed_logits
 
-__all__ = ["Task", "together"]
+__all__ = ["Outcome", "Shares", "Task", "together"]
 
 Found = TypeVar("Found")
 Task = Callable[[LanguageModel], Found]
@@ -97,6 +97,41 @@ def together(
     finally:
         for prompt in crowd.prompts:
             prompt.strand.stop()
+
+
+class Shares:
+    """How far several tasks are, as one: done and expected tasks, the parts of those at work counted.
+
+    Args:
+        count: of the tasks.
+        progress: told so.
+        at_once: tell whenever a task has got further; False where tasks move in threads of their own, and whoever runs
+            them tells.
+    """
+
+    def __init__(self, count: int, progress: Progress | None, *, at_once: bool) -> None:
+        self._shares = [0.0] * count
+        self._progress, self._at_once = progress, at_once
+
+    def of(self, index: int) -> Progress | None:
+        """What a task tells its own progress to."""
+
+        def told(done: float, expected: float) -> None:
+            self._shares[index] = max(self._shares[index], min(1.0, done / expected if expected else 0.0))
+            if self._at_once:
+                self.tell()
+
+        return told if self._progress else None
+
+    def finish(self, index: int) -> None:
+        """A task is done."""
+        self._shares[index] = 1.0
+        self.tell()
+
+    def tell(self) -> None:
+        """Tells how far all are."""
+        if self._progress is not None:
+            self._progress(sum(self._shares), len(self._shares))
 
 
 class _Crowd:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 from noiser.attribution import Attribution
+from noiser.engine import Progress, Shares, Task, together
 from noiser.evaluation.examples import Item
 from noiser.methods import Method, attribute
 from noiser.metrics.metric import Case, Measured, Metric
@@ -36,7 +38,7 @@ class Attributor:
     max_new_tokens: int = 1
     profile: Profile = "paper"
 
-    def attribute(self, item: Item, seed: int) -> Attribution:
+    def attribute(self, item: Item, seed: int, progress: Progress | None = None) -> Attribution:
         """Attributes an item; what it already has is not looked at."""
         return attribute(
             self.lm,
@@ -47,7 +49,33 @@ class Attributor:
             unit=self.unit,
             seed=seed,
             special_tokens="perturbed" if self.profile == "authors" else None,
+            progress=progress,
         )
+
+    def attribute_each(
+        self, items: Sequence[Item], seed: int, progress: Progress | None
+    ) -> Generator[tuple[Item, Attribution | Exception]]:
+        """Items with their attributions or errors, done side by side, in the order in which they are done.
+
+        Args:
+            items: those that have an attribution are left as they are.
+            seed: of the first item; each has its own, or random scores would favour the same positions in all of them.
+            progress: called with (done, expected) items, the parts of those at work counted.
+        """
+        shares = Shares(len(items), progress, at_once=not self.lm.packs)
+
+        def task(index: int, item: Item) -> Task[Attribution]:
+            def attributed(lm: LanguageModel) -> Attribution:
+                here = dataclasses.replace(self, lm=lm)
+                return item.attribution or here.attribute(item, seed + item.index, shares.of(index))
+
+            return attributed
+
+        tasks = [task(index, item) for index, item in enumerate(items)]
+        with closing(together(self.lm, tasks, moved=shares.tell)) as outcomes:
+            for index, found, error in outcomes:
+                shares.finish(index)
+                yield items[index], error or found
 
     def case(self, item: Item, att: Attribution, **settings: Any) -> Case:
         """An item's attribution, to be measured; settings are those of `Case`."""

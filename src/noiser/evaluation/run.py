@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 from noiser.attribution import Attribution
@@ -61,7 +62,7 @@ def evaluate(
         rates: of the mass-matched curves.
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
-        progress: called with (done, expected) prompts.
+        progress: called with (done, expected) prompts; attributed and not yet measured, a prompt counts half.
 
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
@@ -87,18 +88,23 @@ def evaluate(
         },
         metrics=entries,
     )
-    for done, item in enumerate(items):
-        run.take(item)
+
+    def told(attributed: float, expected: float) -> None:
         if progress is not None:
-            progress(done + 1, len(items))
+            progress((attributed + len(run.records)) / 2, expected)
+
+    with closing(run.attributor.attribute_each(items, seed, told)) as each:
+        for item, found in each:
+            run.take(item, found)
+    told(len(items), len(items))
     run.take_together()
     return Evaluation(
         records=tuple(run.records),
-        skipped=tuple(run.skipped),
+        skipped=tuple(sorted(run.skipped, key=lambda skipped: skipped.example)),
         metrics=tuple(entries),
         summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
         | run.found,
-        method=run.method_name or str(method),
+        method=next((row["method"] for row in run.records if row["method"]), str(method)),
         model=lm.identity,
         settings=run.settings
         | {"judge": getattr(run.settings["judge"], "name", None), "profile": profile, "unit": unit},
@@ -134,21 +140,16 @@ class _Run:
         self.records: list[dict[str, Any]] = []
         self.skipped: list[Skipped] = []
         self.found: dict[str, Summary] = {}
-        self.method_name = ""
         self._together: list[tuple[dict[str, Any], Case]] = []
 
-    def take(self, item: Item) -> None:
-        """Attributes and measures one item."""
+    def take(self, item: Item, att: Attribution | Exception) -> None:
+        """Measures one item's attribution, or notes why it has none."""
         row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
         self.records.append(row)
-        try:
-            # A seed of its own for each prompt, or random scores would favour the same positions in all of them.
-            att = item.attribution or self.attributor.attribute(item, self.settings["seed"] + item.index)
-        except Exception as error:
-            self._skip(row, None, error)
+        if isinstance(att, Exception):
+            self._skip(row, None, att)
             return
         row |= _about(att)
-        self.method_name = self.method_name or att.method
         case = self.attributor.case(item, att, **self.settings)
         for name, metric in self.metrics.items():
             if metric.measure is not None:
@@ -156,7 +157,9 @@ class _Run:
         self._together.append((row, dataclasses.replace(case, memo={}, subjects={})))  # without what it remembers
 
     def take_together(self) -> None:
-        """Runs the metrics that measure all prompts at once."""
+        """Runs the metrics that measure all prompts at once; everything is in the prompts' order then."""
+        self.records.sort(key=lambda row: row["index"])
+        self._together.sort(key=lambda measured: measured[0]["index"])
         for name, metric in self.metrics.items():
             if metric.measure is None:
                 found = measure(metric, [case for _, case in self._together])

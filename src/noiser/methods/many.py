@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeGuard
 
 from noiser.attribution import Attribution
-from noiser.engine import Progress, Task, together
+from noiser.engine import Progress, Shares, Task, together
 from noiser.errors import NoiserError, ParameterError
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import check_length
@@ -71,28 +71,19 @@ def attribute_many(
         except NoiserError as error:
             raise _about(error, index) from None
     side_by_side = side_by_side and lm.packs
-    shares = [0.0] * len(asked)
-
-    def tell() -> None:
-        if progress is not None:
-            progress(sum(shares), len(shares))
+    shares = Shares(len(asked), progress, at_once=not side_by_side)
 
     def task(index: int) -> Task[Attribution]:
-        def told(done: float, expected: float) -> None:
-            shares[index] = max(shares[index], min(1.0, done / expected if expected else 0.0))
-            if not side_by_side:
-                tell()
-
-        return lambda shared: ask(shared, asked[index]._replace(progress=told if progress else None))
+        return lambda shared: ask(shared, asked[index]._replace(progress=shares.of(index)))
 
     tasks = [task(index) for index in range(len(asked))]
     found: dict[int, Attribution] = {}
-    with closing(together(lm, tasks, moved=tell, side_by_side=side_by_side)) as outcomes:
+    with closing(together(lm, tasks, moved=shares.tell, side_by_side=side_by_side)) as outcomes:
         for index, attribution, error in outcomes:
             if error is not None:
                 raise _about(error, index)
-            found[index], shares[index] = attribution, 1.0
-            tell()
+            found[index] = attribution
+            shares.finish(index)
     return [found[index] for index in range(len(asked))]
 
 
