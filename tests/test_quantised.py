@@ -17,7 +17,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings. A dog plays along."
 WITHOUT_GRADIENTS = ["occlusion", "noiser_relative", "lime", "last_attention"]
-WITH_GRADIENTS = ["input_x_gradient", "integrated_gradients", "attn_lrp"]
+WITH_GRADIENTS = ["input_x_gradient", "integrated_gradients", "deeplift", "attn_lrp"]
 
 torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="torchao is not installed: pip install torchao"

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from noiser.engine import Engine, ObjectiveScore
 from noiser.engine.elementwise import Expression
@@ -105,7 +105,8 @@ def linear_for_input(function: Callable[..., Tensor], *args: Any, length: int, *
     """A linear layer on the pair whose way back leaves out the baseline: no gradient comes to it or goes from it."""
     x, weight, *_ = args
     pair = isinstance(x, Tensor) and x.requires_grad and _is_pair(x, length)
-    if not pair or kwargs or not isinstance(weight, Tensor) or weight.dtype != x.dtype:
+    plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype == x.dtype  # else its own library multiplies by it
+    if not pair or kwargs or not plain:
         return function(*args, **kwargs)
     return _InputOnly.apply(*args)  # pyright: ignore
 
