@@ -26,7 +26,7 @@ Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "no
 _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
 
 ROUNDING = 16
-"""How far half precision moves log odds, in parts of its epsilon: twice the standard deviation, of Gemma 3 on KNOWN."""
+"""Epsilons by which half precision may move log odds: the standard deviation is 7, of Gemma 3 270M on 100 prompts."""
 
 
 class Probed(NamedTuple):
