@@ -28,6 +28,7 @@ import torch
 from scipy.stats import spearmanr
 
 import noiser
+from measuring import gib
 from noiser.methods import make_method
 from noiser.model import LanguageModel, build_query
 from noiser.types import Span
@@ -122,18 +123,12 @@ def by_sentence(units: Sequence[Span], scores: torch.Tensor, document: Document)
     return Found(groups[best], sums, groups)
 
 
-def memory(field: str) -> float:
-    """GiB of this process: VmRSS, what it holds, or VmHWM, the most it has held (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 2**20
-
-
 def measured(
     lm: LanguageModel, document: Document, method: str, parameters: dict[str, Any], **options: Any
 ) -> tuple[Found, dict[str, Any]]:
     """One attribution, and what it cost: seconds, token-forwards, GiB above what was held before."""
     Path("/proc/self/clear_refs").write_text("5")
-    before, begin, used = memory("VmRSS"), time.perf_counter(), time.process_time()
+    before, begin, used = gib("VmRSS"), time.perf_counter(), time.process_time()
     att = noiser.attribute(lm, document.prompt, method=make_method(method, **parameters), **options)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - used
     found = by_sentence(att.units, att.scores[0], document)
@@ -142,7 +137,7 @@ def measured(
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
         "token_forwards": att.info["token_forwards"],
-        "gib": round(memory("VmHWM") - before, 3),
+        "gib": round(gib("VmHWM") - before, 3),
         "units": len(att.units),
         "left": att.info.get("left"),
         "found": found.best == (document.planted,),

@@ -142,6 +142,12 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
+def gib(name: str) -> float:
+    """GiB of this process: VmRSS, what it holds, or VmHWM, the most it has held (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 2**20
+
+
 def run_method(lm: LanguageModel, query: Query, method: Method) -> tuple[Engine, Scores]:
     """One attribution without what comes before (tokens, continuation) and after it (the record)."""
     engine = Engine(lm, query)

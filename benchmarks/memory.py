@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import noiser
-from measuring import Part, Setting, length_of, main, prompt_of, run_method, say
+from measuring import Part, Setting, gib, length_of, main, prompt_of, run_method, say
 from noiser.methods import Method
 from noiser.model import build_query
 
@@ -28,12 +28,6 @@ NOTE = (
     "float32; the largest memory of a fresh process while the method runs, less what it held before, when it had "
     "loaded the model and explained one word. The model itself: {model:.2f} GiB."
 )
-
-
-def gib(name: str) -> float:
-    """GiB of this process: VmRSS, what it holds, or VmHWM, the most it has held."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) / 2**20
 
 
 def measured(model: str, threads: int, name: str, tokens: int, targets: int) -> dict[str, Any]:

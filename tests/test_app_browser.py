@@ -100,7 +100,14 @@ def ask(page, prompt=PROMPT, *, wait=True):
 
 
 def done(page):
-    sync_api.expect(page.locator("#noiser-status")).to_contain_text(re.compile("Done|Measured"), timeout=60_000)
+    sync_api.expect(page.locator("#noiser-status")).to_contain_text(re.compile("Done|Measured"))
+
+
+def link_of(page) -> str:
+    """The link to what is shown; it comes a moment after the answer."""
+    field = page.locator("#noiser-link textarea, #noiser-link input")
+    sync_api.expect(field).not_to_have_value("")
+    return field.input_value()
 
 
 def choose(page, label, *options):
@@ -138,8 +145,8 @@ def test_type_run_hover_and_draw_the_tolerance(visit):
     units.nth(2).click()
     chart = page.locator("#noiser-chart svg")
     chart.wait_for()
-    assert page.get_by_label("Unit", exact=True).input_value() == "3. brown"
-    assert chart.locator(".point").count() == 21
+    sync_api.expect(page.get_by_label("Unit", exact=True)).to_have_value("3. brown")
+    sync_api.expect(chart.locator(".point")).to_have_count(21)
     chart.locator(".point").nth(20).hover()
     assert tip(page).startswith("k 1: p(target)")
     assert "Noise on “brown”" in page.locator("#noiser-chart").inner_text()
@@ -157,10 +164,10 @@ def test_all_of_it_with_the_keyboard(visit):
     assert tip(page).startswith("quick: score")
     page.keyboard.press("End")
     assert tip(page).startswith("jumps: score")
-    assert page.locator("#noiser-result .map .u[tabindex='0']").count() == 1
+    sync_api.expect(page.locator("#noiser-result .map .u[tabindex='0']")).to_have_count(1)
     page.keyboard.press("Enter")
     page.locator("#noiser-chart svg").wait_for()
-    assert page.get_by_label("Unit", exact=True).input_value() == "5. jumps"
+    sync_api.expect(page.get_by_label("Unit", exact=True)).to_have_value("5. jumps")
     page.locator("#noiser-chart .point").first.focus()
     page.keyboard.press("ArrowRight")
     assert tip(page).startswith("k 0.00138")
@@ -170,13 +177,13 @@ def test_tokens_of_the_continuation_choose_the_target(visit):
     page = visit(f"?prompt={PROMPT}&max_new_tokens=3")
     done(page)
     sections = page.locator("#noiser-result section")
-    assert sections.count() == 3
+    sync_api.expect(sections).to_have_count(3)
     chips = page.locator("#noiser-result .chips label")
     chips.nth(2).click()
     assert [sections.nth(index).is_visible() for index in range(3)] == [False, True, False]
     sections.nth(1).locator(".u").first.click()
     page.locator("#noiser-chart svg").wait_for()
-    assert page.get_by_label("Prediction", exact=True).input_value().startswith("2. ")
+    sync_api.expect(page.get_by_label("Prediction", exact=True)).to_have_value(re.compile(r"2\. "))
     page.locator("#noiser-result input[type=radio]").nth(2).focus()
     page.keyboard.press("ArrowRight")
     assert sections.nth(2).is_visible()
@@ -187,15 +194,15 @@ def test_compare_measure_and_link(visit):
     choose(page, "Methods", "occlusion")
     page.get_by_label("word", exact=True).check()
     ask(page)
-    assert page.locator("#noiser-result .row h3").all_inner_texts() == ["noiser@1", "occlusion@1"]
+    sync_api.expect(page.locator("#noiser-result .row h3")).to_have_text(["noiser@1", "occlusion@1"])
     page.locator("#noiser-measure").click()
     page.locator("#noiser-evaluation table").wait_for()
-    link = page.locator("#noiser-link textarea, #noiser-link input").input_value()
+    link = link_of(page)
     assert page.url == link
     other = visit(link[link.index("?") :])
     done(other)
-    assert other.locator("#noiser-result .row h3").all_inner_texts() == ["noiser@1", "occlusion@1"]
-    assert other.locator("#noiser-prompt textarea").input_value() == PROMPT
+    sync_api.expect(other.locator("#noiser-result .row h3")).to_have_text(["noiser@1", "occlusion@1"])
+    sync_api.expect(other.locator("#noiser-prompt textarea")).to_have_value(PROMPT)
     assert other.get_by_label("word", exact=True).is_checked()
     titles = "els => els.map(e => e.title)"
     assert other.locator(".map .u").evaluate_all(titles) == page.locator(".map .u").evaluate_all(titles)
@@ -251,16 +258,17 @@ def test_two_thousand_words(visit):
     page = visit("?model=long")
     ask(page, text, wait=False)
     alert = page.locator("#noiser-status [role=alert]")
-    sync_api.expect(alert).to_contain_text("sentence (100 units", timeout=60_000)
+    sync_api.expect(alert).to_contain_text("sentence (100 units")
     page.get_by_label("sentence", exact=True).check()
     choose(page, "Methods", "occlusion")
     page.get_by_role("button", name="Remove 0").click()
     ask(page, text)
-    assert page.locator("#noiser-result .map .u").count() == 100
-    assert page.locator("#noiser-result .map .u[tabindex='0']").count() == 1
-    again = visit(page.url[page.url.index("?") :])
+    sync_api.expect(page.locator("#noiser-result .map .u")).to_have_count(100)
+    sync_api.expect(page.locator("#noiser-result .map .u[tabindex='0']")).to_have_count(1)
+    link = link_of(page)
+    again = visit(link[link.index("?") :])
     done(again)
-    assert again.locator("#noiser-result .map .u").count() == 100
+    sync_api.expect(again.locator("#noiser-result .map .u")).to_have_count(100)
 
 
 # ---- several visitors, failures --------------------------------------------------------------------------------------
@@ -273,7 +281,7 @@ def test_two_visitors_at_once_get_their_own(visit):
         for page, prompt in zip(pages, prompts, strict=True):
             ask(page, prompt, wait=False)
         for page, prompt in zip(pages, prompts, strict=True):
-            sync_api.expect(page.locator("#noiser-result .map").first).to_contain_text(prompt, timeout=60_000)
+            sync_api.expect(page.locator("#noiser-result .map").first).to_contain_text(prompt)
             done(page)
         prompts.reverse()
 
@@ -294,7 +302,7 @@ def test_a_failing_model_is_an_error_and_the_page_lives_on(visit):
     sync_api.expect(alert).to_contain_text("ran out of memory")
     choose(page, "Model", "llama")
     ask(page)
-    assert page.locator("#noiser-result .map").count() == 1
+    sync_api.expect(page.locator("#noiser-result .map")).to_have_count(1)
 
 
 # ---- how it looks, who may see it ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from noiser.engine import Engine, ObjectiveScore
 from noiser.engine.elementwise import Expression
@@ -20,7 +20,7 @@ from noiser.methods.checks import check_choice
 from noiser.methods.gradients import objectives_of
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
-from noiser.model.products import ProductForward, product
+from noiser.model.products import ProductForward, is_plain, product
 
 __all__ = ["DeepLift", "rescale"]
 
@@ -105,8 +105,7 @@ def linear_for_input(function: Callable[..., Tensor], *args: Any, length: int, *
     """A linear layer on the pair whose way back leaves out the baseline: no gradient comes to it or goes from it."""
     x, weight, *_ = args
     pair = isinstance(x, Tensor) and x.requires_grad and _is_pair(x, length)
-    plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype == x.dtype  # else its own library multiplies by it
-    if not pair or kwargs or not plain:
+    if not pair or kwargs or not is_plain(weight) or weight.dtype != x.dtype:
         return function(*args, **kwargs)
     return _InputOnly.apply(*args)  # pyright: ignore
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
 from noiser.model.prefix import Prefix, can_reuse_prefix
-from noiser.model.products import fast_products, precise_logits
+from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -299,6 +299,6 @@ def dtype_name(model: PreTrainedModel) -> str:
     """
     settings: Any = getattr(model.config, "quantization_config", None) or {}
     method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
-    kinds = {type(p).__name__ for p in model.parameters() if type(p) not in (nn.Parameter, Tensor)} - {"DTensor"}
+    kinds = {type(p).__name__ for p in model.parameters() if not is_plain(p)} - {"DTensor"}
     names = [str(getattr(method, "value", method))] if method else sorted(kinds)
     return ", ".join([str(model.dtype).removeprefix("torch."), *names])

@@ -11,7 +11,7 @@ Tokens that the model tells apart would tie, and which of them it says would not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ProductForward", "fast_products", "precise_logits", "product"]
+__all__ = ["ProductForward", "fast_products", "is_plain", "precise_logits", "product"]
 
 SMALLEST = 2**16
 """Numbers in weights that are worth the longer call."""
@@ -37,14 +37,8 @@ def fast_products(model: nn.Module) -> Generator[None]:
     layers whose weights require gradients have PyTorch's; `torch.backends.mkldnn.enabled = False` gives them to all.
     """
     linear = (module for module in model.modules() if type(module) is nn.Linear)
-    layers = [layer for layer in linear if "forward" not in vars(layer) and _is_fit(layer.weight)]
-    for layer in layers:
-        vars(layer)["forward"] = partial(_forward, layer)
-    try:
+    with _replaced({layer: partial(_forward, layer) for layer in linear if _is_fit(layer.weight)}):
         yield
-    finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
 
 
 @contextlib.contextmanager
@@ -54,14 +48,11 @@ def precise_logits(head: nn.Module) -> Generator[None]:
     Others keep the rounding of their precision. Heads that another library has changed are left alone, and so are calls
     that gradients go through.
     """
-    if type(head) is not nn.Linear or "forward" in vars(head) or not _is_half(head.weight):
+    forwards = {}
+    if type(head) is nn.Linear and is_plain(head.weight) and head.weight.dtype in (torch.bfloat16, torch.float16):
+        forwards[head] = partial(_precise, head.weight, head.bias)
+    with _replaced(forwards):
         yield
-        return
-    vars(head)["forward"] = partial(_precise, head.weight, head.bias)
-    try:
-        yield
-    finally:
-        vars(head).pop("forward", None)
 
 
 def product(
@@ -71,6 +62,24 @@ def product(
     if x.dtype is torch.float32 and _is_fit(weight) and not torch.is_autocast_enabled("cpu"):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return functional.linear(x, weight, bias)
+
+
+def is_plain(weight: object) -> bool:
+    """Whether a weight is an ordinary tensor; one of a library's own class is for that library to multiply by."""
+    return type(weight) in (nn.Parameter, Tensor)
+
+
+@contextlib.contextmanager
+def _replaced(forwards: Mapping[nn.Module, Callable[..., Tensor]]) -> Generator[None]:
+    """Layers run by other functions; afterwards they are as before. Those that have one of their own keep it."""
+    layers = [layer for layer in forwards if "forward" not in vars(layer)]
+    for layer in layers:
+        vars(layer)["forward"] = forwards[layer]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
 
 
 @cache
@@ -85,7 +94,7 @@ def _available() -> bool:
 
 def _is_fit(weight: Tensor) -> bool:
     return (
-        type(weight) in (nn.Parameter, Tensor)
+        is_plain(weight)
         and weight.dtype is torch.float32
         and weight.device.type == "cpu"
         and weight.numel() >= SMALLEST
@@ -93,10 +102,6 @@ def _is_fit(weight: Tensor) -> bool:
         and _available()
         and bool(torch.backends.mkldnn.enabled)
     )
-
-
-def _is_half(weight: Tensor) -> bool:
-    return type(weight) in (nn.Parameter, Tensor) and weight.dtype in (torch.bfloat16, torch.float16)
 
 
 def _forward(
