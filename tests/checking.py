@@ -1,7 +1,83 @@
-"""The run-time type checker of the tests: an int is a float, as the type system says."""
+"""Run-time checks of the package's functions on arrays: shapes as annotated, with jaxtyping, and types, with beartype.
+
+jaxtyping's own hook decorates all functions, also those without arrays and those that are made anew with every call:
+tests of small models spend two thirds of their time in it. Those are left to the static checker.
+"""
 
 from __future__ import annotations
 
-from beartype import BeartypeConf, beartype
+import ast
+import sys
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+from beartype import BeartypeConf, beartype
+from jaxtyping import jaxtyped
+
+_types = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as the type system says
+
+
+def check_imports_of(package: str) -> None:
+    """Whatever is imported of a package from now on is checked."""
+    sys.meta_path.insert(0, _Finder(package))
+
+
+def checked(function_or_class):
+    """Arguments and result are of their types, and sizes of one name are the same everywhere."""
+    return jaxtyped(function_or_class, typechecker=_types)
+
+
+class _Finder:
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
+        if name.partition(".")[0] != self.package:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def path_stats(self, path):
+        raise OSError("Code with checks is neither read from __pycache__ nor kept there.")
+
+    def source_to_code(self, data, path, *, _optimize=-1):
+        tree = ast.fix_missing_locations(_Decorated().visit(ast.parse(data)))
+        return compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)
+
+
+class _Decorated(ast.NodeTransformer):
+    """Functions and data classes of a module decorated, those that have to do with arrays."""
+
+    def __init__(self) -> None:
+        self.arrays: set[str] = set()  # what jaxtyping's annotations are called in this module
+
+    def visit_ImportFrom(self, node):
+        if node.module == "jaxtyping":
+            self.arrays.update(name.asname or name.name for name in node.names)
+        return node
+
+    def visit_Assign(self, node):
+        if self._has_arrays(node.value):  # a name for an annotation
+            self.arrays.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        return node
+
+    def visit_FunctionDef(self, node):
+        if self._has_arrays(node.args, node.returns):
+            node.decorator_list.append(_decorator())
+        return node  # without what is inside
+
+    def visit_ClassDef(self, node):
+        if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+            node.decorator_list.insert(0, _decorator())
+        return self.generic_visit(node)
+
+    def _has_arrays(self, *nodes) -> bool:
+        names = (each for node in nodes if node is not None for each in ast.walk(node) if isinstance(each, ast.Name))
+        return any(name.id in self.arrays for name in names)
+
+
+def _decorator() -> ast.expr:
+    return ast.parse("__import__('checking').checked", mode="eval").body

@@ -13,9 +13,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from jaxtyping import install_import_hook
+    import checking
 
-    install_import_hook("noiser", "checking.checked")
+    checking.check_imports_of("noiser")
 
 import noiser
 
