@@ -70,7 +70,8 @@ class _Decorated(ast.NodeTransformer):
         return node  # without what is inside
 
     def visit_ClassDef(self, node):
-        if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = (each.annotation for each in node.body if isinstance(each, ast.AnnAssign))
+        if self._has_arrays(*fields) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
             node.decorator_list.insert(0, _decorator())
         return self.generic_visit(node)
 

@@ -105,8 +105,10 @@ class Cluster:
     def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
         """See `Executor`."""
         waiting, attempts = list(tasks), Counter[Task]()
-        while waiting or any(seat.task for seat in self._seats):
+        while waiting or self._busy:
             yield from self._hand_out(waiting, assign)
+            if not (waiting or self._busy):
+                return  # actors for which there is no room would be waited for
             watched = [(seat.ready or seat.events, seat) for seat in self._seats if seat.ready or seat.events]
             if not watched:
                 continue
