@@ -127,11 +127,11 @@ def test_a_job_says_how_far_it_is_and_gives_its_result():
         job.step("Halving")
         job.progress(1, 2)
         half.set()
-        go_on.wait(10)
+        assert go_on.wait(60)
         return 42
 
     job = Job(work)
-    half.wait(10)
+    assert half.wait(60)
     watching = job.watch(0.01)
     state = next(watching)
     assert (state.label, state.share, state.ahead) == ("Halving", 0.5, 0)
@@ -155,7 +155,7 @@ def test_a_stopped_job_answers_at_once_and_ends_at_its_next_report():
     list(job.watch(0.01))
     with pytest.raises(StoppedError):
         job.result()
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_a_failing_job_raises_without_holding_on_to_its_frames(caplog):
@@ -191,45 +191,56 @@ def test_a_visitor_has_one_job_and_none_is_left():
     assert len(jobs) == 0
 
 
+def until(condition):
+    """Waits for what another thread does."""
+    ended = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ended
+        time.sleep(0.001)
+
+
 def test_turns_are_taken_one_at_a_time_in_order():
-    turns, order, inside = Turns(), [], []
+    turns, order, inside, all_there = Turns(), [], [], threading.Event()
 
     def work(name):
         def run(job):
             with turns.turn(job):
                 inside.append(name)
+                assert all_there.wait(60)
                 assert len(inside) == 1
                 order.append(name)
-                time.sleep(0.05)
                 inside.remove(name)
 
         return run
 
-    jobs = []
-    for name in "abcd":
+    jobs = [Job(work("a"))]
+    until(lambda: inside)
+    for ahead, name in enumerate("bcd", start=1):
         jobs.append(Job(work(name)))
-        time.sleep(0.01)
-    assert jobs[3].state.ahead >= 1
+        until(lambda ahead=ahead: jobs[ahead].state.ahead == ahead)
+    all_there.set()
     for job in jobs:
         job.result()
     assert order == list("abcd")
 
 
 def test_waiting_can_be_stopped_and_has_an_end():
-    turns, leave = Turns(most=2), threading.Event()
+    turns, taken, leave = Turns(most=2), threading.Event(), threading.Event()
 
     def work(job):
         with turns.turn(job):
-            leave.wait(10)
+            taken.set()
+            assert leave.wait(60)
 
     first = Job(work)
-    time.sleep(0.05)
+    assert taken.wait(60)
     second = Job(work)
-    time.sleep(0.05)
+    until(lambda: second.state.ahead == 1)
     with pytest.raises(BusyError, match="Try again"):
         Job(work).result()
     second.stop()
-    time.sleep(0.3)
+    with pytest.raises(StoppedError):
+        second.result()
     leave.set()
     first.result()
     Job(work).result()

@@ -259,7 +259,7 @@ app()
     os.close(writer)
     os.read(reader, 10)
     os.close(reader)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (141, "")
 
 

