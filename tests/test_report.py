@@ -133,7 +133,7 @@ def test_best_is_a_win_only_where_no_other_is_level():
 
 
 def test_lower_may_be_better_and_some_columns_have_no_better():
-    base = [0.1, 0.5, 0.3, 0.9]
+    base = [0.1, 0.5, 0.3, 0.9, 0.6, 0.2]
     higher = [value + 0.2 + 0.01 * i for i, value in enumerate(base)]
     assert marks({"a": base, "b": higher}, better=False) == ["best", ""]
     assert marks({"a": base, "b": higher}, better=None) == ["", ""]
@@ -146,9 +146,16 @@ def test_no_best_without_an_interval_or_a_difference():
 
 def test_best_is_level_with_a_method_that_wins_on_the_common_prompts():
     """A high mean on prompts that the others lack is no win."""
-    few = [0.9, 0.8, 0.7]
-    many = [0.95, 0.85, 0.75, 0.0, 0.1, 0.0, 0.05]
+    few = [0.9, 0.8, 0.7, 0.6, 0.9, 0.8]
+    many = [0.95, 0.85, 0.75, 0.65, 0.95, 0.85, 0.0, 0.1, 0.0, 0.05]
     assert marks({"few": few, "many": many}) == ["best", "level"]
+
+
+def test_a_few_prompts_make_no_winner_and_no_loser():
+    many = [0.5, 0.6, 0.55, 0.52, 0.61, 0.58, 0.49]
+    assert marks({"few": [0.9, 0.8], "many": many, "low": [value - 0.3 for value in many]}) == ["level", "best", ""]
+    for count, mark in ((5, "level"), (6, "")):  # p = 2^(1 - n) of a sign test: 0.06 and 0.03
+        assert marks({"a": many[:count], "b": [value - 0.3 - value / 9 for value in many[:count]]}) == ["best", mark]
 
 
 # ---- nothing dropped, nothing made up -------------------------------------------------------------------------------

@@ -72,9 +72,9 @@ def number(results: Results, cell: Cell, asked: Asked) -> Number:
 def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers: Sequence[Number]) -> list[Number]:
     """The numbers of one column with the best of them marked, and all that are not told apart from it.
 
-    The best is the highest (or lowest) value that has an interval; there is none where all are equal. Another is told
-    apart from it if the interval of their paired difference, over the examples that both have, is wholly on the best
-    one's side of 0.
+    The best is the highest (or lowest) value that has an interval, of those over at least half as many examples as the
+    column's most; there is none where all are equal. Another is told apart from it if their paired difference, over the
+    examples that both have, is clear (`Results.is_clear`) and on the best one's side of 0.
     """
     sign = {True: 1.0, False: -1.0, None: math.nan}[summary.scale.higher_is_better]
     ranked = [index for index, found in enumerate(numbers) if not math.isnan(found.low * sign)]
@@ -82,15 +82,15 @@ def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers
         return list(numbers)
     if len({numbers[index].value for index in ranked}) == 1:
         return list(numbers)
-    best = max(ranked, key=lambda index: sign * numbers[index].value)
+    most = max(numbers[index].n for index in ranked)
+    best = max((i for i in ranked if 2 * numbers[i].n >= most), key=lambda index: sign * numbers[index].value)
     marked = list(numbers)
     marked[best] = numbers[best].marked("best")
     for index in ranked:
         if index == best:
             continue
         gap = results.paired(cells[best], cells[index], summary)
-        worst = gap.low if sign > 0 else -gap.high
-        if not worst > 0:  # NaN, where there is no interval, tells nothing apart
+        if not (results.is_clear(gap) and gap.value * sign > 0):
             marked[index] = numbers[index].marked("level")
     return marked
 

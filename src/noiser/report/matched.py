@@ -91,5 +91,4 @@ def _difference(
 def _gap(results: Results, one: Asked, model: str, data: str, first: MethodEntry, other: MethodEntry) -> Number:
     cells = one.cell(model, data, first.label), one.cell(model, data, other.label)
     found = results.paired(*cells, one.summary)
-    clear = found.low > 0 or found.high < 0
-    return Number.of(found, form=one.form).marked("clear" if clear else "")
+    return Number.of(found, form=one.form).marked("clear" if results.is_clear(found) else "")

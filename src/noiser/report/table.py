@@ -40,7 +40,7 @@ Legend = Literal["", "best", "clear"]
 LEGENDS: Mapping[Legend, str] = {
     "": "",
     "best": "Bold: the best value of its column. ≈: not told apart from it by paired differences.",
-    "clear": "Bold: the interval leaves out 0.",
+    "clear": "Bold: the interval leaves out 0, and there are enough prompts to tell (six at 95%).",
 }
 """What marks mean, in a line for captions."""
 
@@ -48,9 +48,10 @@ READING = (
     "Value [interval] (n = prompts, and how many failed). Intervals are bias-corrected bootstraps over prompts, each "
     "prompt drawn with all its numbers. – with n = 0: nothing measured, since the plan leaves it out or the run has "
     "not come to it. – with another n: not defined on these prompts.",
-    "Bold is the best value of its column. ≈ marks every other that is not told apart from it: the interval of their "
-    "paired difference, on the prompts that both have, reaches 0. Where a ≈ stands in the column, the bold number is "
-    "no win. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. Intervals are "
+    "Bold is the best value of its column, of those with at least half of the column's largest n. ≈ marks every other "
+    "that is not told apart from it: the interval of their paired difference, on the prompts that both have, reaches "
+    "0, or they are too few to tell (fewer than six at 95%). Where a ≈ stands in the column, the bold number is no "
+    "win. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. Intervals are "
     "not adjusted for the number of comparisons.",
     "Columns named “paper” are as printed there, beside the same model; “mean of its 6 models” is a reference for "
     "models that the paper does not have, and no replication.",
