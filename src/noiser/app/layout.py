@@ -125,7 +125,8 @@ def _question(models: Sequence[str]) -> dict[str, Any]:
     fields["unit"] = gr.Radio(["token", "word", "sentence"], value=begin.unit, label="A score for every")
     with gr.Row():
         run = gr.Button("Ask", variant="primary", elem_id="noiser-run")
-        stop = gr.Button("Stop", interactive=False, elem_id="noiser-stop")
+        # Always ready: updates that cross on a busy machine can leave a button as it was, and this one must work then.
+        stop = gr.Button("Stop", elem_id="noiser-stop")
     fields["model"] = gr.Dropdown(list(models), value=models[0], label="Model")
     with gr.Row():
         fields["target"] = gr.Textbox(label="Target", info="Why this continuation? Empty: what the model says.")

@@ -83,14 +83,14 @@ class _Page:
         # Models have a queue of their own (`Turns`); Gradio's would hold back one model's visitors for another's.
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         asking = [at.longest_wait, *at.fields.values()]
-        work = [at.status, at.run, at.stop]
+        work = [at.status, at.run]
         shown = [*work, at.result, at.given, at.query, at.after, at.unit, at.target, at.chart, at.evaluation]
 
         ask = [at.run.click, at.fields["prompt"].submit]
         asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
         restored = [at.status, at.linked, at.asked, *at.fields.values()]
         blocks.load(self.restore, at.linked, restored, js="() => [location.search]", **options)
-        # Only by a link with a prompt: an event that leaves the buttons alone could undo what another does to them.
+        # Only by a link with a prompt: an event that leaves a component alone could undo what another does to it.
         from_link = at.asked.change(self.ask, asking, shown, **options)
         for answered in (asked, from_link):
             answered.then(None, at.query, at.link, js=LINK, **options)
@@ -178,7 +178,7 @@ class _Page:
     def tolerance(self, request: gr.Request, answer: Answer | None, unit: int, target: int) -> Iterator[Shown]:
         """The drawing of how much noise a unit tolerates."""
         if answer is None:
-            yield _nothing(4)
+            yield _nothing(3)
         else:
             views = self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
             yield from map(_side, views)
@@ -186,7 +186,7 @@ class _Page:
     def faithfulness(self, request: gr.Request, answer: Answer | None) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
         if answer is None:
-            yield _nothing(4)
+            yield _nothing(3)
         else:
             yield from map(_side, self.handlers.faithfulness(_visitor(request), answer))
 
@@ -213,7 +213,7 @@ def _nothing(components: int) -> Shown:
 
 
 def _work(view: View) -> Shown:
-    return view.status, gr.update(interactive=not view.busy), gr.update(interactive=view.busy)
+    return view.status, gr.update(interactive=not view.busy)
 
 
 def _side(view: View) -> Shown:
