@@ -105,13 +105,11 @@ class Cluster:
     def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
         """See `Executor`."""
         waiting, attempts = list(tasks), Counter[Task]()
-        while waiting or self._busy:
+        while True:
             yield from self._hand_out(waiting, assign)
             if not (waiting or self._busy):
                 return  # actors for which there is no room would be waited for
             watched = [(seat.ready or seat.events, seat) for seat in self._seats if seat.ready or seat.events]
-            if not watched:
-                continue
             ready, _ = self._ray.wait([what for what, _ in watched], num_returns=1)
             seat = next(seat for what, seat in watched if what == ready[0])
             yield from self._heed(seat, waiting, attempts)
