@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from noiser.bench.executor import ATTEMPTS, Assign, Done, Lost
+from noiser.bench.executor import ATTEMPTS, Assign, Done, Lost, Taken
 from noiser.bench.tasks import Assignment, Event, Setup, Task, next_task
 from noiser.errors import DependencyError, NoiserError, ParameterError, RunError
 
@@ -33,7 +33,8 @@ class _Actor:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._worker = Worker(setup)
 
-    def perform(self, assignment: Assignment) -> Iterator[Event]:
+    def perform(self, assignment: Assignment) -> Iterator[Event | Taken]:
+        yield Taken()
         yield from self._worker.perform(assignment)
 
 
@@ -45,6 +46,7 @@ class _Seat:
         actor: Ray's handle.
         ready: resolves when the actor has started; None since then.
         task: what it does; None where it is free.
+        taken: whether it said that it took that up.
         events: the stream of its events.
         loaded: the model that it holds.
     """
@@ -52,6 +54,7 @@ class _Seat:
     actor: Any
     ready: Any
     task: Task | None = None
+    taken: bool = False
     events: Any = None
     loaded: str | None = None
 
@@ -129,7 +132,7 @@ class Cluster:
             if assignment is None:
                 yield Done(task)
                 continue
-            seat.task = task
+            seat.task, seat.taken = task, False
             seat.events = seat.actor.perform.options(num_returns="streaming").remote(assignment)
 
     @property
@@ -160,7 +163,10 @@ class Cluster:
         except errors.RayError as error:  # the actor, its node or an object on it is gone
             yield from self._bury(seat, waiting, attempts, error)
             return
-        yield event
+        if isinstance(event, Taken):
+            seat.taken = True
+        else:
+            yield event
 
     def _bury(self, seat: _Seat, waiting: list[Task], attempts: Counter[Task], error: Exception) -> Iterator[Lost]:
         self._ray.kill(seat.actor)
@@ -173,7 +179,7 @@ class Cluster:
                     "and what it needs on every node, in the same versions as here."
                 ) from error
             return
-        attempts[seat.task] += 1
+        attempts[seat.task] += seat.taken
         if attempts[seat.task] < ATTEMPTS:
             waiting.insert(0, seat.task)
         else:

@@ -7,13 +7,17 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from noiser.bench.tasks import Assignment, Event, Setup, Task, next_task
 
-__all__ = ["ATTEMPTS", "Assign", "Done", "Executor", "Inline", "Lost"]
+__all__ = ["ATTEMPTS", "Assign", "Done", "Executor", "Inline", "Lost", "Taken"]
 
 ATTEMPTS = 3
 """How often a task is tried whose workers die."""
 
 Assign = Callable[[Task], Assignment | None]
 """What is to be done of a task now; None if nothing is. Called when a worker is free, and again when one has died."""
+
+
+class Taken(NamedTuple):
+    """A worker has taken up a task. If it dies before, the task has no part in it, and has lost no attempt."""
 
 
 class Done(NamedTuple):

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
-from noiser.bench.executor import ATTEMPTS, Assign, Done, Lost
+from noiser.bench.executor import ATTEMPTS, Assign, Done, Lost, Taken
 from noiser.bench.tasks import Event, Setup, Task, next_task
 from noiser.errors import NoiserError, RunError
 
@@ -31,11 +31,20 @@ class _Failure(NamedTuple):
 
 @dataclass
 class _Seat:
-    """A process and what it does."""
+    """A process and what it does.
+
+    Attributes:
+        process: the worker.
+        connection: to it.
+        task: what it was given; None where it is free.
+        taken: whether it said that it took that up. One that has just started may die of it before it can say so.
+        loaded: the model that it holds.
+    """
 
     process: SpawnProcess
     connection: Connection
     task: Task | None = None
+    taken: bool = True
     loaded: str | None = None
 
 
@@ -72,8 +81,11 @@ class Local:
                     continue
                 if isinstance(message, _Failure):
                     raise RunError(message.message) if message.expected else RuntimeError(message.message)
+                if isinstance(message, Taken):
+                    seat.taken = True
+                    continue
                 if isinstance(message, Done):
-                    seat.task, seat.loaded = None, task.model
+                    seat.task, seat.taken, seat.loaded = None, False, task.model
                 yield message
 
     def _hand_out(self, waiting: list[Task], assign: Assign) -> Iterator[Done]:
@@ -104,7 +116,7 @@ class Local:
         seat.process.join()
         seat.connection.close()
         self._seats.remove(seat)
-        attempts[task] += 1
+        attempts[task] += seat.taken
         if attempts[task] < ATTEMPTS:
             waiting.insert(0, task)
             return
@@ -133,6 +145,7 @@ def _serve(connection: Connection, setup: Setup) -> None:
         worker = Worker(setup)
         while True:
             assignment = connection.recv()
+            connection.send(Taken())
             for event in worker.perform(assignment):
                 connection.send(event)
             connection.send(Done(assignment.task))
