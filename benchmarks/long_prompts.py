@@ -28,7 +28,7 @@ import torch
 from scipy.stats import spearmanr
 
 import noiser
-from measuring import gib
+from measuring import watch_memory
 from noiser.methods import make_method
 from noiser.model import LanguageModel, build_query
 from noiser.types import Span
@@ -127,8 +127,7 @@ def measured(
     lm: LanguageModel, document: Document, method: str, parameters: dict[str, Any], **options: Any
 ) -> tuple[Found, dict[str, Any]]:
     """One attribution, and what it cost: seconds, token-forwards, GiB above what was held before."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before, begin, used = gib("VmRSS"), time.perf_counter(), time.process_time()
+    peak, begin, used = watch_memory(), time.perf_counter(), time.process_time()
     att = noiser.attribute(lm, document.prompt, method=make_method(method, **parameters), **options)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - used
     found = by_sentence(att.units, att.scores[0], document)
@@ -137,7 +136,7 @@ def measured(
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
         "token_forwards": att.info["token_forwards"],
-        "gib": round(gib("VmHWM") - before, 3),
+        "gib": round(peak(), 3),
         "units": len(att.units),
         "left": att.info.get("left"),
         "found": found.best == (document.planted,),

@@ -6,6 +6,8 @@ A part is a function from a `Setting` to a `Part`: rows of a table, and claims w
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib.util
 import os
 import platform
@@ -142,10 +144,19 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def gib(name: str) -> float:
-    """GiB of this process: VmRSS, what it holds, or VmHWM, the most it has held (Linux)."""
+def _gib(name: str) -> float:
+    """Of this process: VmRSS, what it holds, or VmHWM, the most it has held."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) / 2**20
+
+
+def watch_memory() -> Callable[[], float]:
+    """From now on: a function that tells the most GiB held so far above what is held now (Linux)."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, lest it be taken unseen
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _gib("VmRSS")
+    return lambda: _gib("VmHWM") - before
 
 
 def run_method(lm: LanguageModel, query: Query, method: Method) -> tuple[Engine, Scores]:

@@ -5,8 +5,6 @@ python benchmarks/memory.py --model gemma-3-270m
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 
 import noiser
-from measuring import Part, Setting, gib, length_of, main, prompt_of, run_method, say
+from measuring import Part, Setting, length_of, main, prompt_of, run_method, say, watch_memory
 from noiser.methods import Method
 from noiser.model import build_query
 
@@ -36,10 +34,7 @@ def measured(model: str, threads: int, name: str, tokens: int, targets: int) -> 
     lm = noiser.load_model(model, dtype="float32", device="cpu")
     run_method(lm, build_query(lm, "The"), METHODS[name])
     query = build_query(lm, prompt_of(lm, tokens), max_new_tokens=targets)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, lest the method take it unseen
-    Path("/proc/self/clear_refs").write_text("5")
-    before = gib("VmRSS")
+    peak = watch_memory()
     engine, _ = run_method(lm, query, METHODS[name])
     return {
         "method": name,
@@ -47,7 +42,7 @@ def measured(model: str, threads: int, name: str, tokens: int, targets: int) -> 
         "targets": len(query.rows),
         "tokens read": length_of(query),
         "token-forwards": engine.token_forwards,
-        "GiB above the model": gib("VmHWM") - before,
+        "GiB above the model": peak(),
     }
 
 

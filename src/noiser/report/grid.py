@@ -11,7 +11,7 @@ from noiser.metrics.metric import Summary
 from noiser.report.choices import Source
 from noiser.report.names import method_title
 from noiser.report.paper import MODELS, model_of
-from noiser.report.results import Cell, Results
+from noiser.report.results import Cell, Results, is_clear
 from noiser.report.table import Cell as TableCell
 from noiser.report.table import Form, Head, Line, Number, Quoted, Table
 
@@ -74,7 +74,7 @@ def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers
 
     The best is the highest (or lowest) value that has an interval, of those over at least half as many examples as the
     column's most; there is none where all are equal. Another is told apart from it if their paired difference, over the
-    examples that both have, is clear (`Results.is_clear`) and on the best one's side of 0.
+    examples that both have, is clear (`is_clear`) and on the best one's side of 0.
     """
     sign = {True: 1.0, False: -1.0, None: math.nan}[summary.scale.higher_is_better]
     ranked = [index for index, found in enumerate(numbers) if not math.isnan(found.low * sign)]
@@ -90,7 +90,7 @@ def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers
         if index == best:
             continue
         gap = results.paired(cells[best], cells[index], summary)
-        if not (results.is_clear(gap) and gap.value * sign > 0):
+        if not (is_clear(gap) and gap.value * sign > 0):
             marked[index] = numbers[index].marked("level")
     return marked
 

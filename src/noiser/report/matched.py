@@ -9,7 +9,7 @@ from noiser.registry import unversioned
 from noiser.report.choices import AREAS, Source, ordinary, together
 from noiser.report.grid import Asked, grid
 from noiser.report.names import method_title
-from noiser.report.results import Results
+from noiser.report.results import Results, is_clear
 from noiser.report.table import Head, Line, Number, Table
 
 __all__ = ["differences", "mass_matched", "references"]
@@ -91,4 +91,4 @@ def _difference(
 def _gap(results: Results, one: Asked, model: str, data: str, first: MethodEntry, other: MethodEntry) -> Number:
     cells = one.cell(model, data, first.label), one.cell(model, data, other.label)
     found = results.paired(*cells, one.summary)
-    return Number.of(found, form=one.form).marked("clear" if results.is_clear(found) else "")
+    return Number.of(found, form=one.form).marked("clear" if is_clear(found) else "")

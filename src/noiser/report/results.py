@@ -15,7 +15,7 @@ from noiser.bench.store import Store, StoredAttribution
 from noiser.metrics.bootstrap import Estimate, estimate, mean
 from noiser.metrics.metric import Summary
 
-__all__ = ["ATTRIBUTION", "Cell", "Results"]
+__all__ = ["ATTRIBUTION", "Cell", "Results", "is_clear"]
 
 ATTRIBUTION = "attribution"
 """The metric of the rows that say what an attribution took and found."""
@@ -166,15 +166,6 @@ class Results:
             self._known[key] = self._estimated(summary, columns)
         return self._known[key]
 
-    @staticmethod
-    def is_clear(difference: Estimate) -> bool:
-        """Whether a paired difference tells two methods apart.
-
-        Its interval must leave out 0, and there must be enough pairs: a few agree by chance, which the bootstrap of two
-        or three numbers does not know. A sign test of n pairs that all agree has p = 2^(1 - n): at 95% six are needed.
-        """
-        return (difference.low > 0 or difference.high < 0) and 2.0 ** (1 - difference.n) < 1 - difference.confidence
-
     def seconds(self, cell: Cell) -> Estimate:
         """Mean seconds of an example of a cell."""
         return estimate(mean, self._seconds.get(cell, ()), confidence=self.confidence)
@@ -191,6 +182,15 @@ class Results:
 
         statistic = summary.statistic if len(sides) == 1 else gap
         return estimate(statistic, *(column for side in sides for column in side), confidence=self.confidence)
+
+
+def is_clear(difference: Estimate) -> bool:
+    """Whether a paired difference tells two methods apart.
+
+    Its interval must leave out 0, and there must be enough pairs: a few agree by chance, which the bootstrap of two
+    or three numbers does not know. A sign test of n pairs that all agree has p = 2^(1 - n): at 95% six are needed.
+    """
+    return (difference.low > 0 or difference.high < 0) and 2.0 ** (1 - difference.n) < 1 - difference.confidence
 
 
 def _columns(rows: Sequence[Row], summary: Summary) -> list[list[float]]:
