@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 
-from noiser import attribute
+from noiser import Lime, Noiser, Occlusion, attribute, evaluate
 from noiser.engine import Engine, Perturbation, add_noise, keep_dimensions, replace_rows
 from noiser.errors import ModelError, NumericalError
+from noiser.methods import tolerance
 from noiser.model import build_query, packing, wrap
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -123,6 +126,71 @@ def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens, packed)
     for index, found in engine.distributions(perturbations):
         torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
     assert engine.passes > 3
+
+
+class Waits(TorchFunctionMode):
+    """Counts what a graphics card would be waited for: tensors whose numbers are asked for, masks used as indices."""
+
+    reads = frozenset(
+        getattr(torch.Tensor, name)
+        for name in ("tolist", "item", "cpu", "numpy", "nonzero", "__float__", "__int__", "__bool__", "__index__")
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        masks = func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            for index in (args[1] if isinstance(args[1], tuple) else args[1:2])
+        )
+        self.count += func in self.reads or masks
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method", [Noiser(bounding=0.05), Noiser(bounding=0.05, score="hellinger"), Occlusion(), Lime(samples=50)]
+)
+def test_what_is_read_is_copied_at_once(method):
+    """A model that runs in plain batches, as on a graphics card: per pass, one look whether the logits are finite."""
+    lm = tiny("falcon")
+    short, long = "The brown fox sings", "The brown fox sings in the rain, and the dog plays along with the child."
+    rest = []
+    for prompt in (short, short, long):
+        with Waits() as waits:
+            att = attribute(lm, prompt, method=method)
+        rest.append(waits.count - att.info["passes"])
+    assert len(att.units) > 15
+    assert rest[1] == rest[2]  # the first time, the model is tried out
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *(functools.partial(attribute, method=m) for m in (Noiser(), Occlusion(), Lime(samples=50))),
+        lambda lm, prompt: tolerance(lm, attribute(lm, prompt, method="random"), 1),
+        lambda lm, prompt: evaluate(lm, attribute(lm, prompt, method="random"), metrics=["soft_scores"]),
+    ],
+)
+def test_distributions_are_not_kept(ask, monkeypatch):
+    """They are a megabyte each for a long vocabulary; what is read of them must not hold on to them."""
+    seen, most, run = [], 0, Engine.distributions
+
+    def watched(self, perturbations):
+        nonlocal most
+        for index, distributions in run(self, perturbations):
+            own = distributions.clone()
+            del distributions
+            seen.append(StorageWeakRef(own.untyped_storage()))
+            yield index, own
+            del own
+            most = max(most, sum(not each.expired() for each in seen))
+
+    monkeypatch.setattr(Engine, "distributions", watched)
+    ask(tiny("llama"), PROMPT)
+    assert len(seen) > 1
+    assert most <= 1
 
 
 def test_long_sequences_are_cut_so_that_little_is_compared_for_nothing():

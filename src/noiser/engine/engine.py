@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.engine.perturbation import Perturbation
@@ -251,10 +251,9 @@ class Engine:
             self._prefix = prefix
             self.take_clean(found.pop(0)[0])
         self.count(batch, sum(part.shape[0] * part.shape[1] for part in found))
-        for piece, logits in zip(batch.pieces, found, strict=True):
-            distributions = logits.softmax(-1)
-            check_finite(distributions, self.lm.dtype)
-            yield piece, distributions
+        distributions = [logits.softmax(-1) for logits in found]
+        check_finite(torch.cat([each[..., 0].flatten() for each in distributions])[:, None], self.lm.dtype)
+        yield from zip(batch.pieces, distributions, strict=True)
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""
@@ -277,12 +276,17 @@ class Engine:
     def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
         inputs = self._embeddings[piece.start : piece.stop].repeat(piece.samples, 1, 1)
         perturbation = perturbations[piece.perturbation]
-        positions = torch.tensor(perturbation.positions, device=inputs.device)
-        rows = perturbation.rows(self.table_rows[positions])[piece.first : piece.last]
-        inside = positions < piece.stop
+        rows = perturbation.rows(self.table_rows[self._places(perturbation.positions)])[piece.first : piece.last]
         changed = (rows * self.lm.embedding_scale).to(inputs.dtype)
-        inputs[:, positions[inside] - piece.start] = changed[:, inside]
+        inside = tuple(position - piece.start for position in perturbation.positions if position < piece.stop)
+        inputs[:, self._places(inside)] = changed[:, : len(inside)]
         return inputs
+
+    def _places(self, positions: tuple[int, ...]) -> slice | Int[Tensor, " positions"]:
+        """Ascending positions as an index; neighbours as a slice, for which the device need not be told anything."""
+        if not positions or positions[-1] - positions[0] + 1 == len(positions):
+            return slice(*((positions[0], positions[-1] + 1) if positions else (0, 0)))
+        return torch.tensor(positions, device=self._embeddings.device)
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -61,7 +60,7 @@ def add_noise(
     count = len(positions)
 
     def rows(clean: Float[Tensor, "positions dim"]) -> Float[Tensor, "samples positions dim"]:
-        k = torch.as_tensor(scale, dtype=clean.dtype, device=clean.device).reshape(-1, 1)
+        k = scale.to(clean).reshape(-1, 1) if isinstance(scale, Tensor) else scale
         return clean + k * noise[:, :count].to(clean)
 
     return Perturbation(positions=positions, samples=noise.shape[0], rows=rows, targets=targets)

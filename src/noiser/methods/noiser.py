@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from noiser.methods.certified import Certified
 from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
 from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
-from noiser.methods.readings import Question, Reading, ScoreName
+from noiser.methods.readings import Question, Reading, ScoreName, read_all
 from noiser.methods.search import Answer, Bisection, Mode, Probe, Search
 
 __all__ = ["Bounding", "Noiser"]
@@ -134,8 +135,10 @@ class _Run:
     def _noise(self, generator: torch.Generator) -> Float[Tensor, "samples positions dim"]:
         longest, dim = max(map(len, self.units)), self.engine.table_rows.shape[-1]
         if self.method.noise is not None:
-            return check_noise(self.method.noise, longest, dim)
-        return draw_noise(self.method.samples, longest, dim, generator)
+            noise = check_noise(self.method.noise, longest, dim)
+        else:
+            noise = draw_noise(self.method.samples, longest, dim, generator)
+        return noise.to(self.engine.table_rows.device)
 
     # ---- what the model says -----------------------------------------------------------------------------------
 
@@ -147,11 +150,14 @@ class _Run:
                 targets.setdefault((probe.unit, probe.k, probe.samples), set()).add(probe.target)
         asked = [(unit, k, samples, tuple(sorted(found))) for (unit, k, samples), found in targets.items()]
         perturbations = [self._perturbation(*each) for each in asked]
+        measured: dict[Probed, tuple[Question, Tensor]] = {}
         for index, distributions in self.engine.distributions(perturbations):
             unit, k, samples, rows = asked[index]
             for position, g in enumerate(rows):
-                self.read[Probed(unit, k, g, samples)] = self.questions[g].read(distributions[:, position])
+                question = self.questions[g]
+                measured[Probed(unit, k, g, samples)] = question, question.measure(distributions[:, position])
             self.engine.report(max(self._expected, self.engine.token_forwards))
+        self.read |= zip(measured, read_all(measured.values()), strict=True)
 
     def _perturbation(self, unit: int, k: float | None, samples: int | None, targets: tuple[int, ...]) -> Perturbation:
         positions = self.units[unit]
@@ -228,12 +234,10 @@ class _Run:
             return dict.fromkeys(self.pairs, k)
         found: dict[tuple[int, int], float | None] = {}
         for group, search in zip(self._groups(), searches, strict=True):
-            thresholds = search.thresholds(len(self.units))
-            known = thresholds[~thresholds.isnan()]
-            for g, u in self.pairs:
-                if g in group:
-                    each = {"k_min": known.min(), "k_max": known.max(), "k_max_per_unit": thresholds[u]}
-                    found[g, u] = float(each[str(self.method.bounding)])
+            thresholds: list[float] = search.thresholds(len(self.units)).tolist()
+            known = [k for k in thresholds if not math.isnan(k)]
+            shared = {"k_min": min(known), "k_max": max(known)}.get(str(self.method.bounding))
+            found |= {(g, u): thresholds[u] if shared is None else shared for g, u in self.pairs if g in group}
         return found
 
     def _fixed_k(self) -> float | None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import get_args
 
 import torch
+from torch import Tensor
 
 from noiser.engine import Engine, replace_rows
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
 from noiser.methods.checks import check_choice, refuse_foil
 from noiser.methods.protocol import Scores
-from noiser.methods.readings import Question, ScoreName
+from noiser.methods.readings import Question, ScoreName, read_all
 
 __all__ = ["Occlusion"]
 
@@ -45,15 +46,18 @@ class Occlusion:
         refuse_foil(query, self.score)
         questions = [Question(engine=engine, index=g, score=self.score) for g in range(len(query.rows))]
         baseline = baseline_row(engine.lm, self.baseline)
-        seen_by = [tuple(column.nonzero().flatten().tolist()) for column in query.visible.T]
+        seen_by = query.seen_by
         units = [u for u, targets in enumerate(seen_by) if targets]
         perturbations = [replace_rows(query.units[u].token_indices, baseline, seen_by[u]) for u in units]
         expected = sum(max(query.rows) + 1 - query.units[u].token_indices[0] for u in units)
-        scores = torch.full(query.visible.shape, torch.nan)
+        measured: dict[tuple[int, int], tuple[Question, Tensor]] = {}
         for index, distributions in engine.distributions(perturbations):
             unit = units[index]
             for column, g in enumerate(seen_by[unit]):
-                scores[g, unit] = questions[g].read(distributions[:, column]).score
+                measured[g, unit] = questions[g], questions[g].measure(distributions[:, column])
             engine.report(max(expected, engine.token_forwards))
         engine.report(engine.token_forwards)
+        scores = torch.full(query.visible.shape, torch.nan)
+        for place, reading in zip(measured, read_all(measured.values()), strict=True):
+            scores[place] = reading.score
         return Scores(scores=scores, info={"token_forwards": engine.token_forwards, "passes": engine.passes})

@@ -1,7 +1,12 @@
-"""From distributions under perturbation to scores, their standard errors, and flips."""
+"""From distributions under perturbation to scores, their standard errors, and flips.
+
+What is read of a distribution are a few numbers, which stay on the model's device until all of them are copied at once.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -13,7 +18,7 @@ from torch import Tensor
 from noiser.engine import Engine
 from noiser.engine.distances import hellinger
 
-__all__ = ["Question", "Reading", "ScoreName"]
+__all__ = ["Measured", "Question", "Reading", "ScoreName", "fetch", "read_all"]
 
 ScoreName = Literal["prob", "logprob", "hellinger"]
 
@@ -33,6 +38,30 @@ class Reading(NamedTuple):
     stderr: float
     flips: bool
     lead: float
+
+
+class Measured(NamedTuple):
+    """The numbers that a reading is made of, of the mean distribution over the noise samples.
+
+    Attributes:
+        target: probability of the explained token.
+        foil: of the token that it is contrasted with; 0 without one.
+        own: of the model's own token without noise, or of the target where there is a foil.
+        rival: of the strongest other token, or of the foil.
+        leader: id of the most probable token.
+        most: its probability.
+        stderr: the score's standard error.
+        distance: Hellinger distance to the unperturbed distribution, where that is the score; otherwise 0.
+    """
+
+    target: float
+    foil: float
+    own: float
+    rival: float
+    leader: float
+    most: float
+    stderr: float
+    distance: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,26 +93,30 @@ class Question:
         """Token id that it is contrasted with."""
         return self.engine.query.foil_id
 
-    def read(self, samples: Float[Tensor, "samples vocab"]) -> Reading:
-        """Score of the mean distribution over the samples, signed so that a loss of the target counts positive."""
+    def measure(self, samples: Float[Tensor, "samples vocab"]) -> Float[Tensor, " numbers"]:
+        """The numbers of a `Measured`, on the device of the samples: nothing waits for it."""
         mean = samples.mean(0)
-        if self.score == "hellinger":
-            score, influence = self._hellinger(samples, mean)
+        none = torch.zeros_like(mean[0])
+        most, tokens = mean.topk(2)
+        target, foil = mean[self.target], none if self.foil is None else mean[self.foil]
+        if self.foil is None:
+            own, rival = mean[self._own], torch.where(tokens[0] == self._own, most[1], most[0])
         else:
-            score, influence = self._drop(samples, mean)
-        stderr = influence.std() / len(influence) ** 0.5 if len(influence) > 1 else torch.tensor(torch.nan)
-        return Reading(float(score), float(stderr), self.flips(mean), self.lead(mean))
+            own, rival = target, foil
+        distance, influence = self._distance(samples, mean)
+        stderr = influence.std() / len(influence) ** 0.5 if len(influence) > 1 else none + torch.nan
+        return torch.stack([target, foil, own, rival, mean.argmax().to(mean), most[0], stderr, distance])
 
-    def flips(self, mean: Float[Tensor, " vocab"]) -> bool:
+    def reading(self, found: Measured) -> Reading:
+        """The score, signed so that a loss of the target counts positive, and what happens to the prediction."""
+        score = found.distance if self.score == "hellinger" else self._value(self._at_rest) - self._value(found)
+        return Reading(score, found.stderr, self.flips(found), self._log_odds(found) / (self.clean_odds or math.inf))
+
+    def flips(self, found: Measured) -> bool:
         """Whether the model changes its mind: about the most probable token, or about which of the pair leads."""
         if self.foil is None:
-            return int(mean.argmax()) != self._own
-        led = bool(self.clean[self.target] > self.clean[self.foil])
-        return led != bool(mean[self.target] > mean[self.foil])
-
-    def lead(self, mean: Float[Tensor, " vocab"]) -> float:
-        """How far ahead the model's own token is, or the leader of target and foil; see `Reading`."""
-        return self._log_odds(mean) / self.clean_odds if self.clean_odds else 0.0
+            return found.leader != self._own
+        return (self._at_rest.target > self._at_rest.foil) != (found.target > found.foil)
 
     @cached_property
     def _own(self) -> int:
@@ -91,36 +124,48 @@ class Question:
         return int(self.clean.argmax())
 
     @cached_property
+    def _at_rest(self) -> Measured:
+        return fetch([self.measure(self.clean[None])])[0]
+
+    @cached_property
     def clean_odds(self) -> float:
         """Log odds, without noise, of the model's own token against its strongest rival, or of target against foil."""
-        return self._log_odds(self.clean)
+        return self._log_odds(self._at_rest)
 
-    def _log_odds(self, mean: Float[Tensor, " vocab"]) -> float:
-        if self.foil is not None:
-            pair = mean[[self.target, self.foil]]
-        else:
-            tokens = mean.topk(2).indices.tolist()
-            pair = mean[[self._own, tokens[1] if tokens[0] == self._own else tokens[0]]]
-        first, second = pair.double().clamp_min(torch.finfo(torch.float32).tiny).log().tolist()
-        return first - second
+    def _log_odds(self, found: Measured) -> float:
+        return _log(found.own) - _log(found.rival)
 
-    def _drop(self, samples: Tensor, mean: Tensor) -> tuple[Tensor, Float[Tensor, " samples"]]:
-        """f(clean) - f(mean) for f = p or log p, of the target or against the foil; and each sample's influence."""
-        logs = self.score == "logprob"
+    def _value(self, found: Measured) -> float:
+        """The target's probability, or its logarithm, less the foil's."""
+        if self.score == "logprob":
+            return _log(found.target) - (0.0 if self.foil is None else _log(found.foil))
+        return found.target - found.foil
 
-        def value(p: Tensor) -> Tensor:
-            return p.double().clamp_min(torch.finfo(torch.float32).tiny).log() if logs else p.double()
+    def _distance(self, samples: Tensor, mean: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, " samples"]]:
+        """H(clean, mean), where that is the score, and each sample's influence on the score.
 
-        score = value(self.clean[self.target]) - value(mean[self.target])
-        influence = samples[:, self.target] / (mean[self.target] if logs else 1)
-        if self.foil is not None:
-            score = score - value(self.clean[self.foil]) + value(mean[self.foil])
-            influence = influence - samples[:, self.foil] / (mean[self.foil] if logs else 1)
-        return score, influence
+        The influence of a sample on the distance is its directional derivative, by the delta method.
+        """
+        if self.score == "hellinger":
+            distance = hellinger(self.clean, mean)
+            weights = (self.clean / mean.clamp_min(torch.finfo(mean.dtype).tiny)).sqrt()
+            return distance, 0.5 * (samples @ weights) / (2 * distance).clamp_min(1e-12)
+        tokens = [self.target] if self.foil is None else [self.target, self.foil]
+        each = [samples[:, token] / (mean[token] if self.score == "logprob" else 1) for token in tokens]
+        return torch.zeros_like(mean[0]), each[0] - each[1] if len(each) == 2 else each[0]
 
-    def _hellinger(self, samples: Tensor, mean: Tensor) -> tuple[Tensor, Float[Tensor, " samples"]]:
-        """H(clean, mean); the influence of a sample is its directional derivative, by the delta method."""
-        score = hellinger(self.clean, mean)
-        weights = (self.clean / mean.clamp_min(torch.finfo(mean.dtype).tiny)).sqrt()
-        overlap = 0.5 * (samples @ weights)
-        return score, overlap / (2 * score).clamp_min(1e-12)
+
+def read_all(measured: Iterable[tuple[Question, Float[Tensor, " numbers"]]]) -> list[Reading]:
+    """What the numbers say, after one copy from the device."""
+    pairs = list(measured)
+    found = fetch([numbers for _, numbers in pairs])
+    return [question.reading(each) for (question, _), each in zip(pairs, found, strict=True)]
+
+
+def fetch(numbers: Sequence[Float[Tensor, " numbers"]]) -> list[Measured]:
+    """Numbers that were measured, in one copy from the device."""
+    return [Measured(*row) for row in torch.stack(list(numbers)).tolist()] if numbers else []
+
+
+def _log(p: float) -> float:
+    return math.log(max(p, torch.finfo(torch.float32).tiny))

@@ -94,7 +94,7 @@ class _Move(NamedTuple):
 
 
 def _moves(query: Query) -> list[_Move]:
-    seen_by = [tuple(g for g, seen in enumerate(column) if seen) for column in query.visible.T.tolist()]
+    seen_by = query.seen_by
     return [_Move(u, query.units[u].token_indices, targets) for u, targets in enumerate(seen_by) if targets]
 
 

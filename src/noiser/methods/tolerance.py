@@ -15,7 +15,7 @@ from noiser.engine import Engine, Progress, add_noise
 from noiser.errors import ParameterError
 from noiser.methods.checks import check_count
 from noiser.methods.noise import check_noise, draw_noise
-from noiser.methods.readings import Question
+from noiser.methods.readings import Question, fetch
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
 from noiser.registry import unversioned
@@ -89,28 +89,34 @@ def tolerance(
     engine = Engine(lm, query, progress=progress)
     positions = query.units[unit_index].token_indices
     chosen = _noise(engine, att, samples, noise)
-    rows = tuple(query.visible[:, unit_index].nonzero().flatten().tolist())
+    rows = query.seen_by[unit_index]
     work = len(ks) * len(chosen) * (max((query.rows[g] for g in rows), default=0) + 1 - positions[0])
     questions = {g: Question(engine=engine, index=g, score="prob") for g in rows}
+
+    perturbations = [add_noise(positions, chosen, float(k), rows) for k in ks] if rows else []
+    measured: dict[tuple[int, int], Tensor] = {}
+    spread: list[Tensor] = []
+    for index, distributions in engine.distributions(perturbations):
+        for position, g in enumerate(rows):
+            found = distributions[:, position]
+            measured[g, index] = questions[g].measure(found)
+            spread.append(found[:, query.target_ids[g]].std(correction=min(1, len(found) - 1)))
+        engine.report(max(work, engine.token_forwards))
 
     shape = (len(query.target_ids), len(ks))
     probabilities, stderr = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
     flips = torch.zeros(shape, dtype=torch.bool)
     foils = None if query.foil_id is None else torch.full(shape[1:], torch.nan)
     leading: dict[tuple[int, int], tuple[int, float]] = {}
-    perturbations = [add_noise(positions, chosen, float(k), rows) for k in ks] if rows else []
-    for index, distributions in engine.distributions(perturbations):
-        for position, g in enumerate(rows):
-            found = distributions[:, position]
-            mean, own = found.mean(0), found[:, query.target_ids[g]]
-            probabilities[g, index] = mean[query.target_ids[g]]
-            if len(own) > 1:
-                stderr[g, index] = own.std() / math.sqrt(len(own))
-            flips[g, index] = questions[g].flips(mean)
-            leading[g, index] = int(mean.argmax()), float(mean.max())
-            if foils is not None:
-                foils[index] = mean[query.foil_id]
-        engine.report(max(work, engine.token_forwards))
+    deviations = torch.stack(spread).tolist() if spread else []
+    for (g, index), numbers, deviation in zip(measured, fetch(list(measured.values())), deviations, strict=True):
+        probabilities[g, index] = numbers.target
+        if len(chosen) > 1:
+            stderr[g, index] = deviation / math.sqrt(len(chosen))
+        flips[g, index] = questions[g].flips(numbers)
+        leading[g, index] = int(numbers.leader), numbers.most
+        if foils is not None:
+            foils[index] = numbers.foil
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,

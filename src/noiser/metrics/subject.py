@@ -134,9 +134,12 @@ class Subject:
         found: dict[int, Tensor] = {}
         expected = sum(mask.samples for mask in masks) * len(self.engine.query.token_ids)
         for index, distributions in self.engine.distributions(perturbations):
-            found[index] = reading(masks[index].target, distributions[:, 0]).double().cpu()
+            found[index] = reading(masks[index].target, distributions[:, 0]).clone()  # a view would keep all of it
             self.engine.report(max(expected, self.engine.token_forwards))
-        return [found[index] for index in range(len(masks))]
+        if not masks:
+            return []
+        copied = torch.cat([found[index] for index in range(len(masks))]).cpu().double()
+        return list(copied.split([mask.samples for mask in masks]))
 
     def distances(self, masks: Sequence[Mask], distance: DistanceName = "hellinger") -> list[Float[Tensor, " samples"]]:
         """How far the next-token distribution of each mask's target is from the clean one."""

@@ -110,7 +110,7 @@ class LanguageModel:
         with torch.no_grad(), align_module_device(self._embedding):  # a table that is offloaded is brought in
             table = _table_of(self._embedding)
             ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
-            rows, out = functional.embedding(ids, table).double(), self._embedding(ids).double()
+            rows, out = functional.embedding(ids, table).cpu().double(), self._embedding(ids).cpu().double()
         if rows.shape != out.shape or not rows.any():
             return 1.0
         scale = float((rows * out).sum() / (rows * rows).sum())

@@ -64,6 +64,11 @@ class Query:
         last = torch.tensor([max(unit.token_indices) for unit in self.units])
         return last[None, :] <= torch.tensor(self.rows)[:, None]
 
+    @property
+    def seen_by(self) -> list[tuple[int, ...]]:
+        """For each unit, the indices of the targets that it stands before."""
+        return [tuple(g for g, seen in enumerate(column) if seen) for column in self.visible.T.tolist()]
+
 
 def build_query(
     lm: LanguageModel,
