@@ -12,8 +12,10 @@ import subprocess
 
 import pytest
 import torch
+import transformers
 
 import cost_growth
+import devices
 import everything
 import many_targets
 import measuring
@@ -94,6 +96,35 @@ def test_reference_that_differs_is_noticed(setting):
         noiser_speed.check(slow._replace(thresholds=[0.5 * k for k in slow.thresholds]), scores)
     with pytest.raises(AssertionError):
         noiser_speed.check(slow._replace(scores=[score + 0.01 for score in slow.scores]), scores)
+
+
+@pytest.mark.parametrize(("shape", "billions"), [("llama-3-8b", 8.03), ("gemma-2-9b", 9.24), ("gemma-3-270m", 0.268)])
+def test_shapes_are_the_published_ones(shape, billions):
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(devices.SHAPES[shape])
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_a_device_is_measured_until_memory_ends(monkeypatch):
+    """On the CPU, with a tiny shape, and a memory that ends at 200 tokens."""
+    tokenizer, attribute = tiny_tokenizer(), noiser.attribute
+
+    def small(lm, prompts, **options):
+        if isinstance(prompts, str) and len(tokenizer(prompts)["input_ids"]) > 200:
+            raise torch.OutOfMemoryError("out of memory")
+        return attribute(lm, prompts, **options)
+
+    monkeypatch.setattr(noiser, "attribute", small)
+    monkeypatch.setitem(devices.SHAPES, "small", tiny_model("llama").config)
+    top = devices.peak("cpu", "float32", size=64)
+    *rows, last = devices.measured(
+        "small", tokenizer, "cpu", "float32", ["The quick brown fox", "A teacher sings"], top
+    )
+    assert [row["method"] for row in rows] == list(devices.METHODS)
+    assert all(row["share of peak, %"] > 0 for row in rows)
+    assert "longest prompt, tokens" not in last  # the smallest that is tried has 1,024
+    lm = devices.random_model(devices.SHAPES["small"], tokenizer, "cpu", "float32")
+    assert devices.longest(lm, limit=256, first=64)["longest prompt, tokens"] == 128
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])

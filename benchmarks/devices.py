@@ -1,0 +1,175 @@
+"""What a graphics card does with models of published shapes: prompts a second, share of its peak, the longest prompt.
+
+    python benchmarks/devices.py --device cuda --shapes llama-3-8b gemma-2-9b gemma-3-270m --output build/devices.json
+
+Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter for how often a
+search asks, so Noiser's scoring pass is measured, with its k given; a whole call with its search is about three of
+them (exact) or one and a half (certified). The prompts are attributed as one list, as a user would.
+
+Peak: the product of two square matrices in the same precision, on the same device. The longest prompt is doubled from
+1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are occluded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import noiser
+from many_prompts import PROMPTS
+from measuring import DTYPES, TEXT, operations, say, seconds, table
+from noiser.engine.engine import free_memory, is_out_of_memory
+from noiser.errors import ModelError
+from noiser.methods import Method
+from noiser.model import LanguageModel
+
+SHAPES: dict[str, transformers.PretrainedConfig] = {
+    "llama-3-8b": transformers.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+    ),
+    "gemma-2-9b": transformers.Gemma2Config(
+        vocab_size=256000,
+        hidden_size=3584,
+        intermediate_size=14336,
+        num_hidden_layers=42,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        max_position_embeddings=8192,
+    ),
+    "gemma-3-270m": transformers.Gemma3TextConfig(
+        vocab_size=262144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        max_position_embeddings=32768,
+    ),
+}
+
+METHODS: dict[str, Method] = {
+    "noiser, one scoring pass": noiser.Noiser(bounding=0.05),
+    "occlusion": noiser.Occlusion(),
+}
+
+
+def random_model(config: transformers.PretrainedConfig, tokenizer: Any, device: str, dtype: str) -> LanguageModel:
+    """A model of this shape, made where it will run."""
+    with torch.device(device):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    return noiser.wrap(model.eval(), tokenizer)
+
+
+def peak(device: str, dtype: str, size: int = 8192) -> float:
+    """Floating-point operations a second of a product of two square matrices; the best of ten."""
+    a, b = (torch.randn(size, size, device=device, dtype=DTYPES[dtype]) for _ in range(2))
+
+    def multiply() -> None:
+        float((a @ b)[0, 0])  # waits for the device
+
+    multiply()
+    return 2 * size**3 / seconds(multiply, 10)
+
+
+def speed(lm: LanguageModel, name: str, prompts: Sequence[str], top: float) -> dict[str, Any]:
+    """The row of one method: a list of prompts, after a first call that finds out what is found out of a model once."""
+    method = METHODS[name]
+    noiser.attribute(lm, list(prompts[:2]), method=method)
+    begin = time.perf_counter()
+    found = noiser.attribute(lm, list(prompts), method=method)
+    took = time.perf_counter() - begin
+    tokens = sum(att.info["token_forwards"] for att in found)
+    clean = sum(len(lm.tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    rows = sum(len(att.units) for att in found) * getattr(method, "samples", 1) + len(prompts)
+    return {
+        "method": name,
+        "prompts": len(prompts),
+        "prompts a second": len(prompts) / took,
+        "token-forwards a second": tokens / took,
+        "share of peak, %": 100 * operations(lm, tokens + clean, rows) / took / top,
+    }
+
+
+def longest(lm: LanguageModel, limit: int, first: int = 1024) -> dict[str, Any]:
+    """The row of the longest prompt, in powers of two, of which four spans can be occluded."""
+    found: dict[str, Any] = {"method": "occlusion, four spans"}
+    tokens = first
+    while tokens <= limit:
+        ids = lm.tokenizer(" ".join([TEXT] * (tokens // 100 + 1)))["input_ids"][: tokens - 8]
+        text = lm.tokenizer.decode(ids, skip_special_tokens=True)
+        quarter = len(text) // 4
+        spans = [(i * quarter, (i + 1) * quarter) for i in range(4)]
+        try:
+            begin = time.perf_counter()
+            noiser.attribute(lm, text, method="occlusion", unit=spans)
+            found |= {"longest prompt, tokens": tokens, "seconds": time.perf_counter() - begin}
+        except (ModelError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        tokens *= 2
+    return found
+
+
+def measured(shape: str, tokenizer: Any, device: str, dtype: str, prompts: Sequence[str], top: float) -> list[Any]:
+    """All rows of one shape; none but the first where the weights do not fit."""
+    common: dict[str, Any] = {"model": shape, "precision": dtype}
+    try:
+        lm = random_model(SHAPES[shape], tokenizer, device, dtype)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return [say(common | {"method": "does not fit"})]
+    size = sum(p.numel() * p.element_size() for p in lm.model.parameters())
+    rows = [say(common | {"weights, GiB": size / 2**30} | speed(lm, name, prompts, top)) for name in METHODS]
+    rows.append(say(common | longest(lm, lm.model.config.max_position_embeddings)))
+    if torch.device(device).type == "cuda":
+        rows[-1]["memory, GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
+        torch.cuda.reset_peak_memory_stats(device)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--output", type=Path, help="also as JSON")
+    chosen = parser.parse_args()
+    tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
+    top, rows = peak(chosen.device, chosen.dtype), list[dict[str, Any]]()
+    for shape in chosen.shapes:
+        rows += measured(shape, tokenizer, chosen.device, chosen.dtype, PROMPTS[: chosen.prompts], top)
+        gc.collect()
+        free_memory(torch.device(chosen.device))
+    cuda = torch.device(chosen.device).type == "cuda"
+    name = torch.cuda.get_device_name(chosen.device) if cuda else platform.processor() or "CPU"
+    note = f"{name}, {chosen.dtype}, peak {top / 1e12:.3g} TFLOP/s, torch {torch.__version__}"
+    print(f"{note}\n\n{table(rows)}")
+    if chosen.output:
+        chosen.output.parent.mkdir(parents=True, exist_ok=True)
+        chosen.output.write_text(json.dumps({"note": note, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
