@@ -252,7 +252,7 @@ class Engine:
             self.take_clean(found.pop(0)[0])
         self.count(batch, sum(part.shape[0] * part.shape[1] for part in found))
         distributions = [logits.softmax(-1) for logits in found]
-        check_finite(torch.cat([each[..., 0].flatten() for each in distributions])[:, None], self.lm.dtype)
+        check_finite(torch.cat([each[..., :1].flatten(0, 1) for each in distributions]), self.lm.dtype)
         yield from zip(batch.pieces, distributions, strict=True)
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
@@ -284,8 +284,9 @@ class Engine:
 
     def _places(self, positions: tuple[int, ...]) -> slice | Int[Tensor, " positions"]:
         """Ascending positions as an index; neighbours as a slice, for which the device need not be told anything."""
-        if not positions or positions[-1] - positions[0] + 1 == len(positions):
-            return slice(*((positions[0], positions[-1] + 1) if positions else (0, 0)))
+        first, stop = (positions[0], positions[-1] + 1) if positions else (0, 0)
+        if stop - first == len(positions):
+            return slice(first, stop)
         return torch.tensor(positions, device=self._embeddings.device)
 
 

@@ -157,7 +157,7 @@ class _Run:
                 question = self.questions[g]
                 measured[Probed(unit, k, g, samples)] = question, question.measure(distributions[:, position])
             self.engine.report(max(self._expected, self.engine.token_forwards))
-        self.read |= zip(measured, read_all(measured.values()), strict=True)
+        self.read |= read_all(measured)
 
     def _perturbation(self, unit: int, k: float | None, samples: int | None, targets: tuple[int, ...]) -> Perturbation:
         positions = self.units[unit]
@@ -236,7 +236,8 @@ class _Run:
         for group, search in zip(self._groups(), searches, strict=True):
             thresholds: list[float] = search.thresholds(len(self.units)).tolist()
             known = [k for k in thresholds if not math.isnan(k)]
-            shared = {"k_min": min(known), "k_max": max(known)}.get(str(self.method.bounding))
+            ends = {"k_min": min(known, default=math.nan), "k_max": max(known, default=math.nan)}
+            shared = ends.get(str(self.method.bounding))
             found |= {(g, u): thresholds[u] if shared is None else shared for g, u in self.pairs if g in group}
         return found
 

@@ -58,6 +58,6 @@ class Occlusion:
             engine.report(max(expected, engine.token_forwards))
         engine.report(engine.token_forwards)
         scores = torch.full(query.visible.shape, torch.nan)
-        for place, reading in zip(measured, read_all(measured.values()), strict=True):
+        for place, reading in read_all(measured).items():
             scores[place] = reading.score
         return Scores(scores=scores, info={"token_forwards": engine.token_forwards, "passes": engine.passes})

@@ -6,10 +6,10 @@ What is read of a distribution are a few numbers, which stay on the model's devi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,8 @@ from noiser.engine import Engine
 from noiser.engine.distances import hellinger
 
 __all__ = ["Measured", "Question", "Reading", "ScoreName", "fetch", "read_all"]
+
+Key = TypeVar("Key")
 
 ScoreName = Literal["prob", "logprob", "hellinger"]
 
@@ -155,11 +157,10 @@ class Question:
         return torch.zeros_like(mean[0]), each[0] - each[1] if len(each) == 2 else each[0]
 
 
-def read_all(measured: Iterable[tuple[Question, Float[Tensor, " numbers"]]]) -> list[Reading]:
-    """What the numbers say, after one copy from the device."""
-    pairs = list(measured)
-    found = fetch([numbers for _, numbers in pairs])
-    return [question.reading(each) for (question, _), each in zip(pairs, found, strict=True)]
+def read_all(measured: Mapping[Key, tuple[Question, Float[Tensor, " numbers"]]]) -> dict[Key, Reading]:
+    """What the numbers say, after one copy from the device, under the same keys."""
+    found = fetch([numbers for _, numbers in measured.values()])
+    return {key: question.reading(each) for (key, (question, _)), each in zip(measured.items(), found, strict=True)}
 
 
 def fetch(numbers: Sequence[Float[Tensor, " numbers"]]) -> list[Measured]:

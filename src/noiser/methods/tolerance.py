@@ -146,10 +146,12 @@ def _noise(
     own = att.parameters if unversioned(att.method) == "noiser" else {}
     given = own.get("noise") if noise is None and samples is None else noise
     if isinstance(given, Tensor):
-        return check_noise(given, longest, dim)
-    count = samples if samples is not None else own.get("samples", 10)
-    check_count("samples", count)
-    return draw_noise(count, longest, dim, torch.Generator().manual_seed(att.seed))
+        found = check_noise(given, longest, dim)
+    else:
+        count = samples if samples is not None else own.get("samples", 10)
+        check_count("samples", count)
+        found = draw_noise(count, longest, dim, torch.Generator().manual_seed(att.seed))
+    return found.to(engine.table_rows.device)  # once, not for every k
 
 
 def _leaders(
