@@ -1,6 +1,7 @@
 """What a graphics card does with models of published shapes: prompts a second, share of its peak, the longest prompt.
 
-    python benchmarks/devices.py --device cuda --shapes llama-3-8b gemma-2-9b gemma-3-270m --output build/devices.json
+    python benchmarks/devices.py --device cuda --compile --output build/devices.json
+    python benchmarks/devices.py --device cuda --shapes llama-3-8b
 
 Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter for how often a
 search asks, so Noiser's scoring pass is measured, with its k given; a whole call with its search is about three of
@@ -8,6 +9,7 @@ them (exact) or one and a half (certified). The prompts are attributed as one li
 
 Peak: the product of two square matrices in the same precision, on the same device. The longest prompt is doubled from
 1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are occluded.
+`--compile` measures a second time with every layer compiled by `torch.compile`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ import transformers
 import noiser
 from many_prompts import PROMPTS
 from measuring import DTYPES, TEXT, operations, say, seconds, table
-from noiser.engine.engine import free_memory, is_out_of_memory
 from noiser.errors import ModelError
 from noiser.methods import Method
 from noiser.model import LanguageModel
+from noiser.model.memory import free_memory, is_out_of_memory
 
 SHAPES: dict[str, transformers.PretrainedConfig] = {
     "llama-3-8b": transformers.LlamaConfig(
@@ -109,6 +111,13 @@ def speed(lm: LanguageModel, name: str, prompts: Sequence[str], top: float) -> d
     }
 
 
+def compile_layers(lm: LanguageModel, **options: Any) -> None:
+    """Has every layer compiled when it first runs, once for all lengths."""
+    layers = next(module for module in lm.model.modules() if isinstance(module, torch.nn.ModuleList))
+    for layer in layers:
+        layer.compile(dynamic=True, **options)
+
+
 def longest(lm: LanguageModel, limit: int, first: int = 1024) -> dict[str, Any]:
     """The row of the longest prompt, in powers of two, of which four spans can be occluded."""
     found: dict[str, Any] = {"method": "occlusion, four spans"}
@@ -130,7 +139,17 @@ def longest(lm: LanguageModel, limit: int, first: int = 1024) -> dict[str, Any]:
     return found
 
 
-def measured(shape: str, tokenizer: Any, device: str, dtype: str, prompts: Sequence[str], top: float) -> list[Any]:
+def measured(
+    shape: str,
+    tokenizer: Any,
+    device: str,
+    dtype: str,
+    prompts: Sequence[str],
+    top: float,
+    *,
+    limit: int | None = None,
+    compiled: bool = False,
+) -> list[Any]:
     """All rows of one shape; none but the first where the weights do not fit."""
     common: dict[str, Any] = {"model": shape, "precision": dtype}
     try:
@@ -141,10 +160,14 @@ def measured(shape: str, tokenizer: Any, device: str, dtype: str, prompts: Seque
         return [say(common | {"method": "does not fit"})]
     size = sum(p.numel() * p.element_size() for p in lm.model.parameters())
     rows = [say(common | {"weights, GiB": size / 2**30} | speed(lm, name, prompts, top)) for name in METHODS]
-    rows.append(say(common | longest(lm, lm.model.config.max_position_embeddings)))
+    readable = lm.model.config.max_position_embeddings
+    rows.append(say(common | longest(lm, readable if limit is None else min(limit, readable))))
     if torch.device(device).type == "cuda":
         rows[-1]["memory, GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
         torch.cuda.reset_peak_memory_stats(device)
+    if compiled:
+        compile_layers(lm)
+        rows += [say(common | speed(lm, name, prompts, top) | {"method": f"{name}, compiled"}) for name in METHODS]
     return rows
 
 
@@ -154,12 +177,23 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--compile", action="store_true", help="measure with compiled layers too")
+    parser.add_argument("--longest", type=int, help="tokens of the longest prompt to try (what the model can read)")
     parser.add_argument("--output", type=Path, help="also as JSON")
     chosen = parser.parse_args()
     tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
     top, rows = peak(chosen.device, chosen.dtype), list[dict[str, Any]]()
     for shape in chosen.shapes:
-        rows += measured(shape, tokenizer, chosen.device, chosen.dtype, PROMPTS[: chosen.prompts], top)
+        rows += measured(
+            shape,
+            tokenizer,
+            chosen.device,
+            chosen.dtype,
+            PROMPTS[: chosen.prompts],
+            top,
+            limit=chosen.longest,
+            compiled=chosen.compile,
+        )
         gc.collect()
         free_memory(torch.device(chosen.device))
     cuda = torch.device(chosen.device).type == "cuda"

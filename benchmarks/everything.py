@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import cost_growth
+import many_prompts
 import many_targets
 import memory
 import methods_speed
@@ -29,6 +30,7 @@ PARTS: dict[str, Callable[[Setting], Part]] = {
     "noiser": noiser_speed.run,
     "methods": methods_speed.run,
     "targets": many_targets.run,
+    "prompts": many_prompts.run,
     "growth": cost_growth.run,
     "precision": precision.run,
     "memory": memory.run,

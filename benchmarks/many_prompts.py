@@ -1,22 +1,30 @@
 """How much faster a list of prompts is than the same prompts one by one.
 
-    python benchmarks/many_prompts.py --model gemma-3-270m smollm2-135m-instruct
+    python benchmarks/many_prompts.py --model gemma-3-270m
 
-Both ways run in turns in this process, on the same prompts and threads, in float32. Results must agree, or the run
-fails: scores within 1e-5, thresholds to the bit.
+Both ways run in turns in this process, on the same prompts and threads. Results must agree, or the run fails: scores
+within 1e-5, thresholds to the bit.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 import noiser
+from measuring import Claim, Part, Setting, main, say
+from noiser.model import LanguageModel
+
+METHODS = ("noiser", "noiser_relative", "occlusion", "lime")
+
+NOTE = (
+    "float32, {count} prompts of {least} to {most} tokens. One by one: a call for each. As a list: one call. Medians "
+    "of {repeats} runs, the two ways in turns; times faster is the median of their ratios."
+)
 
 PROMPTS = (
     "The capital of the country that borders only Spain is",
@@ -83,9 +91,9 @@ def check(ones: Sequence[noiser.Attribution], many: Sequence[noiser.Attribution]
     return worst
 
 
-def compare(lm: noiser.LanguageModel, method: str, prompts: Sequence[str], repeats: int) -> str:
-    """One row of the table: the medians of both ways, which take turns."""
-    alone, together = [], []
+def row_of(lm: LanguageModel, method: str, prompts: Sequence[str], repeats: int) -> dict[str, Any]:
+    """One line of the table: the medians of both ways, which take turns."""
+    alone, together = list[float](), list[float]()
     worst = 0.0
     for prompt in prompts[:2]:
         noiser.attribute(lm, prompt, method=method)
@@ -95,28 +103,32 @@ def compare(lm: noiser.LanguageModel, method: str, prompts: Sequence[str], repea
         seconds, many = timed(lambda: noiser.attribute(lm, list(prompts), method=method))
         together.append(seconds)
         worst = max(worst, check(ones, many))
-    one, list_ = statistics.median(alone), statistics.median(together)
-    ratios = ", ".join(f"{a / b:.2f}" for a, b in zip(alone, together, strict=True))
-    return f"| {lm.identity.name} | `{method}` | {one:.2f} | {list_:.2f} | {one / list_:.2f} ({ratios}) | {worst:.0e} |"
+    return {
+        "method": f"`{method}`",
+        "one by one, s": statistics.median(alone),
+        "as a list, s": statistics.median(together),
+        "times faster": statistics.median(a / b for a, b in zip(alone, together, strict=True)),
+        "largest difference of a score": f"{worst:.0e}",
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", nargs="+", default=["gemma-3-270m", "smollm2-135m-instruct"])
-    parser.add_argument("--methods", nargs="+", default=["noiser", "noiser_relative", "occlusion", "lime"])
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    prompts = PROMPTS[: arguments.prompts]
-    print(f"{len(prompts)} prompts, float32, {arguments.threads} threads, torch {torch.__version__}\n")
-    print("| model | method | one by one, s | as a list, s | times faster | largest difference |\n|" + "---|" * 6)
-    for name in arguments.model:
-        lm = noiser.load_model(name, dtype="float32", device="cpu")
-        for method in arguments.methods:
-            print(compare(lm, method, prompts, arguments.repeats), flush=True)
+def run(setting: Setting) -> Part:
+    """Every method, with all prompts."""
+    lm = setting.load("float32")
+    prompts = PROMPTS[:4] if setting.quick else PROMPTS
+    lengths = [len(lm.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    rows = [say(row_of(lm, method, prompts, setting.repeats)) for method in METHODS]
+    note = NOTE.format(count=len(prompts), least=min(lengths), most=max(lengths), repeats=setting.repeats)
+    return Part("A list of prompts", note, rows, claims(rows))
+
+
+def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
+    """A list is never slower."""
+    return [
+        Claim(f"{row['method']}, a list of prompts: times faster than one by one", row["times faster"], at_least=1.0)
+        for row in rows
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    main(run, __doc__)

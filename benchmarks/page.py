@@ -1,20 +1,24 @@
-"""Writes measured tables into the manual: `python benchmarks/page.py [build/speed/results.json]`.
+"""Writes measured tables into the manual.
 
-Results are kept in `benchmarks/results/MODEL.json`. `docs/performance.md` has places for their tables,
+    python benchmarks/page.py build/speed/results.json
+    python benchmarks/page.py build/speed/results.json --machine amx
+
+Results are kept in `benchmarks/results/MODEL.json`, those of another machine in `MODEL@MACHINE.json`.
+`docs/performance.md` has places for their tables,
 
     <!-- speed: MODEL PART -->
     <!-- end -->
 
-with the name of a part, or "claims". What is given replaces the parts that are kept; without an argument the page is
-written again from those.
+with the name of a part, or "claims", and MODEL@MACHINE for another machine's. What is given replaces the parts that are
+kept; without an argument the page is written again from those.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +62,29 @@ def _kept(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def keep(results: Path) -> None:
+def keep(results: Path, machine: str | None = None) -> None:
     """Takes measured results over, and the figure with them."""
     found = _kept(results)
     (model,) = {part["conditions"]["model"] for part in found.values()}
     RESULTS.mkdir(exist_ok=True)
-    place = RESULTS / f"{Path(model).name}.json"
+    stem = Path(model).name if machine is None else f"{Path(model).name}@{machine}"
+    place = RESULTS / f"{stem}.json"
     merged = _kept(place) | found
     ordered = {name: merged[name] for name in everything.PARTS if name in merged}
     place.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-    if model == MAIN and "growth" in found:
+    if stem == MAIN and "growth" in found:
         for ending in (".svg", ".png"):
             shutil.copyfile(results.with_name("cost").with_suffix(ending), FIGURE.with_suffix(ending))
 
 
 def main() -> None:
     """Keeps results where they are given, and writes the page."""
-    for path in sys.argv[1:]:
-        keep(Path(path))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", type=Path)
+    parser.add_argument("--machine", help="a name for the machine, if it is not the page's own")
+    chosen = parser.parse_args()
+    for path in chosen.results:
+        keep(path, chosen.machine)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

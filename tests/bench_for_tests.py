@@ -22,6 +22,7 @@ PROMPTS = [
     "The lazy dog jumps over the teacher",
 ]
 
+# Noise large enough for scores that rounding does not change by much: a mask keeps a number or not, by the score.
 PLAN = """
 name = "tiny"
 seed = 3
@@ -47,7 +48,7 @@ max_new_tokens = 3
 
 [[methods]]
 name = "noiser"
-args = {{ samples = 2, steps = 3 }}
+args = {{ samples = 2, steps = 3, bounding = "k_max", all_thresholds = true }}
 
 [[methods]]
 name = "occlusion"

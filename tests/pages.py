@@ -19,6 +19,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
     ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
     ("docs/scale.md", "ray start"): "a cluster",
+    ("docs/performance.md", "for layer in"): "it compiles the layers of a model that tests share; test_compiled.py",
     ("docs/howto/quantised.md", "from transformers import"): "the hub, and a graphics card",
     ("docs/howto/quantised.md", "from torchao"): "torchao; test_quantised.py",
     ("examples/plugin/README.md", "noiser"): "the plugin must be installed; test_plugins.py does that",

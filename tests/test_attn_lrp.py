@@ -155,13 +155,9 @@ def test_eager_and_fused_attention_agree():
 def test_attention_by_other_kernels_is_made_eager_for_the_call():
     model = tiny_model("llama").eval()
     expected = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method=AttnLrp(), target=5)
+    lm = noiser.wrap(model, tiny_tokenizer())
+    engine = Engine(lm, build_query(lm, PROMPT, target=5))
     model.config._attn_implementation_internal = "flex_attention"
-    with torch.no_grad():
-        lm = noiser.wrap(model, tiny_tokenizer())
-        query = build_query(lm, PROMPT, target=5)
-        model.config._attn_implementation_internal = "sdpa"
-        engine = Engine(lm, query)
-        model.config._attn_implementation_internal = "flex_attention"
     found = AttnLrp()(engine, torch.Generator())
     assert model.config._attn_implementation == "flex_attention"
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from attribution_for_tests import make, rich_example
 from noiser.attribution import Attribution
 from noiser.attribution.store import dumps
 from noiser.errors import StoredFileError
+from noiser.files import write_bytes
 
 TENSORS = ("scores", "thresholds", "stderr", "k_min")
 
@@ -212,3 +214,16 @@ def test_a_missing_file_is_an_os_error(tmp_path):
         Attribution.load(tmp_path / "none.json")
     with pytest.raises(FileNotFoundError):
         make().save(tmp_path / "none" / "a.json")
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    """As /dev/null must: nothing takes its place."""
+    place, read = tmp_path / "pipe", []
+    os.mkfifo(place)
+    reader = threading.Thread(target=lambda: read.append(place.read_bytes()), daemon=True)
+    reader.start()
+    write_bytes(place, b"noise")
+    reader.join(10)
+    assert read == [b"noise"]
+    assert stat.S_ISFIFO(place.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [place]

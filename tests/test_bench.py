@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -19,8 +20,14 @@ import noiser
 from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_text, save_models, stored
 from noiser.bench import Store, run_bench, samples
 from noiser.bench.pack import pack
+from noiser.bench.plan import parse_plan
+from noiser.bench.resolve import resolve
+from noiser.bench.status import status
+from noiser.bench.tasks import Setup
+from noiser.bench.worker import Worker
 from noiser.cli import app
-from noiser.errors import PlanError, RunError, StoredFileError
+from noiser.errors import NoiserError, ParameterError, PlanError, RunError, StoredFileError
+from tiny import tiny
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +86,10 @@ def test_every_wanted_row_is_there_once(whole):
 
 def test_numbers_are_those_of_evaluate(whole, models):
     lm = noiser.load_model(models / "llama", dtype="float32", device="cpu")
-    for name, method, count in [("noiser", noiser.Noiser(samples=2, steps=3), 6), ("random", "random", 3)]:
+    for name, method, count in [
+        ("noiser", noiser.Noiser(samples=2, steps=3, bounding="k_max", all_thresholds=True), 6),
+        ("random", "random", 3),
+    ]:
         found = noiser.evaluate(lm, PROMPTS[:count], method, ["soft_scores"], seed=3, masks=2)
         for record in found.records:
             row = by_key(whole)["llama", "own", f"own-{record['index']}", name, "soft_scores"]
@@ -92,7 +102,9 @@ def test_attributions_are_stored_and_their_facts_are_rows(whole, models):
     lm = noiser.load_model(models / "gemma3", dtype="float32", device="cpu")
     found = list(Store(whole).attributions("gemma3", "own", "noiser"))
     assert [each.index for each in found] == list(range(6))
-    again = noiser.attribute(lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3), seed=7)
+    again = noiser.attribute(
+        lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3, bounding="k_max", all_thresholds=True), seed=7
+    )
     torch.testing.assert_close(found[4].attribution.scores, again.scores, atol=1e-6, rtol=0)
     facts = by_key(whole)["gemma3", "own", "own-4", "noiser", "attribution"].values
     assert facts["token_forwards"] == again.info["token_forwards"]
@@ -238,6 +250,19 @@ def test_a_plan_may_not_change_what_is_stored(tmp_path, plan, whole, old, new, s
     assert contents(tmp_path / "out", ("",)) == before
 
 
+def test_an_entry_without_rows_may_still_be_put_right(tmp_path, plan, whole):
+    """A model that is not there ends the run; its name can be corrected, or it can go."""
+    shutil.copytree(whole, tmp_path / "out")
+    good = plan.read_text(encoding="utf-8")
+    wrong = '[[models]]\nlabel = "new"\nname = "{}"\n'
+    for name in ("/nowhere/typo", "/nowhere/else"):
+        plan.write_text(good + wrong.format(name), encoding="utf-8")
+        with pytest.raises((NoiserError, RunError), match=name):
+            run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    plan.write_text(good, encoding="utf-8")
+    assert run_bench(plan, tmp_path / "out", Heard(), workers=0).rows == 0
+
+
 def test_other_weights_are_refused(tmp_path, models, plan):
     import shutil
 
@@ -299,7 +324,6 @@ def test_unknown_data_set_and_missing_plan(tmp_path, plan):
 @pytest.mark.parametrize("name", ["paper", "local", "mini"])
 def test_our_own_plans(name):
     from noiser.bench import read_plan
-    from noiser.bench.resolve import resolve
 
     path = Path(__file__).parents[1] / "benchmarks" / "plans" / f"{name}.toml"
     plan, _ = read_plan(path)
@@ -307,8 +331,6 @@ def test_our_own_plans(name):
 
 
 def test_the_plan_in_the_manual():
-    from noiser.bench.plan import parse_plan
-    from noiser.bench.resolve import resolve
 
     page = (Path(__file__).parents[1] / "docs" / "bench.md").read_text(encoding="utf-8")
     plan = parse_plan(page.split("```toml\n")[1].split("```")[0], "docs/bench.md")
@@ -323,7 +345,6 @@ def quiz(monkeypatch):
     """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt it cannot read."""
     from noiser.data import DATA_SETS, Example, Reading, Recipe, Source
     from noiser.model.query import build_query
-    from tiny import tiny
 
     lm, right = tiny("llama"), {}
     for prompt in (f"{a} {b}" for a in PROMPTS for b in PROMPTS):
@@ -427,7 +448,6 @@ def test_categories(tmp_path, models, quiz):
 
 def test_random_references_are_shared_and_the_same(monkeypatch):
     from noiser.metrics import METRICS, Case, catalog
-    from tiny import tiny
 
     lm, memo, counted = tiny("llama"), {}, []
     original = catalog.random_scores
@@ -605,7 +625,8 @@ def test_status_and_pack(tmp_path, whole, plan):
     assert list(one.rows()) == list(Store(whole).rows())
     assert list(one.costs()) == list(Store(whole).costs())
     assert one.selections() == Store(whole).selections()
-    assert one.plan == Store(whole).plan
+    assert [entry.label for entry in one.plan.models] == [entry.label for entry in Store(whole).plan.models]
+    assert one.plan.methods == Store(whole).plan.methods
     assert list(one.attributions("llama", "own", "noiser")) == []
     assert contents(one.path, ("",)) == contents(two.path, ("",))
     assert not (one.path / "replies").exists()
@@ -615,6 +636,53 @@ def test_status_and_pack(tmp_path, whole, plan):
     assert "is packed" in again.output
     assert run(app, ["bench", "status", str(tmp_path)]).exit_code == 2
     assert "expected another folder" in run(app, ["bench", "pack", str(whole), "-o", str(whole)]).output
+
+
+def test_status_counts_what_the_plan_wants(tmp_path, models, plan, whole):
+    """Rows that an older plan wanted do not stand for those that this one lacks."""
+    shutil.copytree(whole, tmp_path / "out")
+    less = plan_text(models, limit=2) + '[[methods]]\nname = "input_x_gradient"\n'
+    (tmp_path / "out" / "plan.toml").write_text(less, encoding="utf-8")
+    found = status(tmp_path / "out")
+    assert not found.complete
+    part = next(part for part in found.parts if (part.model, part.data) == ("llama", "own"))
+    assert part.rows < part.wanted
+
+
+def test_answers_that_a_data_set_does_not_have(tmp_path, models, quiz, monkeypatch):
+    monkeypatch.setattr(samples, "load", lambda *rest, **more: _Silent(quiz))
+    for setting in ('explain = "answer"', "only_correct = true"):
+        text = QUIZ.format(models=models, more="").replace("only_correct = true", setting)
+        (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+        with pytest.raises(ParameterError, match="need answers, and examples of quiz have none"):
+            run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+
+
+class _Silent:
+    """A data set without answers."""
+
+    categories, notes = ("a", "b", "c"), ()
+
+    def __init__(self, examples):
+        self.examples = [dataclasses.replace(example, target=None) for example in examples]
+
+    def __iter__(self):
+        return iter(self.examples)
+
+
+def test_a_judge_lives_as_long_as_its_worker(models):
+    """So does its budget; and neither a budget nor patience is what rows are about."""
+    judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {{ base_url = "http://x/v1"{} }}\n'
+    cheap, dear = (
+        parse_plan(plan_text(models) + judged.format(more), "p.toml")
+        for more in (", budget_tokens = 5", ", budget_tokens = 9, patience = 3")
+    )
+    assert resolve(cheap, "p.toml")["metrics"] == resolve(dear, "p.toml")["metrics"]
+    worker = Worker(Setup(plan=cheap, identities={}))
+    entry = cheap.metrics[-1]
+    assert worker._judge(entry, tiny("llama")) is worker._judge(entry, tiny("llama"))
+    with pytest.raises(PlanError, match="OPENAI_API_KEY"):
+        parse_plan(plan_text(models) + judged.format(', api_key = "secret"'), "p.toml")
 
 
 def test_a_pack_does_not_say_where_things_were(tmp_path, whole):
@@ -627,6 +695,10 @@ def test_a_pack_does_not_say_where_things_were(tmp_path, whole):
     assert (
         Store(tmp_path / "packed").run["sessions"][0]["command"] == "noiser bench run plan.toml -o copied --workers 2"
     )
+    texts = [place.read_text(encoding="utf-8") for place in (tmp_path / "packed").glob("*.*") if place.suffix != ".gz"]
+    assert len(texts) == 2
+    assert not any(str(whole.parents[1]) in text for text in texts), "models are named by their last part"
+    assert Store(tmp_path / "packed").plan.models[0].name == "llama"
 
 
 def test_the_command(tmp_path, plan, whole):

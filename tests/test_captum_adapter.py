@@ -208,3 +208,31 @@ def test_random_states_come_back_after_an_exception():
         math.sqrt(-torch.rand(3).sum() - random.random() - np.random.rand())
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == python
+
+
+@pytest.mark.parametrize("name", ["ShapleyValueSampling", "Lime"])
+def test_prompts_side_by_side_draw_what_each_draws_alone(name):
+    """Their passes are merged, so that one waits inside Captum while another draws."""
+    lm, prompts = tiny("llama"), [PROMPT, "A teacher plays the violin", "The dog"]
+    alone = [noiser.attribute(lm, prompt, method=captum(name)) for prompt in prompts]
+    torch.manual_seed(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    together = noiser.attribute(lm, prompts, method=captum(name))
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+def test_a_pause_gives_the_callers_random_states_back():
+    torch.manual_seed(4)
+    first, second = torch.rand(2)
+    torch.manual_seed(4)
+    with seeded(torch.Generator().manual_seed(0), torch.device("cpu")) as pause:
+        own = torch.rand(2)
+        with pause():
+            assert torch.rand(()) == first
+        rest = torch.rand(2)
+    assert torch.rand(()) == second, "what was drawn in the pause counts"
+    with seeded(torch.Generator().manual_seed(0), torch.device("cpu")):
+        assert torch.equal(torch.rand(4), torch.cat([own, rest]))

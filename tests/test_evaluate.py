@@ -11,6 +11,8 @@ import pytest
 
 import noiser
 from bench_for_tests import PROMPTS
+from noiser.errors import ParameterError, UnknownNameError
+from noiser.judges import Verdict
 from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matched, soft_scores
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
@@ -386,3 +388,45 @@ def test_the_numbers_make_sense_on_a_real_model(smol):
     assert found["comprehensiveness"].value > random["comprehensiveness"].value
     assert random["faithfulness"].low <= 0 <= random["faithfulness"].high
     assert random["area_minus_random"].low <= 0 <= random["area_minus_random"].high
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"profile": "author"}, "Did you mean 'authors'"),
+        ({"normalization": "summ"}, "Did you mean 'sum'"),
+        ({"unit": "words"}, "Did you mean 'word'"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ],
+)
+def test_settings_that_every_prompt_would_fail_at_are_errors_at_once(wrong, said, unchecked):
+    with pytest.raises((UnknownNameError, ParameterError), match=said):
+        evaluated(**wrong)
+
+
+@pytest.mark.parametrize("examples", [{"role": "user", "content": "The dog"}, {"prompt": "The dog"}, b"The dog"])
+def test_a_mapping_is_no_list_of_prompts(examples):
+    with pytest.raises(ParameterError, match="expected texts, chats"):
+        evaluated(examples)
+
+
+class Silent:
+    """A judge whose endpoint answers only about some prompts."""
+
+    name = "silent"
+
+    def judge(self, requests):
+        lost = Verdict(status="unscored", reason="no connection", lost=True)
+        mumbled = Verdict(status="unscored", reason="no word in it", replies=("?",))
+        return [lost if "quick" in request.words else mumbled for request in requests]
+
+
+@pytest.mark.parametrize("metric", ["answerability", "minimum_top_k"])
+def test_a_reply_that_never_came_is_an_error_and_an_unreadable_one_a_number(metric):
+    """Errors are what a benchmark tries again."""
+    found = evaluated(["The quick fox", "A teacher plays"], metric, judge=Silent(), unit="word")
+    assert [(skipped.example, "no connection" in skipped.error) for skipped in found.skipped] == [(0, True)]
+    unscored = "answerability_unscored" if metric == "answerability" else "minimum_unscored"
+    assert (found[unscored].value, found[unscored].n) == (1, 1)
+    if metric == "minimum_top_k":
+        assert found["unanswerable"].n == 0, "nobody knows whether it can be answered"

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional
 
 import noiser
 from noiser.errors import ParameterError, UnknownNameError
@@ -206,3 +207,15 @@ def test_gemma_completes_plainly(gemma):
     assert judge.style == "plain"
     (verdict,) = judge.judge([JudgeRequest(("LeBron", "James", "professionally", "plays", "the", "sport", "of"), 5)])
     assert verdict.says("basketball", top=5)
+
+
+def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):
+    """What a model writes behind the end of a text is another text."""
+    lm = model()
+    end = lm.tokenizer.eos_token_id
+
+    def ending(embeddings, **options):
+        return functional.one_hot(torch.full((len(embeddings), 1), end), lm.vocabulary_size).float()
+
+    monkeypatch.setattr(lm, "probabilities", ending)
+    assert {verdict.status for verdict in LocalJudge(lm).judge(requests())} == {"unscored"}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import noiser
+from noiser.model.memory import is_out_of_memory
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -70,3 +71,30 @@ def test_greedy_continuation_equals_the_obvious_loop_and_ends_at_eos():
                     break
                 expected.append(token)
         assert [target.token_id for target in att.targets] == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, monkeypatch):
+    """A tensor would be on the first device, and the head may be on the last."""
+    model, kept = tiny_model(family), []
+    forward = model.forward
+
+    def watched(*args, logits_to_keep=0, **rest):
+        kept.append(logits_to_keep)
+        return forward(*args, logits_to_keep=logits_to_keep, **rest)
+
+    monkeypatch.setattr(noiser.LanguageModel, "_forward_parameters", frozenset({"logits_to_keep"}))
+    model.forward = watched
+    model.hf_device_map = {"model.embed_tokens": 0, "model.layers": 1}
+    found = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
+    assert all(isinstance(each, int | list) for each in kept)
+    torch.testing.assert_close(found.scores, noiser.attribute(tiny(family), PROMPT, method="occlusion").scores)
+
+
+def test_memory_that_runs_out_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**52)
+    assert is_out_of_memory(caught.value), str(caught.value)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(ValueError("out of memory"))
+    assert not is_out_of_memory(RuntimeError("a shape is wrong"))

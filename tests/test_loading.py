@@ -602,3 +602,19 @@ def test_explained_errors_keep_the_cause(folder):
     with pytest.raises(ModelError) as caught:
         checkpoint.load_checkpoint(str(folder), checkpoint.Options())
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ImportError("SentencePiece is needed"), DependencyError, "needs a package .* SentencePiece"),
+        (torch.OutOfMemoryError("CUDA out of memory"), ModelError, "does not fit into memory.* smaller dtype"),
+    ],
+)
+def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch, error, kind, said):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(kind, match=said):
+        noiser.load_model(folder)

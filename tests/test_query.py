@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -31,7 +33,8 @@ PROMPT = "The quick fox sings"
         ({"target": True}, TargetError, "is a bool; expected a text or a token id"),
         ({"target": 5, "foil": ""}, TargetError, "The foil '' has no tokens"),
         ({"target": "dog", "foil": "dog"}, TargetError, "Target and foil are the same"),
-        ({"target": "dogs", "foil": "dogs near"}, TargetError, "Target and foil are the same"),
+        ({"target": "dogs", "foil": "dogs near"}, TargetError, "The foil begins with the target.* longer target"),
+        ({"target": "dogs near", "foil": "dogs"}, TargetError, "The target begins with the foil.* longer foil"),
         ({"unit": [(0, 3), (2, 5)]}, UnitError, "overlap"),
         ({"unit": [(3, 3)]}, UnitError, "is empty"),
         ({"unit": [(0, 99)]}, UnitError, "leaves the prompt"),
@@ -108,3 +111,28 @@ def test_target_reports_probability_and_rank():
     (target,) = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=third).targets
     assert (target.token_id, target.rank) == (third, 3)
     assert target.probability == pytest.approx(float(clean[third]), rel=1e-5)  # another pass: rounding of float32
+
+
+def test_tokens_that_the_model_does_not_have_are_named():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_tokens(["zyx"])
+    lm = noiser.wrap(tiny_model("llama"), tokenizer)
+    with pytest.raises(PromptError, match="has the token 'zyx', id 384; expected ids below 384"):
+        build_query(lm, "The zyx sings")
+    with pytest.raises(TargetError, match="The foil has the token 'zyx'"):
+        build_query(lm, "The fox", target=5, foil=" zyx")
+
+
+def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
+    """Fed embeddings alone, it would be explained as another function."""
+    model = tiny_model("llama")
+    forward = model.forward
+
+    def peeking(input_ids=None, **rest):
+        out = forward(input_ids=input_ids, **rest)
+        out.logits = out.logits + (0 if input_ids is None else input_ids[..., None] % 7)
+        return out
+
+    model.forward = peeking
+    with pytest.raises(UnsupportedModelError, match="does not predict from embeddings what it predicts"):
+        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)

@@ -223,3 +223,6 @@ def test_measured_parts_go_into_the_page(setting, tmp_path, monkeypatch):
     assert "A note.\n\n| GiB |\n| --- |\n| 1.5 |\n\n" in text
     assert text.endswith(f"<!-- speed: {kept.stem} noiser -->\n<!-- end -->\n"), "what was not measured stays"
     assert page.filled(text, tmp_path / "results") == text
+    page.keep(tmp_path / "results.json", "other")
+    other = page.filled(f"<!-- speed: {kept.stem}@other memory -->\n<!-- end -->\n", tmp_path / "results")
+    assert "| 1.5 |" in other

@@ -123,3 +123,13 @@ def test_progress_reaches_the_end():
 def test_errors_say_what_was_expected(unit_index, ks, message):
     with pytest.raises(ParameterError, match=message):
         tolerance(tiny("llama"), attribution(), unit_index, ks)
+
+
+def test_own_noise_comes_back_from_a_file(tmp_path):
+    noise = torch.randn(3, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(9))
+    att = attribution(method=noiser.Noiser(noise=noise))
+    att.save(tmp_path / "a.json")
+    stored = noiser.Attribution.load(tmp_path / "a.json")
+    expected, found = (tolerance(tiny("llama"), each, 1, KS).probabilities for each in (att, stored))
+    assert torch.equal(found, expected)
+    assert torch.equal(expected, tolerance(tiny("llama"), att, 1, KS, noise=noise).probabilities)

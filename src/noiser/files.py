@@ -21,9 +21,14 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     """Writes a whole file or nothing: a temporary file in the same folder takes the place of `path` at the end.
 
+    A pipe or a device, such as /dev/null, is written to, and stays what it is.
+
     Raises:
         OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        Path(path).write_bytes(content)
+        return
     place = Path(os.path.realpath(path))
     draft = place.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
     try:

@@ -7,6 +7,7 @@ from html import escape
 from noiser.app.jobs import State
 from noiser.durations import duration
 from noiser.errors import NoiserError
+from noiser.model.memory import is_out_of_memory
 
 __all__ = ["explain", "note", "problem", "progress_line"]
 
@@ -15,7 +16,7 @@ def explain(error: BaseException, name: str = "Error") -> str:
     """An error. Ours say what to do; of others the type and the text, and the server's log has the rest."""
     if isinstance(error, NoiserError):
         return problem(name, str(error))
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+    if is_out_of_memory(error):
         text = "The model ran out of memory. Shorten the prompt, or ask for fewer targets or a coarser unit."
         return problem(name, f"{text} ({type(error).__name__})")
     text = f"{type(error).__name__}: {error}. The server's log has the details; the page goes on working."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ __all__ = ["pack"]
 def pack(folder: Path, output: Path) -> list[Path]:
     """Writes plan, run, selections, rows and costs of a benchmark to another folder; no attribution, no reply.
 
-    Nothing in it quotes a data set or says where on a machine something was: of absolute paths in the commands only the
-    last part is kept. Packed twice, it is the same byte for byte.
+    Nothing in it quotes a data set or says where on a machine something was: of absolute paths of models and in the
+    commands only the last part is kept. Packed twice, it is the same byte for byte.
 
     Args:
         folder: the benchmark.
@@ -35,7 +35,11 @@ def pack(folder: Path, output: Path) -> list[Path]:
     store = Store(folder)
     if (output / RUN).is_file() and not Store(output).packed:
         raise RunError(f"{output} holds a benchmark that is not packed; expected another folder for the pack.")
-    files = {RUN: run_bytes(_without_places(store.run)), PLAN: (folder / PLAN).read_bytes()}
+    absolute = _absolute(store.run)
+    files = {
+        RUN: _by_name(run_bytes(store.run), absolute),
+        PLAN: _by_name((folder / PLAN).read_bytes(), absolute),
+    }
     for selection in store.selections():
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
     for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
@@ -51,10 +55,18 @@ def pack(folder: Path, output: Path) -> list[Path]:
     return places
 
 
-def _without_places(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: [_by_name(session) for session in value] if key == "sessions" else value for key, value in run.items()}
+def _absolute(run: Mapping[str, Any]) -> list[str]:
+    """The absolute paths that a run speaks of, long ones first: of models, and in commands."""
+    names = [entry["name"] for entry in run["resolved"].get("models", {}).values()]
+    names += [known["identity"]["name"] for known in run["models"].values()]
+    for session in run.get("sessions", ()):
+        names += [piece for part in session["command"].split(" ") for piece in (part, part.partition("=")[2])]
+    return sorted({name for name in names if Path(name).is_absolute() and Path(name).name}, key=len, reverse=True)
 
 
-def _by_name(session: Mapping[str, Any]) -> dict[str, Any]:
-    parts = session["command"].split(" ")
-    return {**session, "command": " ".join(Path(part).name if Path(part).is_absolute() else part for part in parts)}
+def _by_name(content: bytes, places: Sequence[str]) -> bytes:
+    """A file with the last part of each path in its place."""
+    text = content.decode()
+    for place in places:
+        text = text.replace(place, Path(place).name)
+    return text.encode()

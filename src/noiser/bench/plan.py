@@ -56,6 +56,11 @@ class Entry(BaseModel):
 _KINDS = ("models", "data", "methods", "metrics")
 _RESTRICTIONS = ("models", "data", "methods", "metrics", "limit")
 
+WORKING = frozenset(
+    ("backoff", "budget_tokens", "budget_usd", "cache_dir", "concurrency", "max_retries", "max_wait", "patience")
+) | {"prices", "timeout"}
+"""Settings of a judge that say how it works, and not what it answers."""
+
 
 class ModelEntry(Entry):
     """A model; fields are the parameters of `noiser.load_model`."""
@@ -160,7 +165,7 @@ class MetricEntry(Entry):
         name: in the registry.
         masks, normalization, rates: as for `noiser.evaluate`.
         judge: "local", the model itself; "local:MODEL", another model on this machine; "openai:MODEL".
-        judge_args: settings of the judge.
+        judge_args: settings of the judge, without its key. Those in `WORKING` may change while rows are kept.
         models, data, methods: only these labels; all if empty.
         limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
     """
@@ -180,6 +185,18 @@ class MetricEntry(Entry):
     @classmethod
     def _lists(cls, values: Any) -> Any:
         return _tuples(values, "models", "data", "methods", "rates")
+
+    @model_validator(mode="after")
+    def _no_key(self) -> MetricEntry:
+        if "api_key" in self.judge_args:
+            raise ValueError("judge_args has an api_key, which would be stored; set OPENAI_API_KEY instead")
+        return self
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """As for any entry, without settings of the judge that change no answer."""
+        found = super().meaning
+        return found | {"judge_args": {k: v for k, v in found["judge_args"].items() if k not in WORKING}}
 
 
 class Plan(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeVar
 
 from noiser.attribution.store import plain
@@ -94,8 +94,16 @@ def fingerprint(resolved: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
 
 
-def check_change(old: Mapping[str, Any], new: Mapping[str, Any], folder: str) -> None:
+def check_change(
+    old: Mapping[str, Any], new: Mapping[str, Any], folder: str, used: Mapping[str, Container[str]]
+) -> None:
     """Whether what is stored keeps its meaning under a new plan: it may add, and use entries more or less.
+
+    Args:
+        old: the resolved plan that is stored.
+        new: the one that takes its place.
+        folder: what errors call the place.
+        used: labels of each kind that something is stored of; the others may change or go.
 
     Raises:
         PlanError: it does not; names what changed, from what, to what.
@@ -103,6 +111,8 @@ def check_change(old: Mapping[str, Any], new: Mapping[str, Any], folder: str) ->
     changes = [f"{key} was {old[key]!r} and is {new[key]!r}" for key in ("seed", "block") if old[key] != new[key]]
     for kind in ("models", "data", "methods", "metrics"):
         for label, meaning in old[kind].items():
+            if label not in used[kind]:
+                continue
             where = f"{kind}, {label!r}"
             if label not in new[kind]:
                 changes.append(f"{where} is no longer there")

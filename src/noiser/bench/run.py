@@ -180,7 +180,7 @@ class _Bench:
             self.store = Store(self.folder)
             if self.store.packed:
                 raise RunError(f"{self.folder} is packed: it has rows without attributions. Give another folder.")
-            check_change(self.store.run["resolved"], self.resolved, str(self.folder))
+            check_change(self.store.run["resolved"], self.resolved, str(self.folder), self.store.used())
         else:
             run = {
                 "format": FORMAT,

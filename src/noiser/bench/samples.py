@@ -29,7 +29,8 @@ def draw(
     """All examples of an entry in the order of the draw, and notes on them.
 
     Raises:
-        DataError: the data set's files are not there. UnknownNameError: no such category.
+        DataError: the data set's files are not there. UnknownNameError: no such category. ParameterError: no example
+            is left, or the entry needs answers that the data set does not have.
     """
     if entry.prompts is not None:
         own = (
@@ -45,6 +46,12 @@ def draw(
     examples = [example for example in found if _wanted(entry, example.category)]
     if not examples:
         raise ParameterError(f"data, {entry.label!r}: no example is left; expected categories that leave some.")
+    asked = [name for name, on in (("only_correct", entry.only_correct), ("explain", entry.explain == "answer")) if on]
+    if asked and not all(example.target for example in examples):
+        raise ParameterError(
+            f"data, {entry.label!r}: {' and '.join(asked)} need answers, and examples of {entry.name} have none; "
+            'expected explain = "continuation" without only_correct, or a data set with answers.'
+        )
     return tuple(_sampled(entry, example) for example in in_draw_order(examples, seed)), found.notes
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noiser.bench.plan import combined
+from noiser.bench.samples import is_enough
 from noiser.bench.store import Store
 
 __all__ = ["Part", "Status", "status"]
@@ -19,8 +20,8 @@ class Part:
     Attributes:
         model, data: labels.
         total, checked, right, chosen: of the examples; see `Selection`. None where nobody has chosen yet.
-        rows: stored.
-        wanted: rows that the plan asks for; None where nobody has chosen yet.
+        rows: stored, of those that the plan asks for.
+        wanted: rows that the plan asks for; None where nobody has chosen yet, or not to the end.
         errors: rows that are errors.
         seconds: that the stored rows took.
     """
@@ -81,11 +82,21 @@ def status(folder: Path) -> Status:
     """How far a benchmark is. Raises StoredFileError where there is none in the folder."""
     store = Store(folder)
     plan = store.plan
+    entries = {entry.label: entry for entry in plan.data}
     rows: Counter[tuple[str, str]] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
     reasons: Counter[str] = Counter()
     seconds: Counter[tuple[str, str]] = Counter()
+    limits = {
+        (model, data, method, metric): combined((limit, entries[data].limit))
+        for model in plan.labels("models")
+        for data in entries
+        for method, metric, limit in plan.kinds(model, data)
+    }
     for row in store.rows():
+        limit = limits.get((row.model, row.data, row.method, row.metric), 0)
+        if limit is not None and row.index >= limit:
+            continue  # of a plan that asked for more
         rows[row.model, row.data] += 1
         if row.error is not None:
             errors[row.model, row.data] += 1
@@ -97,6 +108,7 @@ def status(folder: Path) -> Status:
         for entry in plan.data:
             place, selection = (model, entry.label), store.selection(model, entry.label)
             chosen = combined((len(selection.chosen), entry.limit)) if selection else None
+            settled = not entry.only_correct or is_enough(selection, entry.limit)
             kinds = plan.kinds(model, entry.label)
             parts.append(
                 Part(
@@ -107,7 +119,9 @@ def status(folder: Path) -> Status:
                     right=selection.right if selection else None,
                     chosen=chosen,
                     rows=rows[place],
-                    wanted=None if chosen is None else sum(combined((chosen, limit)) or 0 for *_, limit in kinds),
+                    wanted=sum(combined((chosen, limit)) or 0 for *_, limit in kinds)
+                    if chosen is not None and settled
+                    else None,
                     errors=errors[place],
                     seconds=float(seconds[place]),
                 )

@@ -143,6 +143,21 @@ class Store:
                     values["example"], values["index"], from_dict(att) if att else None, values["error"]
                 )
 
+    def used(self) -> dict[str, set[str]]:
+        """The labels of each kind that something is stored of."""
+        chosen = [place.relative_to(self.path / SELECTIONS).parts for place in (self.path / SELECTIONS).rglob("*.json")]
+        found = {
+            "models": set(self.run["models"]),
+            "data": {Path(name).stem for *_, name in chosen},
+            "methods": set[str](),
+            "metrics": set[str](),
+        }
+        for kind in (ATTRIBUTIONS, ROWS):
+            for place in (self.path / kind).rglob("*.jsonl"):
+                for each, label in zip(found, place.relative_to(self.path / kind).parts[:-1], strict=False):
+                    found[each].add(label)
+        return found
+
     # ---- blocks -----------------------------------------------------------------------------------------------------
 
     def read(self, file: File) -> dict[str, dict[str, Any]]:

@@ -39,6 +39,7 @@ class Worker:
         self._loaded: tuple[str, LanguageModel] | None = None
         self._checked: set[str] = set()
         self._judge_models: dict[str, LanguageModel] = {}
+        self._judges: dict[str, Judge] = {}
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
 
@@ -86,7 +87,9 @@ class Worker:
             return None
         kind, _, name = entry.judge.partition(":")
         if kind != "local":
-            return make_judge(entry.judge, **entry.judge_args)
+            if entry.label not in self._judges:  # one for all jobs: a budget is one for all of them too
+                self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args)
+            return self._judges[entry.label]
         if name and name not in self._judge_models:
             self._judge_models[name] = load_model(name)
         return make_judge("local", lm=self._judge_models[name] if name else lm, **entry.judge_args)

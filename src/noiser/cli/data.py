@@ -21,13 +21,22 @@ data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data set
 def list_() -> None:
     """Lists the data sets, where they come from and whether they are there."""
     from noiser.data import DATA_SETS, cache_folder
+    from noiser.data.finding import find_file
+    from noiser.data.loading import data_folder
+    from noiser.errors import DataError
 
+    own = data_folder()
     for name in DATA_SETS.names():
         entry = DATA_SETS.get(name)
         source = entry.factory().source
         typer.echo(f"{name}\n  {entry.summary}\n  licence: {source.licence}\n  cite: {source.citation}")
         for file in source.files:
             place = cache_folder(name) / file.name
+            if own is not None:  # every command takes it from there, or from nowhere
+                try:
+                    place = find_file(file, own, data_set=name)
+                except DataError:
+                    place = own / file.name
             state = f"fetched: {place}" if place.is_file() else f"not fetched: {file.url} ({_size(file.size)})"
             typer.echo(f"  {state}")
 

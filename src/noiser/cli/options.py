@@ -63,7 +63,9 @@ MethodSettings = Annotated[
 DataFolder = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", metavar="FOLDER", help="The folder of the upstream files; the cache folder unless given."
+        "--data-dir",
+        metavar="FOLDER",
+        help="The folder of the upstream files; $NOISER_DATA or the cache folder unless given.",
     ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]

@@ -12,9 +12,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from noiser.engine.engine import LOGIT_BYTES, Progress, free_memory, is_out_of_memory
+import torch
+
+from noiser.engine.engine import LOGIT_BYTES, Progress
 from noiser.engine.strand import Ask, Strand
 from noiser.model.language_model import LanguageModel
+from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branches, Packed, packed_logits
 
 __all__ = ["Outcome", "Shares", "Task", "together"]
@@ -82,6 +85,7 @@ def together(
         yield from (_outcome(index, partial(task, lm)) for index, task in enumerate(tasks))
         return
     assert lm.embedding_scale, "measured once for all"
+    lm.check_embeddings()
     crowd = _Crowd(lm, moved)
     coming = enumerate(tasks)
     try:
@@ -201,7 +205,7 @@ class _Prompt:
             try:
                 found = call()
             except Exception as error:  # the strand's to handle
-                found = error
+                found = _light(error)
 
 
 def _outcome(index: int, call: Callable[[], Any]) -> Outcome:
@@ -211,6 +215,11 @@ def _outcome(index: int, call: Callable[[], Any]) -> Outcome:
         return Outcome(index, None, error)
 
 
+def _light(error: Exception) -> Exception:
+    """An error; where memory ran out, without its traceback, which would hold what the pass had made until then."""
+    return torch.OutOfMemoryError(str(error)) if is_out_of_memory(error) else error
+
+
 def _run(lm: LanguageModel, packs: Sequence[Branches]) -> list[Packed | Exception]:
     """One pass for all, in halves when memory runs out; an error is for all that were in the pass."""
     try:
@@ -218,7 +227,7 @@ def _run(lm: LanguageModel, packs: Sequence[Branches]) -> list[Packed | Exceptio
             return list(packed_logits(lm, packs))
     except Exception as error:
         if len(packs) == 1 or not is_out_of_memory(error):
-            return [error for _ in packs]
+            return [_light(error) for _ in packs]
     free_memory(lm.device)
     middle = len(packs) // 2
     return [*_run(lm, packs[:middle]), *_run(lm, packs[middle:])]

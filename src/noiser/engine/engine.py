@@ -8,7 +8,6 @@ the first packed batch, or as the input of a method's own run.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -24,12 +23,13 @@ from noiser.engine.plan import Batch, Piece, Work, pack_batches, plan_batches
 from noiser.errors import ModelError
 from noiser.model.clean import run_clean
 from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branches, Group
 from noiser.model.prefix import Prefix, empty_prefix
 from noiser.model.query import Query
 from noiser.types import Span
 
-__all__ = ["LOGIT_BYTES", "Engine", "Progress", "free_memory", "is_out_of_memory"]
+__all__ = ["LOGIT_BYTES", "Engine", "Progress"]
 
 Found = TypeVar("Found")
 
@@ -201,7 +201,7 @@ class Engine:
         """
         try:
             results = list(passes(batch)) if packed else self.lm.in_turn(lambda: list(passes(batch)))
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             results = None
@@ -294,15 +294,3 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
     singles = [p._replace(first=i, last=i + 1) for p in batch.pieces for i in range(p.first, p.last)]
     middle = len(singles) // 2
     return Batch(tuple(singles[:middle])), Batch(tuple(singles[middle:]))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text
-
-
-def free_memory(device: torch.device) -> None:
-    """Gives back what the device's allocator keeps for later."""
-    with contextlib.suppress(AttributeError, RuntimeError):
-        torch.get_device_module(device.type).empty_cache()

@@ -14,6 +14,7 @@ from noiser.engine.gradients import AnyObjective, backward, frozen_parameters
 from noiser.engine.interception import Interception
 from noiser.errors import ModelError
 from noiser.model.language_model import check_finite
+from noiser.model.memory import is_out_of_memory
 
 __all__ = ["Multipliers", "multipliers"]
 
@@ -53,7 +54,9 @@ def multipliers(
     """
     try:
         return engine.lm.in_turn(lambda: _run(engine, rows, interception, objectives))
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise ModelError(
             f"Not enough memory on {engine.lm.device} for a backward pass through {rows.shape[0]} sequence(s) of "
             f"{rows.shape[1]} tokens. Shorten the prompt, or load the model in a smaller dtype."

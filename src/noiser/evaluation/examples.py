@@ -45,7 +45,7 @@ def read_examples(examples: object) -> list[Item]:
     """
     if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
         return [_item(0, examples)]
-    if not isinstance(examples, Iterable):
+    if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
         raise ParameterError(
             f"The examples are a {type(examples).__name__}; expected texts, chats, attributions or "
             "objects with `prompt`."

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from noiser.attribution import Attribution
+from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, in_profile, measure
+from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
+from noiser.methods.checks import check_choice
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.checks import check_count, check_shares
 from noiser.metrics.mass_matched import RATES
 from noiser.metrics.metric import Case, Measured, Metric, Summary
 from noiser.model import LanguageModel
-from noiser.types import Unit
+from noiser.types import AutoUnit, Unit, UnitName
 
 __all__ = ["evaluate"]
 
@@ -71,6 +73,7 @@ def evaluate(
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     _check(masks, confidence, names)
+    _check_reading(profile, normalization, unit, max_new_tokens)
     run = _Run(
         Attributor(
             lm=lm,
@@ -119,6 +122,16 @@ def _check(masks: int | None, confidence: float, names: Sequence[str]) -> None:
         raise ParameterError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95.")
     if not names:
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
+
+
+def _check_reading(profile: str, normalization: str | None, unit: Unit, max_new_tokens: int) -> None:
+    """What every prompt would fail at."""
+    check_choice("profile", profile, get_args(Profile))
+    if normalization is not None:
+        check_choice("normalization", normalization, tuple(NORMALIZATIONS))
+    if isinstance(unit, str):
+        check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit)))
+    check_count("max_new_tokens", max_new_tokens)
 
 
 def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:

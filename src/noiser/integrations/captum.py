@@ -18,7 +18,7 @@ from torch import Tensor
 from noiser.engine import Engine, Objective, ObjectiveScore
 from noiser.integrations.captum_catalog import arguments_of, captum_methods, class_of, constructor_of, names_of
 from noiser.integrations.captum_function import TargetFunction
-from noiser.integrations.isolation import seeded
+from noiser.integrations.isolation import Pause, seeded
 from noiser.integrations.keywords import FlatFactory, check_keywords
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
 from noiser.methods.checks import check_choice
@@ -87,12 +87,13 @@ class CaptumMethod:
         base = baseline_row(engine.lm, self.baseline).to(engine.table_rows)
         scores = torch.full(query.visible.shape, torch.nan)
         deltas: list[float] = []
-        with seeded(generator, engine.lm.device):
+        with seeded(generator, engine.lm.device) as pause:
             for g, objective in enumerate(objectives):
                 if query.visible[g].any():
-                    scores[g], delta = self._of_target(engine, g, objective, base)
+                    scores[g], delta = self._of_target(engine, g, objective, base, pause)
                     deltas += delta
-                engine.report(engine.token_forwards * len(objectives) / (g + 1))
+                with pause():
+                    engine.report(engine.token_forwards * len(objectives) / (g + 1))
         return Scores(
             scores=scores,
             info={
@@ -105,14 +106,14 @@ class CaptumMethod:
         )
 
     def _of_target(
-        self, engine: Engine, g: int, objective: Objective, base: Float[Tensor, " dim"]
+        self, engine: Engine, g: int, objective: Objective, base: Float[Tensor, " dim"], pause: Pause
     ) -> tuple[Float[Tensor, " units"], list[float]]:
         """Scores for one target, and the convergence delta where it was asked for."""
         cls, query = class_of(self.name), engine.query
         positions, features = _movable_before(query, g), None
         if "feature_mask" in names_of(cls.attribute):
             positions, features = _features(query, g)
-        function = TargetFunction(engine, g, tuple(positions), objective)
+        function = TargetFunction(engine, g, tuple(positions), objective, pause)
         rows = engine.table_rows[positions][None].clone()
         arguments = self._arguments(cls, rows, base)
         replaces = features is not None or "sliding_window_shapes" in arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Engine, Objective, Perturbation, gradients
+from noiser.integrations.isolation import Pause
 
 __all__ = ["TargetFunction"]
 
@@ -21,16 +23,21 @@ class TargetFunction:
         g: index of the target.
         positions: which tokens' rows it is a function of; all others are as they are.
         objective: what is read of the target's distribution.
+        pause: entered while the model runs: Captum draws from global random states, which other prompts may need then.
     """
 
-    def __init__(self, engine: Engine, g: int, positions: tuple[int, ...], objective: Objective) -> None:
+    def __init__(
+        self, engine: Engine, g: int, positions: tuple[int, ...], objective: Objective, pause: Pause = nullcontext
+    ) -> None:
         self.engine, self.g, self.positions, self.objective = engine, g, positions, objective
+        self.pause = pause
 
     def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
         """The objective of every input in a batch."""
         if torch.is_grad_enabled() and rows.requires_grad:
             return _Differentiable.apply(rows, self)  # pyright: ignore
-        ((_, found),) = self.engine.distributions([self.perturbation(rows)])
+        with self.pause():
+            ((_, found),) = self.engine.distributions([self.perturbation(rows)])
         return self.objective(found[:, 0].clamp_min(torch.finfo(torch.float32).tiny).log())
 
     def perturbation(self, rows: Float[Tensor, "batch positions dim"]) -> Perturbation:
@@ -46,7 +53,9 @@ class TargetFunction:
         """Objectives and their gradients."""
         values, slopes = rows.new_zeros(len(rows)), torch.zeros_like(rows)
         same = [self.objective] * len(self.engine.query.rows)  # only that of target g is asked for
-        for part in gradients(self.engine, [self.perturbation(rows)], same):
+        with self.pause():
+            parts = list(gradients(self.engine, [self.perturbation(rows)], same))
+        for part in parts:
             values[part.first : part.last] = part.values
             slopes[part.first : part.last] = part.gradients
         return values, slopes

@@ -129,7 +129,11 @@ class LocalJudge:
         width = firsts.shape[1]
         begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)
         rest = self._generate(begun, _WORD_TOKENS - 1)
-        rows = [(int(first), *more) for first, more in zip(firsts.flatten(), rest, strict=True)]
+        ended = [int(first) in self._ends for first in firsts.flatten()]  # it says nothing, and what follows is no word
+        rows = [
+            (int(first), *([] if over else more))
+            for first, more, over in zip(firsts.flatten(), rest, ended, strict=True)
+        ]
         found: list[tuple[list[Reading], list[str], Usage]] = []
         for start in range(0, len(rows), width):
             readings: dict[str, Reading] = {}

@@ -244,7 +244,7 @@ class _Run:
 def _verdict(question: _Question, outcome: StoredAnswer | str, cached: bool) -> Verdict:
     asked: dict[str, Any] = {"prompt": question.prompt, "prompt_version": question.template.name}
     if isinstance(outcome, str):
-        return Verdict(status="unscored", reason=outcome, model=question.body["model"], **asked)
+        return Verdict(status="unscored", reason=outcome, model=question.body["model"], lost=True, **asked)
     reading = parse_reply(outcome.reply, question.request.count, cut=outcome.finish == "length")
     problem = outcome.finish if outcome.finish in ("refusal", "content_filter") else reading.problem
     return Verdict(

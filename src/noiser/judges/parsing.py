@@ -74,7 +74,9 @@ _EDGES = " \t\n.,;:!?…。、，！？；：·،؛؟।॥*_~#>-–—=()[]{}�
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|`+)(?=\S)(.+?)(?<=\S)\1")
-_BULLET = re.compile(r"^\s*(?:[-*•‣◦–—]\s+|#+\s+|>\s+|\(?(?:\d{1,2}|[a-eA-E])[.)）]\s*(?=[^\d\s])|\d{1,2}:\s+|\d、)")
+_BULLET = re.compile(
+    r"^\s*(?:[-*•‣◦–—]\s+|#+\s+|>\s+|\(?\d{1,2}[.)）]\s*(?=[^\d\s])|\(?[a-eA-E](?:\.\s+|[)）]\s*)(?=[^\d\s])|\d{1,2}:\s+|\d、)"
+)
 _INLINE_NUMBER = re.compile(r"(?:^|\s)\(?\d{1,2}[.)]\s+")
 _SEPARATOR = re.compile(r"[;；、،؛|，]|,(?!\d)|\s[/·•]\s")
 _GLOSS = re.compile(r"(?<=\w)(?:\s+[-–—=]+>?\s+|\s*[(（]|:\s|\s+because\b|\s+since\b).*", re.DOTALL)

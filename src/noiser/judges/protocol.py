@@ -56,6 +56,8 @@ class Verdict:
         model: the model that replied, as it names itself.
         usage: tokens of this reply, also when it came from the cache; None when there was no reply or it is not known.
         cached: whether the reply was stored by an earlier call.
+        lost: whether there was no reply that could have been read, and there may be one if it is asked again: the
+            endpoint failed, or a budget was spent.
     """
 
     status: Literal["answered", "unscored"]
@@ -67,6 +69,7 @@ class Verdict:
     model: str = ""
     usage: Usage | None = None
     cached: bool = False
+    lost: bool = False
 
     def __post_init__(self) -> None:
         answered = self.status == "answered"

@@ -145,8 +145,8 @@ def _noise(
     longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
     own = att.parameters if unversioned(att.method) == "noiser" else {}
     given = own.get("noise") if noise is None and samples is None else noise
-    if isinstance(given, Tensor):
-        found = check_noise(given, longest, dim)
+    if given is not None:  # in a saved attribution as lists
+        found = check_noise(torch.as_tensor(given), longest, dim)
     else:
         count = samples if samples is not None else own.get("samples", 10)
         check_count("samples", count)

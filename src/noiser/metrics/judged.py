@@ -1,21 +1,28 @@
-"""Metrics that ask a judge, as the registry has them; all prompts go to the judge together."""
+"""Metrics that ask a judge, as the registry has them; all prompts go to the judge together.
+
+A reply that cannot be read is unscored, and counted. Where there was no reply at all (an endpoint that failed, a budget
+that is spent) there is an error, so that a benchmark can ask again.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from noiser.errors import NoiserError
+from noiser.errors import JudgeError, NoiserError
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary
+
+if TYPE_CHECKING:
+    from noiser.judges import Verdict
 
 __all__ = ["ANSWERABILITY", "ANSWERABILITY_TOP5", "MINIMUM_TOP_K"]
 
 
 def _among_readable(
-    cases: Sequence[Case], ask: Callable[[Sequence[Case]], Sequence[Measured]]
+    cases: Sequence[Case], ask: Callable[[Sequence[Case]], Sequence[Measured | Exception]]
 ) -> list[Measured | Exception]:
     """What `ask` finds for the cases that have words with scores; the error of the others."""
     from noiser.metrics.words import scored_words
@@ -32,7 +39,12 @@ def _among_readable(
     return [next(answers) if item is None else item for item in found]
 
 
-def _answerability(cases: Sequence[Case], *, top: Literal[1, 5], prefix: str) -> Sequence[Measured]:
+def _unless_lost(verdict: Verdict, columns: Measured) -> Measured | Exception:
+    """The columns, or an error where no reply came."""
+    return JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
+
+
+def _answerability(cases: Sequence[Case], *, top: Literal[1, 5], prefix: str) -> Sequence[Measured | Exception]:
     from noiser.metrics.answerability import answerability
 
     first = cases[0]
@@ -44,16 +56,19 @@ def _answerability(cases: Sequence[Case], *, top: Literal[1, 5], prefix: str) ->
         top=top,
     )
     return [
-        {
-            f"{prefix}rate": float(row.status == "correct"),
-            f"{prefix}score": row.score,
-            f"{prefix}rate_scored": math.nan if row.status == "unscored" else float(row.status == "correct"),
-            f"{prefix}unscored": float(row.status == "unscored"),
-            f"{prefix}status": row.status,
-            f"{prefix}words": " ".join(row.words),
-            f"{prefix}answers": ", ".join(row.verdict.answers),
-            f"{prefix}reason": row.verdict.reason or "",
-        }
+        _unless_lost(
+            row.verdict,
+            {
+                f"{prefix}rate": float(row.status == "correct"),
+                f"{prefix}score": row.score,
+                f"{prefix}rate_scored": math.nan if row.status == "unscored" else float(row.status == "correct"),
+                f"{prefix}unscored": float(row.status == "unscored"),
+                f"{prefix}status": row.status,
+                f"{prefix}words": " ".join(row.words),
+                f"{prefix}answers": ", ".join(row.verdict.answers),
+                f"{prefix}reason": row.verdict.reason or "",
+            },
+        )
         for row in found.rows
     ]
 
@@ -72,24 +87,25 @@ def _answerability_metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
     )
 
 
-def _minimum(cases: Sequence[Case]) -> Sequence[Measured]:
+def _minimum(cases: Sequence[Case]) -> Sequence[Measured | Exception]:
     from noiser.metrics.minimum import minimum_top_k
 
     first = cases[0]
     golds = [case.gold for case in cases]
     found = minimum_top_k([case.att for case in cases], first.judge, golds, profile=first.profile)
-    rows: list[dict[str, Any]] = []
-    for row in found.rows:
-        share = math.nan if row.share is None else row.share
-        rows.append(
+    return [
+        _unless_lost(
+            row.verdicts[-1],
             {
-                "minimum_share": share,
-                "unanswerable": float(row.status == "wrong"),
+                "minimum_share": math.nan if row.share is None else row.share,
+                "unanswerable": math.nan if row.status == "unscored" and not row.kept else float(row.status == "wrong"),
+                "minimum_unscored": float(row.status == "unscored"),
                 "minimum_status": row.status,
                 "minimum_asked": len(row.verdicts),
-            }
+            },
         )
-    return rows
+        for row in found.rows
+    ]
 
 
 ANSWERABILITY = _answerability_metric(1, "answerability_", "is the judge's answer")
@@ -102,6 +118,9 @@ MINIMUM_TOP_K = Metric(
         ),
         "unanswerable": Summary(
             mean, ("unanswerable",), Scale(0, 1, None, None, "share of prompts that the judge fails with all words")
+        ),
+        "minimum_unscored": Summary(
+            mean, ("minimum_unscored",), Scale(0, 1, None, False, "share of prompts that ended at an unreadable reply")
         ),
     },
     needs_judge=True,

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.model.memory import is_out_of_memory
 from noiser.model.quiet import quiet_transformers
 
 __all__ = ["Options", "load_checkpoint"]
@@ -149,6 +150,13 @@ def _explained(source: str, error: Exception) -> Exception:
         return ModelError(
             f"{where} comes with Python code of its own, which is not run unless you ask for it. "
             "If you trust its authors, pass trust_remote_code=True (--trust-remote-code)."
+        )
+    if isinstance(error, ImportError):
+        return DependencyError(f"{where} needs a package that is not installed: {error}")
+    if is_out_of_memory(error):
+        return ModelError(
+            f"{where} does not fit into memory: {' '.join(str(error).split())}. Load it in a smaller dtype, on another "
+            "device, or with device_map='auto' on several."
         )
     what = "is damaged or incomplete" if Path(source).is_dir() else "could not be loaded"
     said = " ".join(str(error).split()).removesuffix(".")

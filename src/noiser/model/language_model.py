@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from noiser.errors import NumericalError, UnsupportedModelError
+from noiser.model.compiled import uncompiled
+from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
-from noiser.model.prefix import Prefix, can_reuse_prefix
+from noiser.model.prefix import Prefix, agree, can_reuse_prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.types import ModelIdentity
 
@@ -35,7 +37,7 @@ class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
 
     Both objects are left exactly as they were: no weight, flag, setting or special token is changed for
-    longer than a call.
+    longer than a call. Calls change some of them meanwhile: use a model from one thread at a time.
 
     Args:
         model: a decoder-only Hugging Face model with a language-modelling head.
@@ -131,6 +133,34 @@ class LanguageModel:
     def _eight_tokens(self) -> Int[Tensor, " length"]:
         return torch.linspace(1, self.vocabulary_size - 1, 8).long()
 
+    def check_embeddings(self) -> None:
+        """Raises UnsupportedModelError when the model reads more of its tokens than their embeddings; measured once."""
+        if not self._reads_embeddings:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} does not predict from embeddings what it predicts from their tokens, as "
+                "models with embeddings of their own in every layer do; expected one that reads its input embeddings "
+                "alone: what is measured here would be another function. Take another model."
+            )
+
+    @cached_property
+    def _reads_embeddings(self) -> bool:
+        ids = self._eight_tokens().to(self.device)[None]
+        with self.running():
+            expected = self.model(input_ids=ids, use_cache=False).logits.float()
+            try:
+                found = self.model(inputs_embeds=self.embed(ids), use_cache=False).logits.float()
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                return False
+        return not bool(expected.isfinite().all()) or agree(found, expected, self.dtype)  # damage is told elsewhere
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether a device map puts the model's layers on several devices."""
+        places: Mapping[str, Any] = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(place) for place in places.values()}) > 1
+
     @cached_property
     def _forward_parameters(self) -> frozenset[str]:
         return frozenset(inspect.signature(self.model.forward).parameters)
@@ -140,7 +170,8 @@ class LanguageModel:
         """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards.
 
         Without gradients, linear layers run as fast as this processor can, and in half precision the logits of the
-        tokens that compete are not rounded to it (`noiser.model.products`).
+        tokens that compete are not rounded to it (`noiser.model.products`). With gradients, what `torch.compile` has
+        compiled runs as it is written: methods put rules of their own in place of some gradients.
         """
         training = [module for module in self.model.modules() if module.training]
         for module in training:
@@ -148,7 +179,9 @@ class LanguageModel:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(torch.set_grad_enabled(gradients))
-                if not gradients:
+                if gradients:
+                    stack.enter_context(uncompiled(self.model))
+                else:
                     stack.enter_context(fast_products(self.model))
                     stack.enter_context(precise_logits(self.model.get_output_embeddings()))
                 yield
@@ -193,7 +226,7 @@ class LanguageModel:
         wanted = torch.tensor(list(positions), device=embeddings.device)
         trims = "logits_to_keep" in self._forward_parameters
         if trims:
-            arguments["logits_to_keep"] = wanted
+            arguments["logits_to_keep"] = list(positions) if self._is_spread else wanted  # wherever the last layer is
         out = self.model(**arguments)
         self._check_gradient(embeddings, out.logits)
         logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]

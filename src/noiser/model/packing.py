@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.attention import attention_implementation
+from noiser.model.compiled import opaque
 from noiser.model.prefix import Prefix, agree, empty_prefix, joined
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class _Layout:
         self._device = device
         self._longest = max(place.start + place.length for place in self.places)
         self._blocks: dict[int | None, list[_Block]] = {}
-        self._masks: dict[tuple[int, int | None, int], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int, str], Tensor] = {}
 
     def bounding(self, window: int | None) -> int | None:
         """A layer's window; None where it bounds nothing."""
@@ -192,7 +193,7 @@ class _Layout:
         self, number: int, window: int | None, repeats: int, like: Tensor
     ) -> Float[Tensor, "some one queries keys"]:
         """0 where a query of a block sees a key, -inf elsewhere; the queries `repeats` times."""
-        key = (number, window, repeats)
+        key = (number, window, repeats, str(like.device))
         if key in self._masks:
             return self._masks[key]
         seen = self.blocks(window)[number].seen(window).repeat(1, repeats, 1)[:, None]
@@ -308,7 +309,7 @@ def _trial(embeddings: Float[Tensor, "length dim"], prefix: Prefix) -> Branches:
 def _run(lm: LanguageModel, packs: Sequence[Branches], layout: _Layout) -> list[Packed]:
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, _attend)
+    AttentionInterface.register(NAME, opaque(_attend, lm.model))
     groups = [group for pack in packs for group in pack.groups]
     rows, positions = [], []
     for group, place in zip(groups, layout.places, strict=True):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from types import MethodType
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -37,7 +38,7 @@ def fast_products(model: nn.Module) -> Generator[None]:
     layers whose weights require gradients have PyTorch's; `torch.backends.mkldnn.enabled = False` gives them to all.
     """
     linear = (module for module in model.modules() if type(module) is nn.Linear)
-    with _replaced({layer: partial(_forward, layer) for layer in linear if _is_fit(layer.weight)}):
+    with _replaced({layer: MethodType(_forward, layer) for layer in linear if _is_fit(layer.weight)}):
         yield
 
 
@@ -50,7 +51,7 @@ def precise_logits(head: nn.Module) -> Generator[None]:
     """
     forwards = {}
     if type(head) is nn.Linear and is_plain(head.weight) and head.weight.dtype in (torch.bfloat16, torch.float16):
-        forwards[head] = partial(_precise, head.weight, head.bias)
+        forwards[head] = MethodType(_precise, head)
     with _replaced(forwards):
         yield
 
@@ -59,9 +60,7 @@ def product(
     x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None
 ) -> Float[Tensor, "*rows outputs"]:
     """`functional.linear`, by oneDNN where that is faster; no gradient goes through it."""
-    if x.dtype is torch.float32 and _is_fit(weight) and not torch.is_autocast_enabled("cpu"):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return functional.linear(x, weight, bias)
+    return _fast(x, weight, bias) if _is_fit(weight) else functional.linear(x, weight, bias)
 
 
 def is_plain(weight: object) -> bool:
@@ -109,17 +108,26 @@ def _forward(
     input: Float[Tensor, "*rows inputs"],  # noqa: A002 -- as nn.Linear has it
 ) -> Float[Tensor, "*rows outputs"]:
     if not torch.is_grad_enabled():
-        return product(input, layer.weight, layer.bias)
+        return _fast(input, layer.weight, layer.bias)
     if any(parameter.requires_grad for parameter in layer.parameters()) or torch.is_autocast_enabled("cpu"):
         return functional.linear(input, layer.weight, layer.bias)
     return _Product.apply(input, layer.weight, layer.bias)  # pyright: ignore
 
 
+def _fast(
+    x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None
+) -> Float[Tensor, "*rows outputs"]:
+    """By oneDNN, for a weight that is fit; a model that is compiled has what the compiler knows."""
+    if x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return functional.linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
 def _precise(
-    weight: Float[Tensor, "outputs inputs"],
-    bias: Float[Tensor, " outputs"] | None,
+    layer: nn.Linear,
     input: Float[Tensor, "*rows inputs"],  # noqa: A002 -- as nn.Linear has it
 ) -> Float[Tensor, "*rows outputs"]:
+    weight, bias = layer.weight, cast("Tensor | None", layer.bias)
     logits = functional.linear(input, weight, bias)
     if torch.is_grad_enabled():
         return logits

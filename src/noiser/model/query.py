@@ -88,14 +88,18 @@ def build_query(
     more probable is taken. A text that begins with whitespace is taken as it is.
 
     Raises:
-        PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context.
-        TargetError: the target or foil has no token, is outside the vocabulary, or both are the same.
+        PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context or vocabulary.
+        TargetError: the target or foil has no token, is outside the vocabulary, or one begins with the other.
         UnitError: spans that overlap, are empty or leave the prompt.
+        UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    lm.check_embeddings()
     encoding = encode(lm.tokenizer, prompt)
     check_length(lm, len(encoding.token_ids))
+    if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
+        raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
         continuation = greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens)
@@ -148,9 +152,20 @@ def _token_ids_of(lm: LanguageModel, encoding: Encoding, wanted: str | int, role
     if not wanted or not encode_target(lm.tokenizer, encoding, wanted):
         raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
     readings = [encode_target(lm.tokenizer, encoding, wanted)]
+    if max(readings[0]) >= lm.vocabulary_size:
+        raise TargetError(_unknown_token(lm, f"The {role}", readings[0]))
     if not wanted[0].isspace() and not encoding.text[-1:].isspace():
         readings.append(encode_target(lm.tokenizer, encoding, " " + wanted))
     return _most_probable(lm, encoding, readings)
+
+
+def _unknown_token(lm: LanguageModel, what: str, token_ids: Sequence[int]) -> str:
+    token = next(token for token in token_ids if token >= lm.vocabulary_size)
+    (text,) = token_texts(lm.tokenizer, (token,))
+    return (
+        f"{what} has the token {text!r}, id {token}; expected ids below {lm.vocabulary_size}, the rows of the model's "
+        "embedding table. The tokenizer is another model's, or tokens were added to it without resizing the model."
+    )
 
 
 def _most_probable(lm: LanguageModel, encoding: Encoding, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -175,6 +190,12 @@ def _contrast(
         return ids, 0, None
     other = _token_ids_of(lm, encoding, foil, "foil")
     shared = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
+    if shared is None and len(ids) != len(other):
+        longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")
+        raise TargetError(
+            f"The {longer} begins with the {shorter}, {token_texts(lm.tokenizer, min(ids, other, key=len))}; expected "
+            f"two that part somewhere. Give a longer {shorter}, or with target=None a larger max_new_tokens."
+        )
     if shared is None:
         raise TargetError(
             f"Target and foil are the same tokens, {token_texts(lm.tokenizer, ids)} and "

@@ -73,6 +73,7 @@ def minimum(results: Results) -> Iterator[Table]:
             asked=[
                 Asked.of(source, "minimum_share", "words needed", "percent"),
                 Asked.of(source, "unanswerable", "never right", "percent"),
+                Asked.of(source, "minimum_unscored", "unreadable", "percent"),
             ],
             notes=[
                 "The least important word is dropped until the judge fails: the share kept at its last success, "
