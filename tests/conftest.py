@@ -19,10 +19,10 @@ with warnings.catch_warnings():
 
 import noiser
 
-# A busy machine is no failure. CI tries the same examples every time, so that it fails for a change and nothing else.
-settings.register_profile(
-    "noiser", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
-)
+# A busy machine is no failure, and every run tries the same examples, so that it fails for a change and nothing else.
+# `pytest --hypothesis-profile explore` looks for new ones.
+settings.register_profile("noiser", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("noiser"), derandomize=False, max_examples=1000)
 settings.load_profile("noiser")
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from noiser.errors import PromptError, TargetError
@@ -56,7 +56,6 @@ def check_invariants(encoding):
 
 @pytest.mark.filterwarnings("ignore:This sequence already has </s>")  # ByT5's own
 @pytest.mark.parametrize("name", list(ALL))
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_offsets_cover_any_text(name, text):
     tokenizer = tokenizer_of(name)
@@ -74,7 +73,6 @@ def test_offsets_cover_any_text(name, text):
 
 @pytest.mark.filterwarnings("ignore:This sequence already has </s>")
 @pytest.mark.parametrize("name", list(ALL))
-@settings(deadline=None)
 @given(text=TEXTS, ids=st.lists(st.integers(0, 73), min_size=1, max_size=8))
 def test_any_continuation_keeps_the_prompt_and_covers_its_own_text(name, text, ids):
     encoding = encode(tokenizer_of(name), "so " + text + " the")
@@ -92,7 +90,6 @@ LOSSLESS = ["byte_level", "byte_level_trimmed", "byte_level_prefix_space", "byte
 
 @pytest.mark.filterwarnings("ignore:This sequence already has </s>")
 @pytest.mark.parametrize("name", LOSSLESS)
-@settings(deadline=None)
 @given(prompt=TEXTS, text=TEXTS.filter(lambda text: ">" not in text))  # they add or drop a space behind specials
 def test_a_target_is_literal_and_reads_back(name, prompt, text):
     tokenizer = tokenizer_of(name)
@@ -151,7 +148,6 @@ def test_mend(raw, region, expected):
     assert mend(raw, region) == expected
 
 
-@settings(deadline=None)
 @given(
     raw=st.lists(st.tuples(st.integers(-2, 12), st.integers(-2, 12)), min_size=1, max_size=8),
     region=st.tuples(st.integers(0, 4), st.integers(5, 10)),
@@ -252,7 +248,6 @@ CHAT = [
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
-@settings(deadline=None)
 @given(contents=st.lists(TEXTS, min_size=1, max_size=3))
 def test_chat_contents_are_found_whatever_they_are(name, contents):
     roles = ["user", "assistant", "user"]
@@ -348,13 +343,13 @@ def test_malformed_messages(messages):
 def test_real_tokenizers(request, name):
     tokenizer = request.getfixturevalue(name)
 
-    @settings(deadline=None)
     @given(text=TEXTS, target=TEXTS)
     def check(text, target):
         try:
             encoding = encode(tokenizer, text)
         except PromptError:
-            assert not text.strip() or "s>" in text
+            read = tokenizer(text, add_special_tokens=False)["input_ids"]  # SmolLM2's drops some control characters
+            assert not tokenizer.decode(read, skip_special_tokens=True).strip()
             return
         check_invariants(encoding)
         assert list(encoding.token_ids) == tokenizer(text)["input_ids"]

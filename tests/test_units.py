@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from noiser.errors import PromptError, UnitError, UnknownNameError
@@ -156,13 +156,11 @@ def units_rebuild(tokenizer, text, continuation):
 
 @pytest.mark.filterwarnings("ignore:This sequence already has </s>")  # ByT5's own
 @pytest.mark.parametrize("name", list(ALL))
-@settings(deadline=None)
 @given(text=TEXTS, continuation=st.lists(st.integers(0, 73), max_size=5))
 def test_units_rebuild_any_text(name, text, continuation):
     units_rebuild(tokenizer_of(name), text, continuation)
 
 
-@settings(deadline=None)
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True).map(sorted))
 def test_any_spans_keep_tokens_apart(text, cuts):
     cuts = [cut for cut in cuts if cut <= len(text)]
@@ -183,7 +181,6 @@ def test_real_tokenizers_rebuild_any_text(request, name):
     tokenizer = request.getfixturevalue(name)
 
     @given(text=TEXTS, continuation=st.lists(st.integers(0, 49000), max_size=5))
-    @settings(deadline=None)
     def check_one(text, continuation):
         units_rebuild(tokenizer, text, continuation)
 
