@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
 import pytest
@@ -89,6 +90,22 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, mon
     found = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
     assert all(isinstance(each, int | list) for each in kept)
     torch.testing.assert_close(found.scores, noiser.attribute(tiny(family), PROMPT, method="occlusion").scores)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "falcon"])
+def test_threads_take_turns_with_a_model(family):
+    methods = [noiser.Noiser(samples=3), "last_attention", "deeplift", "input_x_gradient"]
+    one, other = tiny(family), noiser.wrap(tiny(family).model, tiny_tokenizer())
+
+    def scores(lm, method):
+        return noiser.attribute(lm, PROMPT, method=method).scores
+
+    expected = [scores(one, method) for method in methods]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(scores, [one, other] * 20, methods * 10))
+    for index, each in enumerate(found):
+        assert torch.equal(each, expected[index % 4])
+    assert "forward" not in vars(one.model.lm_head)
 
 
 def test_memory_that_runs_out_is_recognised():

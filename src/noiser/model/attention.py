@@ -46,7 +46,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positio
 
 
 def _eager_pass(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Any:
-    with uncompiled(lm.model), lm.running(), eager_attention(lm.model), _heads_averaged(lm.model, len(token_ids)):
+    with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, len(token_ids)):
         return lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
 
 

@@ -23,6 +23,7 @@ from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
 from noiser.model.prefix import Prefix, agree, can_reuse_prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
+from noiser.model.turns import turn
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
 
     Both objects are left exactly as they were: no weight, flag, setting or special token is changed for
-    longer than a call. Calls change some of them meanwhile: use a model from one thread at a time.
+    longer than a pass. Threads may share a model: their passes take turns. Do not run the model itself meanwhile.
 
     Args:
         model: a decoder-only Hugging Face model with a language-modelling head.
@@ -145,7 +146,7 @@ class LanguageModel:
     @cached_property
     def _reads_embeddings(self) -> bool:
         ids = self._eight_tokens().to(self.device)[None]
-        with self.running():
+        with self.running(), uncompiled(self.model):  # one look is not worth compiling for
             expected = self.model(input_ids=ids, use_cache=False).logits.float()
             try:
                 found = self.model(inputs_embeds=self.embed(ids), use_cache=False).logits.float()
@@ -169,25 +170,22 @@ class LanguageModel:
     def running(self, *, gradients: bool = False) -> Generator[None]:
         """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards.
 
+        Threads that share the model come in one after the other.
+
         Without gradients, linear layers run as fast as this processor can, and in half precision the logits of the
         tokens that compete are not rounded to it (`noiser.model.products`). With gradients, what `torch.compile` has
         compiled runs as it is written: methods put rules of their own in place of some gradients.
         """
-        training = [module for module in self.model.modules() if module.training]
-        for module in training:
-            module.training = False
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(gradients))
-                if gradients:
-                    stack.enter_context(uncompiled(self.model))
-                else:
-                    stack.enter_context(fast_products(self.model))
-                    stack.enter_context(precise_logits(self.model.get_output_embeddings()))
-                yield
-        finally:
-            for module in training:
-                module.training = True
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(turn(self.model))
+            stack.enter_context(_evaluating(self.model))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            if gradients:
+                stack.enter_context(uncompiled(self.model))
+            else:
+                stack.enter_context(fast_products(self.model))
+                stack.enter_context(precise_logits(self.model.get_output_embeddings()))
+            yield
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
         """What the model itself would feed its first layer for these tokens, the embedding's factor included."""
@@ -288,6 +286,18 @@ def wrap(
         UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
     """
     return LanguageModel(model, tokenizer, batch_tokens=batch_tokens)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _table_of(embedding: nn.Module) -> Tensor:
