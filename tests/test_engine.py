@@ -15,6 +15,7 @@ from noiser.engine import Engine, Perturbation, add_noise, keep_dimensions, repl
 from noiser.errors import ModelError, NumericalError
 from noiser.methods import tolerance
 from noiser.model import build_query, packing, wrap
+from noiser.model.prefix import record_prefix
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The brown fox sings in the rain, and the dog plays along."
@@ -110,6 +111,19 @@ def test_methods_of_one_pass_run_the_model_once(method, passes, monkeypatch):
 
 def test_prefix_is_reused_where_it_can_be_and_never_where_it_cannot():
     assert all(tiny(family).reuses_prefix == (family != "mamba") for family in FAMILIES)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mamba"])
+def test_a_repeated_prefix_is_copied_for_one_layer_at_a_time(family):
+    lm = tiny(family)
+    with lm.running():
+        embeddings = lm.embed(torch.arange(5, 17))
+        recorded, _ = record_prefix(lm, embeddings, [11])
+        branch = recorded.branch(8, 3)
+        lm.logits(embeddings[8:].expand(3, -1, -1), positions=[3], prefix=branch)
+    for layer, original in zip(branch.cache.layers, recorded.cache.layers, strict=True):
+        for kept, whole in [(layer.keys, original.keys), (layer.values, original.values)]:
+            assert kept.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("packed", [True, False])

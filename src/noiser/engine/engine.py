@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.engine.perturbation import Perturbation
-from noiser.engine.plan import Batch, Piece, Work, pack_batches, plan_batches
+from noiser.engine.plan import Batch, Limits, Piece, Work, pack_batches, plan_batches
 from noiser.errors import ModelError
 from noiser.model.clean import run_clean
 from noiser.model.language_model import LanguageModel, check_finite
@@ -38,6 +38,10 @@ Progress = Callable[[float, float], None]
 
 LOGIT_BYTES = 192 * 2**20
 """Distributions are float32 over the whole vocabulary: 1 MB a target for Gemma 3. A batch holds no more than this."""
+
+KEYS = 32
+"""The most keys of a plain batch, in the tokens of a pass: they are there for one layer at a time, and so a key takes
+a small part of the memory of a token."""
 
 
 class Engine:
@@ -168,7 +172,8 @@ class Engine:
         if packed:
             return pack_batches(work, max_tokens=max_tokens, max_sequences=max_sequences)
         overhead = 128 if self.lm.device.type == "cpu" else 4096
-        return plan_batches(work, max_tokens=max_tokens, max_sequences=max_sequences, overhead=overhead)
+        limits = Limits(max_tokens, max_sequences, KEYS * max_tokens)
+        return plan_batches(work, limits, overhead=overhead)
 
     def _start(self, perturbation: Perturbation) -> int:
         # One token at least is run behind a prefix: a sequence cannot be empty.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Batch", "Piece", "Work", "pack_batches", "plan_batches"]
+__all__ = ["Batch", "Limits", "Piece", "Work", "pack_batches", "plan_batches"]
 
 
 class Work(NamedTuple):
@@ -69,15 +69,30 @@ class Batch(NamedTuple):
         return sum(piece.tokens for piece in self.pieces)
 
 
-def plan_batches(
-    work: Sequence[Work], *, max_tokens: int, max_sequences: int, overhead: int, look_back: int = 64
-) -> list[Batch]:
+class Limits(NamedTuple):
+    """What a batch may hold.
+
+    Attributes:
+        tokens: that run.
+        sequences: that run.
+        keys: that are attended to: each sequence has its own copy of what the clean prefix has.
+    """
+
+    tokens: int
+    sequences: int
+    keys: int
+
+    def sequences_of(self, start: int, stop: int) -> int:
+        """How many sequences that run from `start` to `stop`, behind a prefix, are within the limits."""
+        return min(self.tokens // (stop - start), self.sequences, self.keys // stop)
+
+
+def plan_batches(work: Sequence[Work], limits: Limits, *, overhead: int, look_back: int = 64) -> list[Batch]:
     """Splits work into batches that fit the limits and cost the fewest token-forwards, overhead included.
 
     Args:
         work: what has to run.
-        max_tokens: the most tokens in a batch; a batch of one sequence may exceed it.
-        max_sequences: the most sequences in a batch.
+        limits: of a batch; a batch of one sequence may exceed them.
         overhead: what one more pass costs, in token-forwards.
         look_back: the most perturbations that share a batch; bounds the planning time.
 
@@ -94,11 +109,10 @@ def plan_batches(
         for begin in range(end - 1, max(-1, end - 1 - look_back), -1):
             item = work[order[begin]]
             stop, sequences = max(stop, item.stop), sequences + item.samples
-            tokens = sequences * (stop - start)
             alone = begin == end - 1
-            if not alone and (tokens > max_tokens or sequences > max_sequences):
+            if not alone and sequences > limits.sequences_of(start, stop):
                 break
-            cost = best[begin] + overhead + tokens
+            cost = best[begin] + overhead + sequences * (stop - start)
             if cost < best[end]:
                 best[end], cut[end] = cost, begin
     groups: list[list[int]] = []
@@ -106,7 +120,7 @@ def plan_batches(
     while end:
         groups.append(order[cut[end] : end])
         end = cut[end]
-    return [batch for group in reversed(groups) for batch in _split(group, work, max_tokens, max_sequences)]
+    return [batch for group in reversed(groups) for batch in _split(group, work, limits)]
 
 
 def pack_batches(work: Sequence[Work], *, max_tokens: int, max_sequences: int) -> list[Batch]:
@@ -133,11 +147,11 @@ def pack_batches(work: Sequence[Work], *, max_tokens: int, max_sequences: int) -
     return [*batches, Batch(tuple(pieces))] if pieces else batches
 
 
-def _split(group: list[int], work: Sequence[Work], max_tokens: int, max_sequences: int) -> list[Batch]:
+def _split(group: list[int], work: Sequence[Work], limits: Limits) -> list[Batch]:
     start, stop = min(work[i].start for i in group), max(work[i].stop for i in group)
     if len(group) > 1:
         return [Batch(tuple(Piece(i, 0, work[i].samples, start, stop) for i in group))]
     (index,) = group
     samples = work[index].samples
-    size = max(1, min(max_tokens // (stop - start), max_sequences, samples))
+    size = max(1, min(limits.sequences_of(start, stop), samples))
     return [Batch((Piece(index, i, min(i + size, samples), start, stop),)) for i in range(0, samples, size)]

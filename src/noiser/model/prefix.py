@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,8 @@ class Prefix:
     """The cache of one clean sequence.
 
     `branch(length, batch)` gives a cache that holds only the first `length` tokens, for `batch` sequences. It shares
-    the memory of the original (views, no copies), which a forward pass on the branch leaves as it was.
+    the memory of the original (views, no copies), which a forward pass on the branch leaves as it was: what the pass
+    puts behind it lasts for one layer at a time, since each sequence's copy of the prefix stands in front of it.
     """
 
     def __init__(self, cache: Any, length: int) -> None:
@@ -36,6 +38,7 @@ class Prefix:
             if layer.is_initialized:
                 layer.keys = layer.keys.expand(batch, -1, -1, -1)
                 layer.values = layer.values.expand(batch, -1, -1, -1)
+                layer.__class__ = _forgetful(type(layer))
         return Prefix(cache, length)
 
     def grown(self, cache: Any, first: int, last: int) -> Prefix:
@@ -50,6 +53,19 @@ class Prefix:
             if hasattr(layer, "cumulative_length"):  # of a sliding window, which still has all that was recorded
                 layer.cumulative_length = layer.keys.shape[-2]
         return Prefix(grown, self.length + last - first)
+
+
+@cache
+def _forgetful(kind: type) -> type:
+    """A kind of cache layers that return what a pass adds to them, and do not keep it."""
+
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        keys, values = self.keys, self.values
+        found = kind.update(self, *args, **kwargs)  # pyright: ignore
+        self.keys, self.values = keys, values
+        return found
+
+    return type(f"Forgetful{kind.__name__}", (kind,), {"update": update})
 
 
 def joined(prefixes: Sequence[Prefix], lengths: Sequence[int]) -> Any:
