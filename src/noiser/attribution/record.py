@@ -120,7 +120,8 @@ class Attribution:
         Returns:
             A new record. Its thresholds are the smallest of the parts. Its standard errors are the root of the sum
             of squares for "sum", that divided by the number of parts for "mean", as if the parts' errors were
-            independent, and None otherwise. `info["aggregated"]` says what was done.
+            independent, and None otherwise. `info["aggregated"]` says what was done; the rest of `info` is the finer
+            units', its lists such as `info["k"]` too.
 
         Raises:
             UnitError: spans that overlap, are empty, leave the text, join prompt and continuation or hold no unit;
