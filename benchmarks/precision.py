@@ -4,7 +4,7 @@
 
 Each prompt is explained in float32, bfloat16 and float16 with the same target, float32's own. The prompts are KNOWN's
 where NOISER_DATA is a folder that holds it, sentences of our own otherwise. float16 runs on the first few alone: CPUs
-without instructions for it take ten times as long. With `--store`, what has been measured is kept, and a run that was
+without instructions for it take ten times as long. A precision whose range a model leaves is left out, and said. With `--store`, what has been measured is kept, and a run that was
 stopped goes on where it was; figures of one prompt are always measured side by side.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import noiser
 from measuring import Claim, Part, Setting, parser, run_method, say, setting_of
+from noiser.errors import NumericalError
 from noiser.methods import Method, Scores
 from noiser.model import build_query
 
@@ -128,23 +129,34 @@ def run(setting: Setting, count: int | None = None, few: int = FEW, store: Path 
     """All prompts, the first few in float16 too; what a store holds is not run again."""
     wanted, source = prompts(count or (2 if setting.quick else 20))
     known = _read(store)
-    _warm_up(setting, HALVES if few else HALVES[:1])
+    usable = _warm_up(setting, HALVES if few else HALVES[:1])
     for number, prompt in enumerate(wanted):
         done = {row["precision"] for row in known.get(prompt, [])}
-        halves = [dtype for dtype in HALVES[: 2 if number < few else 1] if dtype not in done]
+        halves = [dtype for dtype in usable[: 2 if number < few else 1] if dtype not in done]
         if halves:
             found = [say(row) for row in measure(setting, prompt, halves)]
             known.setdefault(prompt, []).extend(found)
             _keep(store, found)
     rows = summary([row for prompt in wanted for row in known[prompt]])
-    return Part("Half precision", NOTE.format(source=source), rows, claims(rows))
+    note = NOTE.format(source=source)
+    if few and usable != list(HALVES):
+        note += " The model leaves the range of float16 on this processor."
+    return Part("Half precision", note, rows, claims(rows))
 
 
-def _warm_up(setting: Setting, halves: Sequence[str]) -> None:
-    """What is measured of a model once."""
+def _warm_up(setting: Setting, halves: Sequence[str]) -> list[str]:
+    """Measures of a model what is measured once; the half precisions whose range it does not leave."""
+    usable: list[str] = []
     for dtype in ("float32", *halves):
         lm = setting.load(dtype)
-        run_method(lm, build_query(lm, "The"), noiser.Occlusion())
+        try:
+            run_method(lm, build_query(lm, "The"), noiser.Occlusion())
+        except NumericalError:
+            if dtype != "float16":
+                raise
+        else:
+            usable.append(dtype)
+    return usable[1:]
 
 
 def _read(store: Path | None) -> dict[str, list[dict[str, Any]]]:
