@@ -4,8 +4,9 @@
 
 Each prompt is explained in float32, bfloat16 and float16 with the same target, float32's own. The prompts are KNOWN's
 where NOISER_DATA is a folder that holds it, sentences of our own otherwise. float16 runs on the first few alone: CPUs
-without instructions for it take ten times as long. A precision whose range a model leaves is left out, and said. With `--store`, what has been measured is kept, and a run that was
-stopped goes on where it was; figures of one prompt are always measured side by side.
+without instructions for it take ten times as long. A precision whose range a model leaves is left out, and said. With
+`--store`, what has been measured is kept, and a run that was stopped goes on where it was; figures of one prompt are
+always measured side by side.
 """
 
 from __future__ import annotations
