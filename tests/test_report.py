@@ -158,6 +158,24 @@ def test_a_few_prompts_make_no_winner_and_no_loser():
         assert marks({"a": many[:count], "b": [value - 0.3 - value / 9 for value in many[:count]]}) == ["best", mark]
 
 
+def test_leader_is_the_best_of_the_table_that_it_sums_up():
+    wide = {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}}
+    methods = [{"name": "noiser"}, wide, {"name": "occlusion"}]
+    heights = {"noiser": 1.0, "wide": 1.5, "occlusion": 1.1}
+    rows = [
+        row(name, metric, i, {"area": height + 0.01 * i} if metric == "mass_matched" else soft(0.03 * height, 0.5))
+        for name, height in heights.items()
+        for metric in ("mass_matched", "soft_scores")
+        for i in range(8)
+    ]
+    metrics = [{"name": "mass_matched"}, {"name": "soft_scores"}]
+    found = tables(results(rows, methods=methods, metrics=metrics))
+    (line,) = table(found, "glance").lines
+    said = dict(zip((head.name for head in table(found, "glance").heads), line.cells, strict=True))
+    assert "wide" in said["area"] or "norm_l2" in said["area"]
+    assert said["faithfulness"].startswith("Occlusion")
+
+
 # ---- nothing dropped, nothing made up -------------------------------------------------------------------------------
 
 
@@ -528,3 +546,6 @@ def test_selections_beside_the_papers():
     assert capitals[5] == Quoted(None, "quantity")  # the paper counts the whole data set
     assert wikibio[1:3] == (Count(None), Count(None))
     assert shown(wikibio[3])[0::2] == (DASH, "n\xa0=\xa00", "")
+    fewer = plan(models=[{"name": "Qwen/Qwen2-0.5B"}], data=[{"name": "known", "limit": 1}])
+    (line,) = table(tables(Results(plan=fewer, selections=chosen)), "selections").lines
+    assert line.cells[4] == Count(1)  # those of a larger plan before are attributed no more

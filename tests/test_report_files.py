@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -18,8 +19,10 @@ from noiser.metrics import bootstrap
 from noiser.report import Results, bars, judged, tables, write_report
 from noiser.report.drawing import COLOURS, MARKERS, inline_svg, svg
 from noiser.report.figures import figures, plots
-from noiser.report.heatmaps import own_attributions
-from report_for_tests import METHODS, full, plan, row, soft, write_folder
+from noiser.report.heatmaps import _lines, heatmaps, own_attributions
+from noiser.report.results import Cell
+from noiser.types import Span
+from report_for_tests import METHODS, attribution, full, plan, row, soft, toml, write_folder
 
 SECRET = "Confidential tokens of a data set"
 OWN = "LeBron James professionally plays the sport of"
@@ -92,6 +95,39 @@ def test_no_text_of_a_data_set_is_in_any_file(written):
 def test_only_the_plans_own_prompts_are_shown(folder):
     shown = own_attributions(Results.of(Store(folder)))
     assert [(one.data, [method for method, _ in one.attributions]) for one in shown] == [("own", list(METHODS[:3]))]
+
+
+def test_rows_of_a_larger_plan_are_left_out(small, tmp_path):
+    write_folder(tmp_path / "run", small)
+    data = [{"name": "known", "limit": 2}, {"label": "own", "prompts": [OWN]}]
+    fewer = small.plan.model_validate(small.plan.model_dump() | {"data": data, "methods": [{"name": "noiser"}]})
+    store = Store(tmp_path / "run")
+    store.write_plan(toml(fewer))
+    found = Results.of(Store(tmp_path / "run"))
+    cell = Cell("gemma-3-270m", "known", "noiser", "faithfulness")
+    assert len(small.rows(cell)) == 5
+    assert sorted(row.index for row in found.rows(cell).values()) == [0, 1]
+    assert found.seconds(cell._replace(metric="attribution")).n == 2
+    assert not found.rows(cell._replace(method=METHODS[1]))
+
+
+@pytest.mark.parametrize("text", ["Solve $$ x = 2 $$ now", "It costs $100% of_x$ here", "Say \\frac{ and $5 " * 9])
+def test_heat_maps_show_any_prompt_as_it_is(small, tmp_path, text):
+    write_folder(tmp_path, small, {"own": text})
+    (picture,) = heatmaps(Results.of(Store(tmp_path)))
+    svg(picture)
+    shown = [one.get_text() for one in picture.figure.axes[0].texts]
+    assert [word for word in text.split() if word not in shown] == []
+
+
+def test_a_long_unit_goes_on_in_the_next_line():
+    sentence = "word " * 40
+    att = attribution("a b", "noiser")
+    unit = Span(sentence, 0, len(sentence), (0,))
+    whole = replace(att, text=sentence, prompt_length=len(sentence), units=(unit,), scores=att.scores[:, :1])
+    lines = _lines(whole)
+    assert len(lines) == 3
+    assert "".join(text for line in lines for text, _ in line).split() == sentence.split()
 
 
 def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from noiser.bench.records import Cost, Row
 from noiser.errors import PlanError, UnknownNameError
 
 __all__ = ["DataEntry", "MethodEntry", "MetricEntry", "ModelEntry", "Plan", "parse_plan", "read_plan"]
@@ -274,6 +275,21 @@ class Plan(BaseModel):
             yield method.label, ATTRIBUTION, limit
             for metric in self.metrics_for(method, model, data):
                 yield method.label, metric.label, combined((limit, limit_for(metric, data)))
+
+    def wanted(self) -> Callable[[Row | Cost], bool]:
+        """Tells of a row, or of its cost, whether the plan asks for it; a folder keeps rows of a larger plan before."""
+        limits = {
+            (model, entry.label, method, metric): combined((limit, entry.limit))
+            for model in self.labels("models")
+            for entry in self.data
+            for method, metric, limit in self.kinds(model, entry.label)
+        }
+
+        def asks_for(row: Row | Cost) -> bool:
+            limit = limits.get((row.model, row.data, row.method, row.metric), 0)
+            return limit is None or row.index < limit
+
+        return asks_for
 
 
 def limit_for(entry: MethodEntry | MetricEntry, data: str) -> int | None:

@@ -82,21 +82,14 @@ def status(folder: Path) -> Status:
     """How far a benchmark is. Raises StoredFileError where there is none in the folder."""
     store = Store(folder)
     plan = store.plan
-    entries = {entry.label: entry for entry in plan.data}
     rows: Counter[tuple[str, str]] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
     reasons: Counter[str] = Counter()
     seconds: Counter[tuple[str, str]] = Counter()
-    limits = {
-        (model, data, method, metric): combined((limit, entries[data].limit))
-        for model in plan.labels("models")
-        for data in entries
-        for method, metric, limit in plan.kinds(model, data)
-    }
+    wanted = plan.wanted()
     for row in store.rows():
-        limit = limits.get((row.model, row.data, row.method, row.metric), 0)
-        if limit is not None and row.index >= limit:
-            continue  # of a plan that asked for more
+        if not wanted(row):
+            continue
         rows[row.model, row.data] += 1
         if row.error is not None:
             errors[row.model, row.data] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from noiser.bench.plan import DataEntry, ModelEntry
+from noiser.bench.plan import DataEntry, ModelEntry, combined
 from noiser.bench.records import Selection
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Scale, Summary
@@ -36,7 +36,7 @@ def selections(results: Results) -> Iterator[Table]:
     lines = [
         Line(
             f"{model.label}, {data_title(data)}",
-            (*_selected(known.get((model.label, data.label))), *_printed(data, model_of(model.name))),
+            (*_selected(known.get((model.label, data.label)), data.limit), *_printed(data, model_of(model.name))),
         )
         for model in results.models
         for data in results.data
@@ -55,7 +55,7 @@ def selections(results: Results) -> Iterator[Table]:
     )
 
 
-def _selected(found: Selection | None) -> list[TableCell]:
+def _selected(found: Selection | None, limit: int | None) -> list[TableCell]:
     if found is None:
         return [Count(None), Count(None), Count(None), Number(value=math.nan, form="percent"), Count(None)]
     share = found.right / found.checked if found.right is not None and found.checked else math.nan
@@ -64,7 +64,7 @@ def _selected(found: Selection | None) -> list[TableCell]:
         Count(found.checked),
         Count(found.right),
         Number(value=share, n=found.checked or 0, errors=len(found.failed), form="percent"),
-        Count(len(found.chosen)),
+        Count(combined((len(found.chosen), limit))),
     ]
 
 

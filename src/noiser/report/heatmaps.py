@@ -62,7 +62,14 @@ def heatmaps(results: Results) -> Iterator[Picture]:
             axes.set_axis_off()
             axes.set_xlim(0, 2.0 + _COLUMNS * _CHARACTER)
             axes.set_ylim(height, 0)
-            axes.text(0.1, 0.2, f"→ {label(first.targets[0].text)}   ({shown.model})", fontweight="bold", va="center")
+            axes.text(
+                0.1,
+                0.2,
+                f"→ {label(first.targets[0].text)}   ({shown.model})",
+                fontweight="bold",
+                va="center",
+                parse_math=False,
+            )
             _draw(axes, blocks)
         best = [(method_title(method), [label(unit.text) for unit in att.top(3)]) for method, att in shown.attributions]
         said = "; ".join(f"{method}: {', '.join(units)}" for method, units in best)
@@ -76,24 +83,33 @@ def heatmaps(results: Results) -> Iterator[Picture]:
 
 
 def _lines(att: Attribution) -> list[list[tuple[str, float | None]]]:
-    """The pieces of the text with their weights, broken into lines."""
+    """The pieces of the text with their weights, broken into lines; a piece longer than a line goes on in the next."""
     lines: list[list[tuple[str, float | None]]] = [[]]
     used = 0
     for piece in cells(att, 0):
-        text = visible(piece.text).replace("\n", "")
-        if used + len(text) > _COLUMNS and used:
-            lines.append([])
-            used = 0
-        lines[-1].append((text, None if piece.score is None else piece.weight))
-        used += len(text)
+        for text in _cut(visible(piece.text).replace("\n", "")):
+            if used + len(text) > _COLUMNS and used:
+                lines.append([])
+                used = 0
+            lines[-1].append((text, None if piece.score is None else piece.weight))
+            used += len(text)
     return lines
+
+
+def _cut(text: str) -> Iterator[str]:
+    """Parts that fit a line, cut behind a space where there is one."""
+    while len(text) > _COLUMNS:
+        length = text.rfind(" ", 1, _COLUMNS) + 1 or _COLUMNS
+        yield text[:length]
+        text = text[length:]
+    yield text
 
 
 def _draw(axes: Axes, blocks: Sequence[tuple[str, list[list[tuple[str, float | None]]]]]) -> None:
     """Each unit on its tint, with a bar below it for a positive score and above it for a negative one."""
     top = 0.42
     for name, lines in blocks:
-        axes.text(1.85, top + _LINE / 2, name, ha="right", va="center", color=SOFT, fontsize=8.5)
+        axes.text(1.85, top + _LINE / 2, name, ha="right", va="center", color=SOFT, fontsize=8.5, parse_math=False)
         for line in lines:
             left = 2.0
             for text, weight in line:
@@ -123,4 +139,5 @@ def _draw_piece(axes: Axes, left: float, top: float, text: str, weight: float | 
         fontsize=9.5,
         va="center",
         color=SOFT if weight is None else INK,
+        parse_math=False,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from noiser.bench.plan import MetricEntry
+from noiser.bench.plan import MethodEntry, MetricEntry
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
 from noiser.registry import unversioned
-from noiser.report.choices import Source, metric_of, named, ordinary, sources, without_boundings
+from noiser.report.choices import metric_of, named, ordinary, sources, without_boundings
 from noiser.report.grid import Asked, grid, mark_best, number
 from noiser.report.names import data_title, method_title
 from noiser.report.results import Results
@@ -36,8 +36,8 @@ def glance(results: Results) -> Iterator[Table]:
     for model in results.models:
         for data in results.data:
             leaders = {
-                one.name: _leader(results, one, source, model.label, data.label)
-                for one, source in _headline(results, data.label)
+                one.name: _leader(results, one, methods, model.label, data.label)
+                for one, methods in _headline(results, data.label)
             }
             leaders = {name: text for name, text in leaders.items() if text}
             heads |= dict.fromkeys(leaders)
@@ -58,19 +58,18 @@ def glance(results: Results) -> Iterator[Table]:
         )
 
 
-def _headline(results: Results, data: str) -> list[tuple[Asked, Source]]:
-    return [
-        (
-            Asked.of(source, name, f"{head}{source.suffix}", "percent" if name in _PERCENT else "decimal"),
-            source,
-        )
-        for name, head in _HEADLINE.items()
-        for source in sources(results, name, data)
-    ]
+def _headline(results: Results, data: str) -> list[tuple[Asked, list[MethodEntry]]]:
+    """The numbers, each with the methods of its table: other boundings are not in that of faithfulness."""
+    found: list[tuple[Asked, list[MethodEntry]]] = []
+    for name, head in _HEADLINE.items():
+        for source in sources(results, name, data):
+            methods = ordinary(results, [source], data)
+            one = Asked.of(source, name, f"{head}{source.suffix}", "percent" if name in _PERCENT else "decimal")
+            found.append((one, without_boundings(methods) if name == "faithfulness" else methods))
+    return found
 
 
-def _leader(results: Results, one: Asked, source: Source, model: str, data: str) -> str:
-    methods = without_boundings(ordinary(results, [source], data))
+def _leader(results: Results, one: Asked, methods: Sequence[MethodEntry], model: str, data: str) -> str:
     cells = [one.cell(model, data, method.label) for method in methods]
     numbers = mark_best(results, cells, one.summary, [number(results, cell, one) for cell in cells])
     level = [method_title(m.label) for m, found in zip(methods, numbers, strict=True) if found.mark == "level"]

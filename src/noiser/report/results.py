@@ -60,12 +60,13 @@ class Results:
 
     @classmethod
     def of(cls, store: Store, confidence: float = 0.95) -> Results:
-        """What a run folder, or a packed one, holds."""
+        """What a run folder, or a packed one, holds of what its plan asks for."""
+        wanted = store.plan.wanted()
         return cls(
             plan=store.plan,
             run=store.run,
-            stored=store.rows(),
-            costs=store.costs(),
+            stored=filter(wanted, store.rows()),
+            costs=filter(wanted, store.costs()),
             selections=tuple(store.selections()),
             attributions=store.attributions,
             confidence=confidence,
