@@ -110,7 +110,7 @@ def test_methods_of_one_pass_run_the_model_once(method, passes, monkeypatch):
 
 
 def test_prefix_is_reused_where_it_can_be_and_never_where_it_cannot():
-    assert all(tiny(family).reuses_prefix == (family != "mamba") for family in FAMILIES)
+    assert all(tiny(family).reuses_prefix(9) == (family != "mamba") for family in FAMILIES)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mamba"])
@@ -273,6 +273,31 @@ def test_halves_batches_when_memory_runs_out(monkeypatch):
     assert found.keys() == expected.keys()
     for index in expected:
         torch.testing.assert_close(found[index], expected[index], atol=1e-6, rtol=1e-4)
+
+
+def test_memory_that_runs_out_for_a_prefix_halves_what_is_in_front_of_a_batch(monkeypatch):
+    whole = tiny("llama")
+    lm = wrap(whole.model, whole.tokenizer, batch_tokens=64)
+    lm.packs = False
+    query = build_query(lm, " ".join([PROMPT] * 8))
+    length = len(query.token_ids)
+    assert length > 64
+    inner, sizes = lm.model.forward, []
+
+    def forward(*args, **kwargs):
+        sequences = kwargs["inputs_embeds"].shape[0]
+        if sequences * length > 8 * length:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        sizes.append(sequences)
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(lm.model, "forward", functools.wraps(inner)(forward))
+    engine = Engine(lm, query)
+    noise = torch.randn(40, 1, 32, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        list(engine.distributions([add_noise((length - 2,), noise, 0.1)]))
+    assert sorted(sizes)[-6:] >= [5] * 6  # of 16 at first, 8, and then half of what failed; not one by one
+    assert len(sizes) < 2 * 40 / 3
 
 
 def test_says_so_when_not_even_one_sequence_fits(monkeypatch):

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
 import pytest
 import torch
+import transformers
 
 import noiser
+from noiser import wrap
 from noiser.model.memory import is_out_of_memory
+from noiser.model.prefix import _forgetful, agree
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
+SIZES = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "max_position_embeddings bos_token_id eos_token_id pad_token_id"
+).split()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -94,7 +104,7 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, mon
 
 @pytest.mark.parametrize("family", ["gemma3", "falcon"])
 def test_threads_take_turns_with_a_model(family):
-    methods = [noiser.Noiser(samples=3), "last_attention", "deeplift", "input_x_gradient"]
+    methods = [noiser.Noiser(samples=3), "attn_lrp", "last_attention", "deeplift", "input_x_gradient"]
     one, other = tiny(family), noiser.wrap(tiny(family).model, tiny_tokenizer())
 
     def scores(lm, method):
@@ -102,10 +112,107 @@ def test_threads_take_turns_with_a_model(family):
 
     expected = [scores(one, method) for method in methods]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(scores, [one, other] * 20, methods * 10))
+        found = list(pool.map(scores, [one, other] * 25, methods * 10))
     for index, each in enumerate(found):
-        assert torch.equal(each, expected[index % 4])
+        assert torch.equal(each, expected[index % 5])
     assert "forward" not in vars(one.model.lm_head)
+    assert one.model.config._attn_implementation == "sdpa"
+
+
+def test_threads_that_measure_a_model_do_not_wait_for_each_other():
+    lm = wrap(tiny_model("llama"), tiny_tokenizer())
+    begun, found = threading.Event(), []
+
+    def in_turn():
+        with lm.running():
+            begun.set()
+            time.sleep(0.3)  # by then the other waits
+            found.append(lm.packs)
+
+    def at_once():
+        assert begun.wait(60)
+        found.append(lm.packs)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (in_turn, at_once)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True, True]
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "integrated_gradients", "deeplift", "attn_lrp", "noiser"])
+def test_a_caller_in_inference_mode_gets_the_same_scores(method):
+    expected = noiser.attribute(tiny("llama"), PROMPT, method=method)
+    lm = noiser.wrap(tiny("llama").model, tiny_tokenizer())
+    with torch.inference_mode():
+        found = noiser.attribute(lm, PROMPT, method=method)
+    assert torch.equal(found.scores, expected.scores)
+
+
+def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
+    """Phi-3's rotary embeddings for long contexts have other factors where a pass goes beyond 32 tokens."""
+    rotary = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
+    rotary |= {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    sizes = {name: getattr(tiny("llama").model.config, name) for name in SIZES}
+    config = transformers.Phi3Config(**sizes, rope_parameters=rotary, original_max_position_embeddings=32)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
+    lm = wrap(model, tiny_tokenizer())
+    long = " and ".join([PROMPT] * 4)
+    assert lm.reuses_prefix(32)
+    assert not lm.reuses_prefix(33)
+    for method in ("occlusion", noiser.Noiser(samples=3)):
+        together = noiser.attribute(lm, [PROMPT, long], method=method)
+        for prompt, found in zip([PROMPT, long], together, strict=True):
+            alone = wrap(model, tiny_tokenizer())
+            alone.packs, alone._reuses_prefix = False, False
+            torch.testing.assert_close(
+                found.scores, noiser.attribute(alone, prompt, method=method).scores, atol=1e-6, rtol=1e-3
+            )
+
+
+def test_measuring_a_model_leaves_the_tables_of_transformers_alone():
+    class Layer(transformers.cache_utils.DynamicLayer):
+        _layer_type = "a_kind_of_a_test"
+
+    kinds = transformers.cache_utils.DYNAMIC_LAYER_TYPE_MAPPING
+    try:
+        _forgetful(Layer)
+        assert kinds["a_kind_of_a_test"] is Layer
+    finally:
+        del kinds["a_kind_of_a_test"]
+
+
+def test_products_that_may_be_less_precise_are_compared_like_half_precision():
+    expected = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    found = expected + 5e-3 * torch.randn(4, 100, generator=torch.Generator().manual_seed(1))
+    assert not agree(found, expected, torch.float32)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert agree(found, expected, torch.float32)
+        assert not agree(expected.roll(1, -1), expected, torch.float32)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_memory_that_runs_out_while_a_model_is_measured_is_no_finding(monkeypatch):
+    lm = wrap(tiny_model("llama"), tiny_tokenizer())
+    inner = lm.model.forward
+
+    def forward(*args, **kwargs):
+        if kwargs.get("past_key_values") is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(lm.model, "forward", functools.wraps(inner)(forward))
+    with pytest.raises(torch.OutOfMemoryError):
+        assert lm.reuses_prefix(5)
+    monkeypatch.undo()
+    assert lm.reuses_prefix(5)
 
 
 def test_memory_that_runs_out_is_recognised():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -405,6 +406,23 @@ def test_corrupt_gguf(gguf_file, cache, harm, says):
     with pytest.raises(ModelError, match=says):
         noiser.load_model(gguf_file)
     assert left_in(cache) == []
+
+
+def test_gguf_that_lacks_weights(tmp_path, llama, cache):
+    partial = SimpleNamespace(
+        config=llama.config,
+        state_dict=lambda: {name: w for name, w in llama.state_dict().items() if "layers.1.mlp" not in name},
+    )
+    path = write_gguf(tmp_path / "partial.gguf", partial, tiny_tokenizer())
+    with pytest.raises(ModelError, match=r"partial.gguf' lacks 3 weights of the model, such as .*layers.1.mlp"):
+        noiser.load_model(path)
+    assert left_in(cache) == []
+
+
+def test_gguf_in_several_files(tmp_path, llama):
+    path = write_gguf(tmp_path / "model-00001-of-00003.gguf", llama, tiny_tokenizer(), parts=3)
+    with pytest.raises(ModelError, match="one of the 3 files of a model; expected a file that holds a whole one"):
+        noiser.load_model(path)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

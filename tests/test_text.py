@@ -233,6 +233,7 @@ def test_settings_stay(tokenizer):
     try:
         encoding = encode(tokenizer, "Nobody in the town plays the sport")
         extend(tokenizer, encoding, encode_target(tokenizer, encoding, " basketball"))
+        token_texts(tokenizer, encoding.token_ids)
         assert len(encoding.token_ids) > 2
         assert state() == before
     finally:

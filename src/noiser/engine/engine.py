@@ -39,9 +39,9 @@ Progress = Callable[[float, float], None]
 LOGIT_BYTES = 192 * 2**20
 """Distributions are float32 over the whole vocabulary: 1 MB a target for Gemma 3. A batch holds no more than this."""
 
-KEYS = 32
-"""The most keys of a plain batch, in the tokens of a pass: they are there for one layer at a time, and so a key takes
-a small part of the memory of a token."""
+KEYS = 16
+"""The most keys of a plain batch, in the tokens of a pass: as long as a layer keeps a token's activations, it keeps a
+key and its value, which are a small part of that."""
 
 
 class Engine:
@@ -65,7 +65,7 @@ class Engine:
         self._progress = progress
         self._prefix: Prefix | None = None
         self._clean: Float[Tensor, "targets vocab"] | None = None
-        self._batch_tokens = lm.batch_tokens
+        self._batch_tokens, self._batch_keys = lm.batch_tokens, KEYS * lm.batch_tokens
         with lm.running():
             self._embeddings = lm.embed(query.token_ids)
             self.table_rows = self._embeddings.float() / lm.embedding_scale
@@ -144,7 +144,7 @@ class Engine:
         parts: dict[int, list[Float[Tensor, "samples targets vocab"]]] = {}
         missing = [p.samples for p in perturbations]
         packed = self.lm.shares_passes or (self.lm.device.type == "cpu" and self.lm.packs)
-        if not packed and self._prefix is None and self.lm.reuses_prefix:
+        if not packed and self._prefix is None and self._reuses_prefix:
             self._run_clean()
         forward = self._packed_forward if packed else self._forward
         for batch in self.plan(perturbations, packed=packed):
@@ -172,17 +172,21 @@ class Engine:
         if packed:
             return pack_batches(work, max_tokens=max_tokens, max_sequences=max_sequences)
         overhead = 128 if self.lm.device.type == "cpu" else 4096
-        limits = Limits(max_tokens, max_sequences, KEYS * max_tokens)
+        limits = Limits(max_tokens, max_sequences, max(1, self._batch_keys // copies))
         return plan_batches(work, limits, overhead=overhead)
 
     def _start(self, perturbation: Perturbation) -> int:
         # One token at least is run behind a prefix: a sequence cannot be empty.
         return min(*perturbation.positions, min(self.rows(perturbation)))
 
+    @property
+    def _reuses_prefix(self) -> bool:
+        return self.lm.reuses_prefix(len(self.query.token_ids))
+
     def prepare_prefix(self, perturbations: Sequence[Perturbation]) -> None:
         """Runs the clean sequence for its keys and values, if that saves more tokens than it costs."""
         saved = sum(self._start(p) * p.samples for p in perturbations)
-        if self._prefix is None and self.lm.reuses_prefix and saved > len(self.query.token_ids):
+        if self._prefix is None and self._reuses_prefix and saved > len(self.query.token_ids):
             self._run_clean()
 
     def rows(self, perturbation: Perturbation) -> list[int]:
@@ -220,6 +224,7 @@ class Engine:
             )
         free_memory(self.lm.device)
         self._batch_tokens = max(1, min(self._batch_tokens, batch.tokens * copies) // 2)
+        self._batch_keys = max(1, min(self._batch_keys, batch.sequences * batch.stop * copies) // 2)
         for half in _halves(batch):
             yield from self.run(half, passes, copies=copies, packed=packed)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,8 @@ def multipliers(
     rows: Float[Tensor, "batch length dim"],
     interception: Interception,
     objectives: Sequence[AnyObjective],
+    *,
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[Multipliers]:
     """Runs whole sequences once, the clean one first, and goes back from each target's objective to the first of them.
 
@@ -47,13 +50,14 @@ def multipliers(
         rows: [batch, length, dim], rows of the embedding table, first those of the clean input.
         interception: the rules of the way back.
         objectives: of the logits, one for each target of the query.
+        within: what the model is to be in meanwhile; entered in its turn.
 
     Raises:
         NumericalError: a logit or a gradient is NaN or infinite.
         ModelError: memory does not suffice.
     """
     try:
-        return engine.lm.in_turn(lambda: _run(engine, rows, interception, objectives))
+        return engine.lm.in_turn(lambda: _run(engine, rows, interception, objectives, within))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -68,9 +72,10 @@ def _run(
     rows: Float[Tensor, "batch length dim"],
     interception: Interception,
     objectives: Sequence[AnyObjective],
+    within: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> list[Multipliers]:
     lm, targets = engine.lm, engine.query.rows
-    with lm.running(gradients=True), frozen_parameters(lm.model):
+    with lm.running(gradients=True), within(), frozen_parameters(lm.model):
         inputs = (rows * lm.embedding_scale).to(lm.dtype).requires_grad_()
         with interception:
             logits = lm.logits(inputs, positions=targets)

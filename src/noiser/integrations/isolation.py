@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from noiser.model.turns import turn
+
 __all__ = ["Pause", "copied_tokenizer", "seeded", "twin"]
 
 _TOKENIZERS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -24,6 +26,11 @@ def twin(model: Any) -> Any:
     Memory holds the weights once: the twin's parameters are views that need no gradient. Weights of a special class,
     such as quantised ones, are shared as they are.
     """
+    with turn(model):
+        return _copied(model)
+
+
+def _copied(model: Any) -> Any:
     shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         plain = type(parameter) is nn.Parameter

@@ -59,8 +59,7 @@ class AttnLrp:
         seen: list[str] = []
         interception = Interception(identity, relevance_rules(self.softmax, seen))
         logits = [partial(_logit, target=token, foil=query.foil_id) for token in query.target_ids]
-        with _readable(lm):
-            found = multipliers(engine, engine.table_rows[None], interception, logits)
+        found = multipliers(engine, engine.table_rows[None], interception, logits, within=partial(_readable, lm))
         if not seen:
             raise UnsupportedModelError(
                 f"{type(lm.model).__name__} has no attention; expected a model with attention layers. AttnLRP has "

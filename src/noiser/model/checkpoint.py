@@ -12,7 +12,7 @@ from noiser.errors import DependencyError, ModelError, ModelNotFoundError, Param
 from noiser.model.memory import is_out_of_memory
 from noiser.model.quiet import quiet_transformers
 
-__all__ = ["Options", "load_checkpoint"]
+__all__ = ["Options", "check_complete", "load_checkpoint"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -92,7 +92,7 @@ def load_checkpoint(source: str, options: Options, *, local_only: bool = False) 
                 **common,
             )
             model, report = loaded
-            _check_complete(source, report)
+            check_complete(source, report)
             if device is not None:
                 model.to(device)
     except (UnsupportedModelError, ModelError):
@@ -122,7 +122,8 @@ def _check_decoder_only(source: str, config: Any) -> None:
     )
 
 
-def _check_complete(source: str, report: dict[str, Any]) -> None:
+def check_complete(source: str, report: dict[str, Any]) -> None:
+    """Raises ModelError when weights were made up, as transformers tells with `output_loading_info`."""
     lacking = sorted(map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())]))
     if lacking:
         raise ModelError(

@@ -38,6 +38,8 @@ def run_clean(
         positions: indices into `length` whose logits are wanted.
         prefix: of a run of its beginning, to go on from, and not to be used any more; the positions are behind it.
     """
+    if prefix and not lm.reuses_prefix(len(embeddings)):
+        prefix = None
     done = prefix.length if prefix else 0
     rest = embeddings[done:][None]
     if lm.shares_passes:
@@ -47,7 +49,7 @@ def run_clean(
         if prefix:
             logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]
             prefix.length = len(embeddings)
-        elif lm.reuses_prefix:
+        elif lm.reuses_prefix(len(embeddings)):
             prefix, logits = record_prefix(lm, embeddings, list(positions))
         else:
             logits = lm.logits(rest, positions=positions)[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 from noiser.errors import ModelError, UnsupportedModelError
 from noiser.model.catalog import BuiltIn, Weights
+from noiser.model.checkpoint import check_complete
 from noiser.model.gguf import GgufHead, read_head
 from noiser.model.quiet import quiet_transformers
 from noiser.model.store import build_entry, cache_errors, entry_path, file_sha256, is_whole
@@ -93,7 +94,9 @@ def convert(path: Path, head: GgufHead, folder: Path) -> None:
         # The bar of the GGUF reader knows no setting; it is hidden by hiding stderr.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+            )
     except (ValueError, NotImplementedError) as error:
         if "not supported" not in str(error) and not isinstance(error, NotImplementedError):
             raise ModelError(f"{path} could not be converted: {error}") from error
@@ -101,6 +104,8 @@ def convert(path: Path, head: GgufHead, folder: Path) -> None:
             f"{path} holds a model of the architecture {head.architecture!r}, which transformers cannot read from GGUF "
             f"({error}). Expected a decoder-only architecture that it can; or load the original checkpoint instead."
         ) from error
+    model, report = loaded
+    check_complete(str(path), report)
     _forget_quantization(model)
     with quiet_transformers():
         model.save_pretrained(folder)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from noiser.model.offsets import Offset, common_length, offsets_by_decoding
+from noiser.model.untouched import content_ids
 
 __all__ = ["continuation_offsets", "continuation_text", "decode", "display_texts", "sequence_offsets"]
 
@@ -53,7 +54,7 @@ def sequence_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, lis
 
 def display_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     r"""The characters that each token is part of; bytes that make up no character as `\xNN`."""
-    probe = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+    probe = content_ids(tokenizer, "a")[-1:]
     text, offsets = continuation_offsets(tokenizer, probe, token_ids)
     shown: list[str] = []
     for token_id, (start, end) in zip(token_ids, offsets, strict=True):

@@ -70,6 +70,12 @@ class _Reader:
         end = start + max((offset + n_bytes for _, n_bytes, offset in tensors), default=0)
         if not tensors or end > len(self.data):
             raise _damaged(self.path, f"{len(self.data):,} bytes and {n_tensors} tensors", f"{end:,} bytes")
+        parts = facts.get("split.count", 1)
+        if isinstance(parts, int) and parts > 1:
+            raise ModelError(
+                f"{self.path} is one of the {parts} files of a model; expected a file that holds a whole one. Merge "
+                "them with llama.cpp's `llama-gguf-split --merge`, given the first file and a new one."
+            )
         architecture = str(facts.get("general.architecture", "unknown"))
         return GgufHead(architecture, sum(n_weights for n_weights, _, _ in tensors))
 

@@ -23,7 +23,7 @@ from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branches, Packed, can_pack, packed_logits
 from noiser.model.prefix import Prefix, agree, can_reuse_prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
-from noiser.model.turns import turn
+from noiser.model.turns import measured, turn
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -119,17 +119,40 @@ class LanguageModel:
         scale = float((rows * out).sum() / (rows * rows).sum())
         return scale if torch.allclose(out, scale * rows, rtol=2e-2, atol=1e-6) else 1.0
 
-    @cached_property
-    def reuses_prefix(self) -> bool:
-        """Whether a cached prefix gives the same logits as the whole sequence; measured once on eight tokens."""
-        with self.running():
-            return can_reuse_prefix(self, self.embed(self._eight_tokens()))
+    def reuses_prefix(self, length: int) -> bool:
+        """Whether a cached prefix gives what the whole sequence gives, for sequences of so many tokens at most."""
+        return self._reuses_prefix and length <= (self._turning_length or length)
 
-    @cached_property
+    @measured
     def packs(self) -> bool:
         """Whether sequences of different lengths can run end to end in one pass; measured once on eight tokens."""
         with self.running():
-            return self.reuses_prefix and can_pack(self, self.embed(self._eight_tokens()))
+            return (
+                self._reuses_prefix
+                and self._turning_length is None
+                and can_pack(self, self.embed(self._eight_tokens()))
+            )
+
+    @measured
+    def _reuses_prefix(self) -> bool:
+        with self.running():
+            return can_reuse_prefix(self, self.embed(self._eight_tokens()))
+
+    @property
+    def _turning_length(self) -> int | None:
+        """The longest pass whose positions are encoded as in short ones; None where its length does not matter.
+
+        Some rotary embeddings, such as Phi-3's for long contexts, turn all tokens of a pass by its largest position.
+        """
+        config = self.model.config.get_text_config()
+        parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+        kinds = [parameters, *(kind for kind in parameters.values() if isinstance(kind, Mapping))]
+        lengths = [
+            kind.get("original_max_position_embeddings") or self.context_length
+            for kind in kinds
+            if kind.get("rope_type") in ("longrope", "dynamic")
+        ]
+        return min((length for length in lengths if length), default=None)
 
     def _eight_tokens(self) -> Int[Tensor, " length"]:
         return torch.linspace(1, self.vocabulary_size - 1, 8).long()
@@ -143,7 +166,7 @@ class LanguageModel:
                 "alone: what is measured here would be another function. Take another model."
             )
 
-    @cached_property
+    @measured
     def _reads_embeddings(self) -> bool:
         ids = self._eight_tokens().to(self.device)[None]
         with self.running(), uncompiled(self.model):  # one look is not worth compiling for
@@ -178,6 +201,7 @@ class LanguageModel:
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(turn(self.model))
+            stack.enter_context(torch.inference_mode(False))  # a caller's would leave no way back for gradients
             stack.enter_context(_evaluating(self.model))
             stack.enter_context(torch.set_grad_enabled(gradients))
             if gradients:

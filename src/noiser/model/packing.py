@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.attention import attention_implementation
 from noiser.model.compiled import opaque
+from noiser.model.memory import is_out_of_memory
 from noiser.model.prefix import Prefix, agree, empty_prefix, joined
 
 if TYPE_CHECKING:
@@ -287,7 +288,9 @@ def can_pack(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool
         packs = [_trial(other, empty_prefix(lm)), _trial(one, first[0].prefix)]
         layout = _Layout(packs, lm.device)
         second = _run(lm, packs, layout)
-    except Exception:  # any failure means that this architecture does not work so
+    except Exception as error:  # any failure means that this architecture does not work so
+        if is_out_of_memory(error):
+            raise
         return False
     declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(first[0].prefix.cache.layers)}
     pairs = [

@@ -10,7 +10,8 @@ from noiser.errors import PromptError, TargetError
 from noiser.model.chat import render_chat
 from noiser.model.decoding import continuation_offsets, continuation_text, display_texts
 from noiser.model.offsets import Offset, cover
-from noiser.model.tokenizing import content_ids, special_tokens, tokenize
+from noiser.model.tokenizing import special_tokens, tokenize
+from noiser.model.untouched import content_ids
 from noiser.types import Prompt
 
 __all__ = ["Encoding", "encode", "encode_target", "extend", "token_texts"]

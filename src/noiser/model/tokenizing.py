@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from noiser.model.decoding import sequence_offsets
 from noiser.model.offsets import Offset, align, mend
+from noiser.model.untouched import content_ids, untouched
 
-__all__ = ["Tokens", "content_ids", "special_tokens", "tokenize"]
+__all__ = ["Tokens", "special_tokens", "tokenize"]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 
@@ -43,14 +43,6 @@ def tokenize(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Tokens:
     return tokens._replace(offsets=offsets)
 
 
-def content_ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text alone, without any that the tokenizer adds."""
-    with _untouched(tokenizer):
-        return list(
-            tokenizer(text, add_special_tokens=False, padding=False, truncation=False, verbose=False)["input_ids"]
-        )
-
-
 def special_tokens(tokenizer: Any, token_ids: Sequence[int], surfaces: Sequence[str]) -> list[bool]:
     """Which tokens are special, each standing for its surface in the text.
 
@@ -72,7 +64,7 @@ def special_tokens(tokenizer: Any, token_ids: Sequence[int], surfaces: Sequence[
 
 
 def _tokenize_fast(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:
-    with _untouched(tokenizer):
+    with untouched(tokenizer):
         out = tokenizer(
             text,
             add_special_tokens=add_special_tokens,
@@ -101,22 +93,3 @@ def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Token
         [(0, 0)] * first + align(offsets, source, text) + [(len(text), len(text))] * behind,
         [True] * first + [False] * len(own) + [True] * behind,
     )
-
-
-@contextlib.contextmanager
-def _untouched(tokenizer: Any) -> Generator[None]:
-    """Puts back the backend's truncation and padding, which a call of a fast tokenizer switches off for good."""
-    if not getattr(tokenizer, "is_fast", False):
-        yield
-        return
-    backend = tokenizer.backend_tokenizer
-    truncation, padding = backend.truncation, backend.padding
-    splits = backend.encode_special_tokens
-    try:
-        yield
-    finally:
-        if truncation is not None:
-            backend.enable_truncation(**truncation)
-        if padding is not None:
-            backend.enable_padding(**padding)
-        backend.encode_special_tokens = splits
