@@ -20,10 +20,18 @@ from noiser.model.prefix import _forgetful, agree
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
-SIZES = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "max_position_embeddings bos_token_id eos_token_id pad_token_id"
-).split()
+SIZES = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
