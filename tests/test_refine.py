@@ -52,6 +52,19 @@ def test_parts_are_scored_as_units_of_their_own():
     torch.testing.assert_close(torch.tensor(found.info["raw"]), expected.scores, atol=1e-5, rtol=1e-3)
 
 
+def test_standard_errors_are_of_the_scores_before_they_were_made_to_add_up():
+    lm = tiny("gemma3")
+    found = noiser.attribute(lm, LONG, method="noiser_relative", unit="auto")
+    settled = torch.tensor(found.info["raw"]) != found.scores
+    assert settled.any()
+    assert not settled.all()
+    assert torch.equal(found.stderr.isnan(), settled)
+    spans = [(unit.start, unit.end) for unit in found.units]
+    expected = noiser.attribute(lm, LONG, method="noiser_relative", unit=spans)
+    torch.testing.assert_close(torch.tensor(found.info["raw_stderr"]), expected.stderr, atol=1e-5, rtol=1e-3)
+    assert "raw_stderr" not in noiser.attribute(lm, PROMPT, method="occlusion", unit="auto").info
+
+
 def test_splits_what_carries_the_score_and_nothing_else():
     lm = tiny("llama")
     found = noiser.attribute(lm, PROMPT, method="occlusion", unit="auto")

@@ -54,13 +54,14 @@ class Budget(NamedTuple):
 
 @dataclass(eq=False)
 class _Node:
-    """A unit and its column of the result; `raw` is its score before its part in the unit around it was settled."""
+    """A unit and its column of the result; what is raw was there before its part in the unit around it was settled."""
 
     unit: Span
     score: Float[Tensor, " targets"]
     raw: Float[Tensor, " targets"]
     threshold: Float[Tensor, " targets"]
     stderr: Float[Tensor, " targets"]
+    raw_stderr: Float[Tensor, " targets"]
     k: list[float]
 
 
@@ -79,7 +80,8 @@ def refine(method: Method, engine: Engine, seed: int, budget: Budget) -> tuple[t
 
     Returns:
         Units of several sizes in the order of the prompt, and their scores. `info["raw"]` are the scores before parts
-        were made to add up, `info["left"]` counts the units that were not split for want of budget.
+        were made to add up, and `info["raw_stderr"]` their standard errors, where the method has them: what was made to
+        add up has none, NaN. `info["left"]` counts the units that were not split for want of budget.
     """
     run = _Run(method, engine, seed, budget)
     nodes = run.score(engine.query.units)
@@ -113,7 +115,7 @@ def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:
     size = raw.abs()
     weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts))
     for part, score in zip(parts, raw + (node.score - raw.sum(0)) * weights, strict=True):
-        part.score = score
+        part.score, part.stderr = score, torch.full_like(score, torch.nan)
     return parts
 
 
@@ -144,7 +146,9 @@ class _Run:
             torch.tensor(found.info.get("k", missing.tolist())).T.tolist(),
             strict=True,
         )
-        return [_Node(unit, score, score, threshold, stderr, k) for unit, score, threshold, stderr, k in columns]
+        return [
+            _Node(unit, score, score, threshold, stderr, stderr, k) for unit, score, threshold, stderr, k in columns
+        ]
 
     def affords(self, units: Sequence[Span]) -> bool:
         """Whether a run for these units fits into what is left of the budget, judged by the runs before."""
@@ -158,13 +162,17 @@ class _Run:
 
     def scores(self, nodes: Sequence[_Node]) -> Scores:
         """The columns together."""
-        thresholds, stderr = (torch.stack([getattr(n, name) for n in nodes], 1) for name in ("threshold", "stderr"))
+        thresholds, stderr, raw_stderr = (
+            torch.stack([getattr(n, name) for n in nodes], 1) for name in ("threshold", "stderr", "raw_stderr")
+        )
         info: dict[str, Any] = {
             "raw": torch.stack([node.raw for node in nodes], 1).tolist(),
             "left": self.left,
             "token_forwards": self.engine.token_forwards,
             "passes": self.engine.passes,
         }
+        if not raw_stderr.isnan().all():
+            info["raw_stderr"] = raw_stderr.tolist()
         if self._k_min is not None:
             info["k"] = torch.tensor([node.k for node in nodes]).T.tolist()
         return Scores(
