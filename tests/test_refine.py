@@ -94,6 +94,19 @@ def test_budget_leaves_units_coarse():
     assert never.units == coarse.units
 
 
+@pytest.mark.parametrize(
+    "method",
+    [noiser.KernelShap(samples=200), noiser.ShapleySampling(permutations=9), noiser.Lime(), noiser.ContextCite()],
+)
+@pytest.mark.parametrize("times", [2, 8, 25])
+def test_budget_holds_where_few_coarse_units_cost_little_and_their_parts_much(method, times):
+    lm, prompt = tiny("llama"), "The fox sings near the old river bank. A dog plays along with the children. It rains."
+    spent = noiser.attribute(lm, prompt, method=method, unit="sentence").info["token_forwards"]
+    found = noiser.attribute(lm, prompt, method=method, unit="auto", max_forwards=times * spent)
+    assert found.info["token_forwards"] <= times * spent
+    assert len(found.units) > 3 or times == 2
+
+
 def test_a_long_prompt_begins_with_runs_of_sentences():
     lm = tiny("llama")
     encoding = build_query(lm, LONG).encoding

@@ -77,6 +77,7 @@ def refine(method: Method, engine: Engine, seed: int, budget: Budget) -> tuple[t
         engine: of a query with coarse units.
         seed: of every run's generator.
         budget: when to stop. What a run will cost is judged by what runs have cost; one that does not fit is left out.
+            A method that does not run the same number of inputs for every unit says by `inputs_for(units)` how many.
 
     Returns:
         Units of several sizes in the order of the prompt, and their scores. `info["raw"]` are the scores before parts
@@ -157,8 +158,10 @@ class _Run:
         return forwards * (1 + share) <= self.budget.forwards and seconds * (1 + share) <= self.budget.seconds
 
     def _work_of(self, units: Sequence[Span]) -> int:
-        """Token-forwards of one changed sequence for each unit, from its first token on."""
-        return sum(self.engine.query.rows[-1] + 1 - unit.token_indices[0] for unit in units)
+        """Token-forwards of one changed sequence for each unit, or of the method's own, from its first token on."""
+        lengths = [self.engine.query.rows[-1] + 1 - unit.token_indices[0] for unit in units]
+        inputs_for = getattr(self.method, "inputs_for", None)
+        return inputs_for(len(units)) * max(lengths) if inputs_for else sum(lengths)
 
     def scores(self, nodes: Sequence[_Node]) -> Scores:
         """The columns together."""
