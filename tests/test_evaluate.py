@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matc
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
 from tiny import tiny
+from tokenizers_for_tests import CHAT_TEMPLATE
 
 FAST = noiser.Noiser(samples=2, bounding=0.5)
 
@@ -163,6 +165,25 @@ def test_authors_profile_scores_special_tokens_and_draws_one_mask():
     assert "profile authors" in str(found)
 
 
+def test_authors_profile_takes_spans_of_a_prompt_with_a_bos():
+    found = evaluated("The quick fox", profile="authors", unit=[(0, 9), (9, 13)])
+    assert not found.skipped
+    assert found.rows.loc[0, "units"] == 3
+
+
+@pytest.mark.parametrize("prompt", ["The quick</s> brown fox", [{"role": "user", "content": "The quick brown fox"}]])
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_a_judge_is_shown_neither_special_tokens_nor_template_text(prompt, unit):
+    tokenizer = copy.deepcopy(tiny("llama").tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    lm, judge = noiser.wrap(tiny("llama").model, tokenizer), Parrot()
+    options = {"method": "occlusion", "unit": unit, "judge": judge, "profile": "authors"}
+    found = noiser.evaluate(lm, [prompt], metrics=["answerability", "minimum_top_k"], **options)
+    assert not found.skipped
+    assert len(found.rows.loc[0, "answerability_words"].split()) == 2
+    assert {word for words in judge.shown for word in words} == {"The", "quick", "brown", "fox"}
+
+
 def test_saved_and_shown(tmp_path):
     found = evaluated(["<script>alert(1)</script> The quick fox", ""])
     found.save(tmp_path / "e.json")
@@ -280,12 +301,13 @@ class Parrot:
     name = "parrot"
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.shown = [], []
 
     def judge(self, requests):
         from noiser.judges import Verdict
 
         self.asked.append(len(requests))
+        self.shown += [request.words for request in requests]
         return [
             Verdict(status="unscored", reason="barked")
             if "dog" in request.words

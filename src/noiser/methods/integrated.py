@@ -116,7 +116,7 @@ class GradientShap:
         """Scores of every unit for every target; see `Method`."""
         path = _Path(engine, self.baseline, self.score)
         alphas = torch.rand(self.samples, generator=generator).tolist()
-        noise = self._noise(*path.difference.shape, generator)
+        noise = self._noise(path.difference, generator)
         points = [on_path(path.positions, path.base, a, shift=n) for a, n in zip(alphas, noise, strict=True)]
         shape = (len(path.objectives), len(path.positions))
         mean = torch.zeros(*shape, path.difference.shape[-1], device=path.difference.device)
@@ -128,10 +128,10 @@ class GradientShap:
         stderr = path.to_units(each).std(0) / self.samples**0.5 if self.samples > 1 and self.reduce == "sum" else None
         return path.scores(mean, self.reduce, stderr=stderr)
 
-    def _noise(self, positions: int, dim: int, generator: torch.Generator) -> Tensor:
+    def _noise(self, like: Float[Tensor, "positions dim"], generator: torch.Generator) -> Tensor:
         if not self.stdev:
             return torch.zeros(self.samples)
-        return self.stdev * draw_noise(self.samples, positions, dim, generator)
+        return self.stdev * draw_noise(self.samples, *like.shape, generator=generator)
 
 
 def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
