@@ -77,6 +77,20 @@ def test_nothing_scored_is_not_a_number():
     assert math.isnan(found.score_scored)
 
 
+@pytest.mark.parametrize("target", [",", ".", " -", "\n", " ("])
+def test_a_target_that_is_no_word_is_unscored_and_nobody_is_asked(target):
+    judge = Knowing(["plays"])
+    both = [att(target=target), att((1.0,) * 6)]
+    found = answerability(both, judge)
+    assert [row.status for row in found.rows] == ["unscored", "correct"]
+    assert found.rows[0].verdict.reason == "the target is no word"
+    assert list(map(len, judge.batches)) == [1]
+    smallest = minimum_top_k(both, judge)
+    assert [row.status for row in smallest.rows] == ["unscored", "correct"]
+    assert (smallest.unscored, smallest.unanswerable, smallest.found) == (1, 0, 1)
+    assert answerability(both[:1], judge, ["basketball"]).unscored == 0
+
+
 @pytest.mark.parametrize(("top", "status"), [(1, "wrong"), (5, "correct")])
 def test_among_five(top, status):
     judge = Knowing([], ("football", "tennis", "golf", "Basketball.", "chess"))

@@ -44,8 +44,8 @@ CHEAP = {
 }
 # What reads attention has nothing to read in a state-space model.
 MAY_REFUSE = {("last_attention", "mamba"), ("attention_rollout", "mamba"), ("attn_lrp", "mamba")}
-# What compares whole distributions has no place for a pair of tokens.
-NO_FOIL = {"noiser_relative"}
+# What compares whole distributions, or reads no prediction, has no place for a pair of tokens.
+NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout"}
 
 each_method = pytest.mark.parametrize("name", METHOD_NAMES)
 
@@ -130,7 +130,8 @@ def test_scores_do_not_depend_on_the_batch_budget(name, family, batch_tokens):
 @each_method
 def test_a_foil_is_answered_or_refused(name):
     lm = tiny("llama")
-    foil = (run(lm, name).targets[0].token_id + 1) % lm.vocabulary_size
+    plain = run(lm, name)
+    foil = (plain.targets[0].token_id + 1) % lm.vocabulary_size
     if name in NO_FOIL:
         with pytest.raises(noiser.NoiserError, match="foil"):
             run(lm, name, foil=foil)
@@ -138,6 +139,7 @@ def test_a_foil_is_answered_or_refused(name):
     att = run(lm, name, foil=foil)
     assert_scored(att)
     assert att.foil.token_id == foil
+    assert torch.equal(att.scores, plain.scores) is (name == "random")
 
 
 @each_method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matc
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Summary
 from tiny import tiny
+from tokenizers_for_tests import CHAT_TEMPLATE
 
 FAST = noiser.Noiser(samples=2, bounding=0.5)
 
@@ -129,6 +131,24 @@ def test_two_methods_are_compared_prompt_by_prompt():
         one.minus(evaluated(PROMPTS[:2]))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rates": (0.7, 0.9)},
+        {"profile": "authors"},
+        {"normalization": "positive"},
+        {"masks": 1},
+        {"unit": "word"},
+        {"max_new_tokens": 2},
+    ],
+)
+def test_what_was_measured_otherwise_is_not_compared(other):
+    (name,) = other
+    one = evaluated(PROMPTS[:1], method="occlusion")
+    with pytest.raises(ParameterError, match=f"different settings: {name} is"):
+        one.minus(evaluated(PROMPTS[:1], method="occlusion", **other))
+
+
 def test_it_repeats_with_its_seed():
     one, other, third = evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2], seed=5)
     pd.testing.assert_frame_equal(one.rows, other.rows)
@@ -145,6 +165,25 @@ def test_authors_profile_scores_special_tokens_and_draws_one_mask():
     assert "profile authors" in str(found)
 
 
+def test_authors_profile_takes_spans_of_a_prompt_with_a_bos():
+    found = evaluated("The quick fox", profile="authors", unit=[(0, 9), (9, 13)])
+    assert not found.skipped
+    assert found.rows.loc[0, "units"] == 3
+
+
+@pytest.mark.parametrize("prompt", ["The quick</s> brown fox", [{"role": "user", "content": "The quick brown fox"}]])
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_a_judge_is_shown_neither_special_tokens_nor_template_text(prompt, unit):
+    tokenizer = copy.deepcopy(tiny("llama").tokenizer)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    lm, judge = noiser.wrap(tiny("llama").model, tokenizer), Parrot()
+    options = {"method": "occlusion", "unit": unit, "judge": judge, "profile": "authors"}
+    found = noiser.evaluate(lm, [prompt], metrics=["answerability", "minimum_top_k"], **options)
+    assert not found.skipped
+    assert len(found.rows.loc[0, "answerability_words"].split()) == 2
+    assert {word for words in judge.shown for word in words} == {"The", "quick", "brown", "fox"}
+
+
 def test_saved_and_shown(tmp_path):
     found = evaluated(["<script>alert(1)</script> The quick fox", ""])
     found.save(tmp_path / "e.json")
@@ -154,6 +193,8 @@ def test_saved_and_shown(tmp_path):
     assert data["skipped"][0]["example"] == 1
     assert data["settings"]["masks"] == 2
     assert {line["number"] for line in data["summary"]} == set(found.estimates)
+    assert data["settings"]["max_new_tokens"] == 1
+    assert noiser.methods.make_method(data["method"], **data["settings"]["parameters"]) == FAST
     html = evaluated([SimpleNamespace(prompt="")] * 2)._repr_html_() + found.to_html()
     assert "<script>" not in html
     assert "faithfulness" in html
@@ -173,6 +214,24 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert list(again.rows) == list(found.rows)
     assert again.rows["soft_nc"].tolist() == pytest.approx(found.rows["soft_nc"].tolist(), nan_ok=True)
     assert {name: gap.value for name, gap in again.minus(found).items() if gap.n}["soft_nc"] == 0
+
+
+def test_what_was_saved_says_which_method_ran(tmp_path):
+    found = evaluated(["", *PROMPTS[:2]], method="noiser_relative", max_new_tokens=2)
+    found.save(tmp_path / "e.json")
+    settings = noiser.Evaluation.load(tmp_path / "e.json").settings
+    assert settings["parameters"]["bounding"] == "relative"
+    assert settings["parameters"]["score"] == "hellinger"
+    assert evaluated([""]).settings["parameters"] == {}
+
+
+def test_a_file_without_parameters_is_loaded(tmp_path):
+    found = evaluated(PROMPTS[:1])
+    data = found.to_dict()
+    del data["settings"]["parameters"], data["settings"]["max_new_tokens"]
+    (tmp_path / "e.json").write_text(json.dumps(data), encoding="utf-8")
+    again = noiser.Evaluation.load(tmp_path / "e.json")
+    assert again.minus(found)["soft_nc"].value == 0
 
 
 @pytest.mark.parametrize(
@@ -242,12 +301,13 @@ class Parrot:
     name = "parrot"
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.shown = [], []
 
     def judge(self, requests):
         from noiser.judges import Verdict
 
         self.asked.append(len(requests))
+        self.shown += [request.words for request in requests]
         return [
             Verdict(status="unscored", reason="barked")
             if "dog" in request.words
@@ -397,6 +457,8 @@ def test_the_numbers_make_sense_on_a_real_model(smol):
         ({"normalization": "summ"}, "Did you mean 'sum'"),
         ({"unit": "words"}, "Did you mean 'word'"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1.5}, "seed is 1.5"),
     ],
 )
 def test_settings_that_every_prompt_would_fail_at_are_errors_at_once(wrong, said, unchecked):

@@ -93,10 +93,10 @@ def gradient_shap(plain, query, g, method):
     start[moved] = 0
     found = torch.zeros_like(rows)
     alphas = torch.rand(method.samples, generator=generator)
-    for alpha in alphas.double():
-        end = rows.clone()
-        if method.stdev:
-            end[moved] += method.stdev * torch.randn(len(moved), rows.shape[-1], generator=generator)
+    ends = rows.repeat(method.samples, 1, 1)
+    for position in moved if method.stdev else ():
+        ends[:, position] += method.stdev * torch.randn(method.samples, rows.shape[-1], generator=generator)
+    for alpha, end in zip(alphas.double(), ends, strict=True):
         found += path_integral(plain, start, end, query, g, [alpha], [1 / method.samples])
     return reduced(found, method.reduce)
 
@@ -203,6 +203,13 @@ def test_expected_gradients_converge_to_integrated_gradients():
     assert found.stderr is not None
     assert ((found.scores - exact.scores).abs() < 4 * found.stderr + 1e-5).all()
     assert (found.stderr < 0.1 * exact.scores.abs().max()).all()
+
+
+def test_random_points_do_not_depend_on_the_targets_behind():
+    lm, method = tiny("gpt2"), GradientShap(stdev=0.1)
+    one = noiser.attribute(lm, PROMPT, method=method)
+    several = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3)
+    torch.testing.assert_close(several.scores[0, : len(one.units)], one.scores[0], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.slow

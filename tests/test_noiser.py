@@ -211,11 +211,29 @@ def test_own_noise_is_used_and_checked():
     drawn = embedding_noise(lm, 3)
     given = noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), seed=9)
     assert torch.equal(given.scores, noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), seed=0).scores)
-    for bad in (torch.zeros(3), torch.zeros(3, 31), torch.zeros(3, 0, 32), torch.full((3, 32), math.nan)):
+    nothing = (torch.zeros(3, 0, 32), torch.zeros(0, 1, 32))
+    for bad in (torch.zeros(3), torch.zeros(3, 31), *nothing, torch.full((3, 32), math.nan)):
         with pytest.raises(noiser.errors.ParameterError, match="noise"):
             noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad))
     with pytest.raises(noiser.errors.ParameterError, match=r"\[samples, positions, 32\]"):
         noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), unit="sentence")
+
+
+def test_own_noise_says_how_many_samples_there_are():
+    noise = torch.zeros(3, 32)
+    assert noiser.Noiser(noise=noise).samples == noiser.Noiser(samples=3, noise=noise).samples == 3
+    with pytest.raises(noiser.errors.ParameterError, match="samples is 7 and the noise has 3; expected the number in"):
+        noiser.Noiser(samples=7, noise=noise)
+
+
+def test_one_random_k_a_prompt_whatever_its_units_and_targets():
+    lm, method = tiny("llama"), noiser.Noiser(samples=2, bounding="random")
+    runs = [
+        noiser.attribute(lm, "The fox sings. It rains.", method=method, unit=unit, target=target)
+        for unit in ("token", "word", "sentence", "auto")
+        for target in (" a", " a violin")
+    ]
+    assert len({k for run in runs for row in run.info["k"] for k in row if not math.isnan(k)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -229,6 +247,10 @@ def test_own_noise_is_used_and_checked():
         ({"scope": "all"}, "Unknown scope 'all'"),
         ({"profile": "paper2"}, "Did you mean 'paper'"),
         ({"r": 0.0}, "r is 0.0"),
+        *(
+            ({"bounding": bounding, "all_thresholds": True}, f"bounding {bounding!r}, which searches no threshold")
+            for bounding in ("norm_l2", "random", "none", "relative", 0.1)
+        ),
     ],
 )
 def test_parameters_outside_their_domain(parameters, message, unchecked):

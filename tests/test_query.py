@@ -10,7 +10,15 @@ import transformers
 
 import noiser
 from noiser.engine import Engine
-from noiser.errors import NumericalError, ParameterError, PromptError, TargetError, UnitError, UnsupportedModelError
+from noiser.errors import (
+    NumericalError,
+    ParameterError,
+    PromptError,
+    TargetError,
+    UnitError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from noiser.model import build_query
 from tiny import tiny, tiny_model, tiny_tokenizer
 
@@ -44,6 +52,7 @@ PROMPT = "The quick fox sings"
         ({"method": "noisr"}, noiser.NoiserError, "Did you mean 'noiser'.*Known: "),
         ({"method": noiser.Noiser}, ParameterError, "expected a registry name"),
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
+        ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
     ],
 )
 def test_bad_questions(arguments, error, message, unchecked):

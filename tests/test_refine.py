@@ -52,6 +52,19 @@ def test_parts_are_scored_as_units_of_their_own():
     torch.testing.assert_close(torch.tensor(found.info["raw"]), expected.scores, atol=1e-5, rtol=1e-3)
 
 
+def test_standard_errors_are_of_the_scores_before_they_were_made_to_add_up():
+    lm = tiny("gemma3")
+    found = noiser.attribute(lm, LONG, method="noiser_relative", unit="auto")
+    settled = torch.tensor(found.info["raw"]) != found.scores
+    assert settled.any()
+    assert not settled.all()
+    assert torch.equal(found.stderr.isnan(), settled)
+    spans = [(unit.start, unit.end) for unit in found.units]
+    expected = noiser.attribute(lm, LONG, method="noiser_relative", unit=spans)
+    torch.testing.assert_close(torch.tensor(found.info["raw_stderr"]), expected.stderr, atol=1e-5, rtol=1e-3)
+    assert "raw_stderr" not in noiser.attribute(lm, PROMPT, method="occlusion", unit="auto").info
+
+
 def test_splits_what_carries_the_score_and_nothing_else():
     lm = tiny("llama")
     found = noiser.attribute(lm, PROMPT, method="occlusion", unit="auto")
@@ -79,6 +92,19 @@ def test_budget_leaves_units_coarse():
     assert len(coarse.units) < len(some.units) < len(full.units)
     never = noiser.attribute(lm, PROMPT, method="occlusion", unit="auto", max_seconds=1e-9)
     assert never.units == coarse.units
+
+
+@pytest.mark.parametrize(
+    "method",
+    [noiser.KernelShap(samples=200), noiser.ShapleySampling(permutations=9), noiser.Lime(), noiser.ContextCite()],
+)
+@pytest.mark.parametrize("times", [2, 8, 25])
+def test_budget_holds_where_few_coarse_units_cost_little_and_their_parts_much(method, times):
+    lm, prompt = tiny("llama"), "The fox sings near the old river bank. A dog plays along with the children. It rains."
+    spent = noiser.attribute(lm, prompt, method=method, unit="sentence").info["token_forwards"]
+    found = noiser.attribute(lm, prompt, method=method, unit="auto", max_forwards=times * spent)
+    assert found.info["token_forwards"] <= times * spent
+    assert len(found.units) > 3 or times == 2
 
 
 def test_a_long_prompt_begins_with_runs_of_sentences():

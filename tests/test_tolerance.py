@@ -71,6 +71,13 @@ def test_agrees_with_the_search_of_noiser():
             assert above or k + 2**-10 >= 1
 
 
+def test_uses_the_noise_that_the_scores_were_made_with():
+    for bounding in ("random", 0.4):
+        att = attribution(method=noiser.Noiser(samples=4, bounding=bounding), max_new_tokens=1)
+        found = tolerance(tiny("llama"), att, 1, (att.info["k"][0][1],)).probabilities[0, 0]
+        assert found.item() == pytest.approx(att.targets[0].probability - att.scores[0, 1].item(), abs=1e-5)
+
+
 def test_no_noise_changes_nothing_and_the_grid_begins_with_it():
     att = attribution()
     found = tolerance(tiny("llama"), att, 1)
@@ -103,6 +110,8 @@ def test_other_methods_have_ten_samples_and_a_caller_may_choose():
     own = torch.randn(3, 1, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
     assert not torch.equal(ten.probabilities, tolerance(tiny("llama"), att, 1, KS, noise=own).probabilities)
     assert tolerance(tiny("llama"), att, 1, KS, samples=1).stderr.isnan().all()
+    with pytest.raises(ParameterError, match="samples is 7 and the noise has 3"):
+        tolerance(tiny("llama"), att, 1, KS, samples=7, noise=own)
 
 
 def test_progress_reaches_the_end():

@@ -23,6 +23,9 @@ __all__ = ["Evaluation", "Skipped"]
 FORMAT = "noiser.evaluation"
 SCHEMA = 1
 
+_SHARED = ("profile", "unit", "max_new_tokens", "normalization", "masks", "rates")
+"""Settings that numbers must share to be compared; a file may lack some."""
+
 
 class Skipped(NamedTuple):
     """Something that could not be measured.
@@ -52,7 +55,8 @@ class Evaluation:
         summaries: what the numbers over prompts are made of, by name.
         method: versioned name of the method (of the first attribution, if the caller gave attributions).
         model: what is needed to load the same model again.
-        settings: seed, masks, normalization, profile, rates, judge and unit.
+        settings: seed, masks, normalization, rates, judge, profile, unit, max_new_tokens, and `parameters`: every
+            hyper-parameter of the method.
         confidence: of the intervals.
     """
 
@@ -109,8 +113,15 @@ class Evaluation:
         """For every number that both have, this one minus the other's, on the prompts that both have, paired.
 
         Raises:
-            ParameterError: the two are about different prompts.
+            ParameterError: the two are about different prompts, or were measured with different settings.
         """
+        own, others = self._shared(), other._shared()
+        for name in own:
+            if name in others and own[name] != others[name]:
+                raise ParameterError(
+                    f"The two evaluations have different settings: {name} is {own[name]!r} and {others[name]!r}; "
+                    "expected the same. Evaluate both methods alike."
+                )
         if self._prompts() != other._prompts():
             raise ParameterError(
                 "The two evaluations are about different prompts; expected the same prompts in the same order. "
@@ -133,6 +144,11 @@ class Evaluation:
         from noiser.attribution.store import plain
 
         return plain([record["prompt"] for record in self.records])
+
+    def _shared(self) -> dict[str, Any]:
+        from noiser.attribution.store import plain
+
+        return {name: plain(self.settings[name]) for name in _SHARED if name in self.settings}
 
     def _columns(self, summary: Summary) -> list[list[float]]:
         return [[float(record.get(column, math.nan)) for record in self.records] for column in summary.columns]

@@ -14,10 +14,10 @@ from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
-from noiser.methods.checks import check_choice
+from noiser.methods.checks import check_choice, check_count
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.checks import check_count, check_shares
+from noiser.metrics.checks import check_shares
 from noiser.metrics.mass_matched import RATES
 from noiser.metrics.metric import Case, Measured, Metric, Summary
 from noiser.model import LanguageModel
@@ -58,7 +58,7 @@ def evaluate(
         judge: of "answerability": "local", "openai:MODEL", or a judge.
         unit: what gets a score; see `noiser.attribute`.
         max_new_tokens: tokens of the continuation to explain where an example has no target.
-        seed: of masks, random references and intervals; example i is attributed with seed + i.
+        seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
         masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
         normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
         rates: of the mass-matched curves.
@@ -72,7 +72,7 @@ def evaluate(
     items = read_examples(examples)
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
-    _check(masks, confidence, names)
+    _check(seed, masks, confidence, names)
     _check_reading(profile, normalization, unit, max_new_tokens)
     run = _Run(
         Attributor(
@@ -101,21 +101,29 @@ def evaluate(
             run.take(item, found)
     told(len(items), len(items))
     run.take_together()
+    first = run.first
     return Evaluation(
         records=tuple(run.records),
         skipped=tuple(sorted(run.skipped, key=lambda skipped: skipped.example)),
         metrics=tuple(entries),
         summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
         | run.found,
-        method=next((row["method"] for row in run.records if row["method"]), str(method)),
+        method=first.method if first else str(method),
         model=lm.identity,
         settings=run.settings
-        | {"judge": getattr(run.settings["judge"], "name", None), "profile": profile, "unit": unit},
+        | {
+            "parameters": first.parameters if first else {},
+            "judge": getattr(run.settings["judge"], "name", None),
+            "profile": profile,
+            "unit": unit,
+            "max_new_tokens": max_new_tokens,
+        },
         confidence=confidence,
     )
 
 
-def _check(masks: int | None, confidence: float, names: Sequence[str]) -> None:
+def _check(seed: int, masks: int | None, confidence: float, names: Sequence[str]) -> None:
+    check_count("seed", seed, least=0)
     if masks is not None:
         check_count("masks", masks)
     if not 0 < confidence < 1:
@@ -168,6 +176,11 @@ class _Run:
             if metric.measure is not None:
                 self._fill(row, name, *measure(metric, [case]))
         self._together.append((row, dataclasses.replace(case, memo={}, subjects={})))  # without what it remembers
+
+    @property
+    def first(self) -> Attribution | None:
+        """The first prompt's attribution of those that have one, once all are in order."""
+        return self._together[0][1].att if self._together else None
 
     def take_together(self) -> None:
         """Runs the metrics that measure all prompts at once; everything is in the prompts' order then."""

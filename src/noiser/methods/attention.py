@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Engine
+from noiser.errors import ParameterError
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import sum_over_units
 from noiser.model.attention import attention_maps
@@ -26,6 +27,7 @@ class LastAttention:
 
     Raises:
         UnsupportedModelError: the model gives no attention weights (when called).
+        ParameterError: the question has a foil (when called).
     """
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
@@ -45,6 +47,7 @@ class AttentionRollout:
 
     Raises:
         UnsupportedModelError: the model gives no attention weights (when called).
+        ParameterError: the question has a foil (when called).
     """
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
@@ -66,6 +69,11 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _maps(engine: Engine) -> list[Float[Tensor, "length length"]]:
+    if engine.query.foil_id is not None:
+        raise ParameterError(
+            "Attention weights are the same whatever is predicted and have no foil; expected a question without one. "
+            "Leave the foil out, or use a method that reads the prediction, such as 'occlusion'."
+        )
     maps, logits = attention_maps(engine.lm, engine.query.token_ids, engine.query.rows)
     engine.take_clean(logits)
     engine.token_forwards += len(engine.query.token_ids)

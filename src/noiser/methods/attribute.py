@@ -11,6 +11,7 @@ import torch
 from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress
 from noiser.errors import ParameterError
+from noiser.methods.checks import check_choice
 from noiser.methods.many import Asked, attribute_many, is_many
 from noiser.methods.protocol import METHODS, Method, Scores
 from noiser.methods.refine import Budget, refine
@@ -116,6 +117,8 @@ def attribute(
     """
     chosen = make_method(method)
     budget = Budget.of(max_forwards, max_seconds, unit)
+    if special_tokens is not None:
+        check_choice("special_tokens", special_tokens, ("frozen", "perturbed"))
 
     def ask(lm: LanguageModel, asked: Asked) -> Attribution:
         prompt, target, foil, seed, progress = asked

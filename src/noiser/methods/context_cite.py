@@ -52,6 +52,10 @@ class ContextCite:
         check_choice("baseline", self.baseline, BASELINES)
         check_positive("alpha", self.alpha)
 
+    def inputs_for(self, units: int) -> int:
+        """The most inputs that are run for so many units."""
+        return min(self.samples, 2**units - 1)
+
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
         """Runs every mask once for all targets, then fits each target."""
         coalitions = Coalitions(engine, self.baseline, "logit")

@@ -21,6 +21,7 @@ from noiser.methods.gradients import (
     objectives_of,
     reduce_dimensions,
 )
+from noiser.methods.noise import draw_noise
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
 
@@ -115,7 +116,7 @@ class GradientShap:
         """Scores of every unit for every target; see `Method`."""
         path = _Path(engine, self.baseline, self.score)
         alphas = torch.rand(self.samples, generator=generator).tolist()
-        noise = [self._noise(path.difference, generator) for _ in alphas]
+        noise = self._noise(path.difference, generator)
         points = [on_path(path.positions, path.base, a, shift=n) for a, n in zip(alphas, noise, strict=True)]
         shape = (len(path.objectives), len(path.positions))
         mean = torch.zeros(*shape, path.difference.shape[-1], device=path.difference.device)
@@ -128,7 +129,9 @@ class GradientShap:
         return path.scores(mean, self.reduce, stderr=stderr)
 
     def _noise(self, like: Float[Tensor, "positions dim"], generator: torch.Generator) -> Tensor:
-        return self.stdev * torch.randn(like.shape, generator=generator) if self.stdev else torch.zeros(())
+        if not self.stdev:
+            return torch.zeros(self.samples)
+        return self.stdev * draw_noise(self.samples, *like.shape, generator=generator)
 
 
 def gauss_legendre(n: int) -> tuple[list[float], list[float]]:

@@ -57,6 +57,10 @@ class KernelShap:
         check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(ScaleName))
 
+    def inputs_for(self, units: int) -> int:
+        """The most inputs that are run for so many units."""
+        return min(1 + (self.samples or 16 * units + 128), 2**units - 1)
+
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
         """Runs every coalition once for all targets, then solves for each target."""
         coalitions = Coalitions(engine, self.baseline, self.score)

@@ -59,6 +59,10 @@ class Lime:
         check_positive("kernel_width", self.kernel_width)
         check_choice("score", self.score, get_args(ScaleName))
 
+    def inputs_for(self, units: int) -> int:
+        """The most inputs that are run for so many units."""
+        return min(self.samples, 2**units - 1)
+
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
         """Runs every mask once for all targets, then fits each target."""
         coalitions = Coalitions(engine, self.baseline, self.score)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.errors import ParameterError
 
-__all__ = ["NormName", "check_noise", "draw_noise", "expected_norm"]
+__all__ = ["NormName", "check_noise", "count_samples", "draw_k", "draw_noise", "expected_norm"]
 
 NormName = Literal["l1", "l2", "linf"]
 
@@ -28,14 +28,35 @@ def draw_noise(
     return torch.stack(blocks, dim=1)
 
 
+def draw_k(generator: torch.Generator) -> float:
+    """The k of bounding "random", a U(0, 1) number; drawn before the noise, so that it does not depend on the units."""
+    return float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+def count_samples(noise: Tensor, samples: int | None) -> int:
+    """How many samples the caller's noise has.
+
+    Raises:
+        ParameterError: `samples` says otherwise.
+    """
+    found = len(torch.atleast_1d(torch.as_tensor(noise)))
+    if samples not in (None, found):
+        raise ParameterError(
+            f"samples is {samples!r} and the noise has {found}; expected the number in the noise. Leave samples out."
+        )
+    return found
+
+
 def check_noise(noise: Tensor, longest_unit: int, dim: int) -> Float[Tensor, "samples longest_unit dim"]:
     """The caller's own noise as [samples, positions, dim].
 
     Raises:
         ParameterError: it is neither [samples, dim] with units of one token, nor [samples, positions, dim] with
-            enough positions for the longest unit, or it is not finite.
+            enough positions for the longest unit, it has no sample, or it is not finite.
     """
     got = list(noise.shape)
+    if got[:1] == [0]:
+        raise ParameterError(f"The noise has shape {got}, no sample at all; expected at least one.")
     if not torch.isfinite(noise).all():
         raise ParameterError(f"The noise {got} has entries that are not finite; expected finite numbers.")
     if noise.ndim == 2 and noise.shape[1] == dim and longest_unit == 1:

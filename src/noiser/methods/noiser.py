@@ -16,7 +16,7 @@ from noiser.engine import Engine, Perturbation, add_noise
 from noiser.errors import ParameterError
 from noiser.methods.certified import Certified
 from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
-from noiser.methods.noise import NormName, check_noise, draw_noise, expected_norm
+from noiser.methods.noise import NormName, check_noise, count_samples, draw_k, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, Reading, ScoreName, read_all
 from noiser.methods.search import Answer, Bisection, Mode, Probe, Search
@@ -60,13 +60,15 @@ class Noiser:
         scope: "target", a search for each target; "continuation", one k for all, which changes none of them.
         r: size of "relative" noise, in norms of the embedding.
         exact_norms: exact E‖n‖ for the norm boundings; False for the paper's approximation for large dimensions.
-        all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed.
+        all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed; for the
+            three boundings that search.
         search: "exact" returns what bisecting every unit returns. "certified", for "k_min" alone, follows the units
             that a few noise samples say tolerate least, and lets the pass that scores certify that no other unit flips:
             less work, and the same result unless a unit flips at some k but not at a larger one.
         profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
             of the bisection is returned rather than the last that did not flip.
-        noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens.
+        noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens, with
+            `samples` left out.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -86,6 +88,9 @@ class Noiser:
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
+        if self.noise is not None:
+            samples = None if self.samples == Noiser.samples else self.samples
+            object.__setattr__(self, "samples", count_samples(self.noise, samples))
         check_count("steps", self.steps)
         if isinstance(self.bounding, str):
             check_choice("bounding", self.bounding, get_args(Bounding), "A number is also accepted, as k itself.")
@@ -96,6 +101,11 @@ class Noiser:
         check_choice("profile", self.profile, ("paper", "authors"))
         check_positive("r", self.r)
         check_choice("search", self.search, ("exact", "certified"))
+        if self.all_thresholds and self.bounding not in _SEARCHES:
+            raise ParameterError(
+                f"all_thresholds is True and bounding {self.bounding!r}, which searches no threshold; expected "
+                f"{', '.join(map(repr, _SEARCHES))}. Leave all_thresholds out, or choose one of them."
+            )
         rest = (self.bounding, self.all_thresholds, self.profile)
         if self.search == "certified" and rest != ("k_min", False, "paper"):
             raise ParameterError(
@@ -126,8 +136,8 @@ class _Run:
         self.method, self.engine = method, engine
         self.units = [unit.token_indices for unit in query.units]
         self.pairs = [(g, u) for g, row in enumerate(query.visible.tolist()) for u, seen in enumerate(row) if seen]
+        self.random_k = draw_k(generator) if method.bounding == "random" else math.nan
         self.noise = self._noise(generator)
-        self.random_k = float(torch.rand((), generator=generator, dtype=torch.float64))
         self.read: dict[Probed, Reading] = {}
         self.questions = [Question(engine=engine, index=g, score=method.score) for g in range(len(query.rows))]
         self._expected = self._expected_work()

@@ -17,7 +17,7 @@ class Random:
     """Softmax of independent U(0, 1) numbers over the units before each target.
 
     The scores of a target are positive and sum to 1. The model is not run. A target's numbers do not depend on how
-    many targets follow it.
+    many targets follow it, and not on the foil.
     """
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:

@@ -54,13 +54,14 @@ class Budget(NamedTuple):
 
 @dataclass(eq=False)
 class _Node:
-    """A unit and its column of the result; `raw` is its score before its part in the unit around it was settled."""
+    """A unit and its column of the result; what is raw was there before its part in the unit around it was settled."""
 
     unit: Span
     score: Float[Tensor, " targets"]
     raw: Float[Tensor, " targets"]
     threshold: Float[Tensor, " targets"]
     stderr: Float[Tensor, " targets"]
+    raw_stderr: Float[Tensor, " targets"]
     k: list[float]
 
 
@@ -76,10 +77,12 @@ def refine(method: Method, engine: Engine, seed: int, budget: Budget) -> tuple[t
         engine: of a query with coarse units.
         seed: of every run's generator.
         budget: when to stop. What a run will cost is judged by what runs have cost; one that does not fit is left out.
+            A method that does not run the same number of inputs for every unit says by `inputs_for(units)` how many.
 
     Returns:
         Units of several sizes in the order of the prompt, and their scores. `info["raw"]` are the scores before parts
-        were made to add up, `info["left"]` counts the units that were not split for want of budget.
+        were made to add up, and `info["raw_stderr"]` their standard errors, where the method has them: what was made to
+        add up has none, NaN. `info["left"]` counts the units that were not split for want of budget.
     """
     run = _Run(method, engine, seed, budget)
     nodes = run.score(engine.query.units)
@@ -113,7 +116,7 @@ def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:
     size = raw.abs()
     weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts))
     for part, score in zip(parts, raw + (node.score - raw.sum(0)) * weights, strict=True):
-        part.score = score
+        part.score, part.stderr = score, torch.full_like(score, torch.nan)
     return parts
 
 
@@ -144,7 +147,9 @@ class _Run:
             torch.tensor(found.info.get("k", missing.tolist())).T.tolist(),
             strict=True,
         )
-        return [_Node(unit, score, score, threshold, stderr, k) for unit, score, threshold, stderr, k in columns]
+        return [
+            _Node(unit, score, score, threshold, stderr, stderr, k) for unit, score, threshold, stderr, k in columns
+        ]
 
     def affords(self, units: Sequence[Span]) -> bool:
         """Whether a run for these units fits into what is left of the budget, judged by the runs before."""
@@ -153,18 +158,24 @@ class _Run:
         return forwards * (1 + share) <= self.budget.forwards and seconds * (1 + share) <= self.budget.seconds
 
     def _work_of(self, units: Sequence[Span]) -> int:
-        """Token-forwards of one changed sequence for each unit, from its first token on."""
-        return sum(self.engine.query.rows[-1] + 1 - unit.token_indices[0] for unit in units)
+        """Token-forwards of one changed sequence for each unit, or of the method's own, from its first token on."""
+        lengths = [self.engine.query.rows[-1] + 1 - unit.token_indices[0] for unit in units]
+        inputs_for = getattr(self.method, "inputs_for", None)
+        return inputs_for(len(units)) * max(lengths) if inputs_for else sum(lengths)
 
     def scores(self, nodes: Sequence[_Node]) -> Scores:
         """The columns together."""
-        thresholds, stderr = (torch.stack([getattr(n, name) for n in nodes], 1) for name in ("threshold", "stderr"))
+        thresholds, stderr, raw_stderr = (
+            torch.stack([getattr(n, name) for n in nodes], 1) for name in ("threshold", "stderr", "raw_stderr")
+        )
         info: dict[str, Any] = {
             "raw": torch.stack([node.raw for node in nodes], 1).tolist(),
             "left": self.left,
             "token_forwards": self.engine.token_forwards,
             "passes": self.engine.passes,
         }
+        if not raw_stderr.isnan().all():
+            info["raw_stderr"] = raw_stderr.tolist()
         if self._k_min is not None:
             info["k"] = torch.tensor([node.k for node in nodes]).T.tolist()
         return Scores(

@@ -47,6 +47,10 @@ class ShapleySampling:
         check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(ScaleName))
 
+    def inputs_for(self, units: int) -> int:
+        """The most inputs that are run for so many units."""
+        return min(1 + 2 * self.permutations * (units - 1), 2**units - 1)
+
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
         """Runs the coalitions of every order once for all targets."""
         coalitions = Coalitions(engine, self.baseline, self.score)

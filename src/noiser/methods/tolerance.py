@@ -14,7 +14,7 @@ from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress, add_noise
 from noiser.errors import ParameterError
 from noiser.methods.checks import check_count
-from noiser.methods.noise import check_noise, draw_noise
+from noiser.methods.noise import check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.readings import Question, fetch
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
@@ -77,11 +77,12 @@ def tolerance(
         unit_index: which of its units gets the noise.
         ks: sizes of the noise, at least 0.
         samples: noise vectors; None for as many as Noiser made the attribution with, or 10.
-        noise: the caller's own, as for `Noiser`; None for that of the attribution.
+        noise: the caller's own, as for `Noiser`, with `samples` left out; None for that of the attribution.
         progress: called with (done, expected) token-forwards.
 
     Raises:
-        ParameterError: there is no such unit, a k is negative or not finite, or the model does not fit the attribution.
+        ParameterError: there is no such unit, a k is negative or not finite, `samples` is not the number in the noise,
+            or the model does not fit the attribution.
         NumericalError: the model returned NaN or infinite logits.
     """
     _check(att, unit_index, ks)
@@ -144,13 +145,18 @@ def _noise(
     """The caller's noise, or what Noiser draws for this attribution."""
     longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
     own = att.parameters if unversioned(att.method) == "noiser" else {}
+    if noise is not None:
+        count_samples(noise, samples)
     given = own.get("noise") if noise is None and samples is None else noise
     if given is not None:  # in a saved attribution as lists
         found = check_noise(torch.as_tensor(given), longest, dim)
     else:
         count = samples if samples is not None else own.get("samples", 10)
         check_count("samples", count)
-        found = draw_noise(count, longest, dim, torch.Generator().manual_seed(att.seed))
+        generator = torch.Generator().manual_seed(att.seed)
+        if own.get("bounding") == "random":
+            draw_k(generator)
+        found = draw_noise(count, longest, dim, generator)
     return found.to(engine.table_rows.device)  # once, not for every k
 
 

@@ -11,7 +11,17 @@ from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
 from noiser.metrics.minimum import Minimum, MinimumTopK, minimum_top_k
-from noiser.metrics.words import ScoredWords, Status, Top, described, mean_of, scored_words, status_of, targets_of
+from noiser.metrics.words import (
+    ScoredWords,
+    Status,
+    Top,
+    described,
+    mean_of,
+    scored_words,
+    status_of,
+    targets_of,
+    verdicts_of,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,9 +66,10 @@ class Answered:
 class Answerability:
     """Answerability over prompts.
 
-    An unscored prompt (no reply, or none that can be read) is no success, and is not known to be a failure either. So
-    each number is there twice: over all prompts, where it counts as nothing and the number is a lower bound, and over
-    the scored ones. Both are the same when `unscored` is 0; compare methods only where it is small.
+    An unscored prompt (no reply, none that can be read, or a target that is no word) is no success, and is not known to
+    be a failure either. So each number is there twice: over all prompts, where it counts as nothing and the number is a
+    lower bound, and over the scored ones. Both are the same when `unscored` is 0; compare methods only where it is
+    small.
 
     Attributes:
         rows: one a prompt, in their order.
@@ -161,7 +172,7 @@ def answerability(
             verdict=verdict,
         )
         for target, request, case, best, verdict in zip(
-            targets, requests, cases, chosen, judge.judge(requests), strict=True
+            targets, requests, cases, chosen, verdicts_of(judge, requests, targets), strict=True
         )
     ]
     return Answerability(rows=tuple(rows), top=top, fraction=fraction, normalization=normalization, judge=judge.name)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from noiser.attribution import Attribution
 from noiser.errors import JudgeError, NoiserError
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary
+from noiser.model import rebuild_query
 
 if TYPE_CHECKING:
     from noiser.judges import Verdict
@@ -28,15 +31,26 @@ def _among_readable(
     from noiser.metrics.words import scored_words
 
     found: list[Measured | Exception | None] = []
+    asked: list[Case] = []
     for case in cases:
         try:
-            scored_words(case.att, case.normalization or "sum")
+            att = _without_frozen(case)
+            scored_words(att, case.normalization or "sum")
+            asked.append(replace(case, att=att))
             found.append(None)
         except NoiserError as error:
             found.append(error)
-    asked = [case for case, error in zip(cases, found, strict=True) if error is None]
     answers = iter(ask(asked) if asked else ())
     return [next(answers) if item is None else item for item in found]
+
+
+def _without_frozen(case: Case) -> Attribution:
+    """The attribution without special tokens and template text that it scores, which are no words of the prompt."""
+    att, frozen = case.att, rebuild_query(case.lm, case.att).encoding.frozen
+    kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
+    return replace(
+        att, units=tuple(att.units[i] for i in kept), scores=att.scores[:, kept], thresholds=None, stderr=None
+    )
 
 
 def _unless_lost(verdict: Verdict, columns: Measured) -> Measured | Exception:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from noiser.attribution import Attribution
 from noiser.errors import UnknownNameError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
-from noiser.metrics.words import ScoredWords, Status, Top, described, mean_of, scored_words, status_of, targets_of
+from noiser.metrics.words import (
+    ScoredWords,
+    Status,
+    Top,
+    described,
+    mean_of,
+    scored_words,
+    status_of,
+    targets_of,
+    verdicts_of,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,7 +36,7 @@ class Minimum(NamedTuple):
         kept: how many were shown at the last success; 0 if there was none.
         share: what counts, see `minimum_top_k`; None where it is not defined.
         status: "correct" when a share was found, "wrong" when all words together did not suffice, "unscored" when a
-            reply could not be read before the judge failed.
+            reply could not be read before the judge failed, or the target is no word.
         verdicts: from all words downwards, up to the one that ended it.
     """
 
@@ -133,7 +143,7 @@ def minimum_top_k(
     going = list(range(len(cases)))
     while going:
         requests = [_without_lowest(cases[i], len(verdicts[i]), top) for i in going]
-        for i, verdict in zip(going, judge.judge(requests), strict=True):
+        for i, verdict in zip(going, verdicts_of(judge, requests, [targets[i] for i in going]), strict=True):
             verdicts[i].append(verdict)
         going = [
             i

@@ -13,9 +13,20 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
-from noiser.judges.protocol import Verdict
+from noiser.judges.matching import normal_form
+from noiser.judges.protocol import Judge, JudgeRequest, Verdict
 
-__all__ = ["ScoredWords", "Status", "Top", "described", "mean_of", "scored_words", "status_of", "targets_of"]
+__all__ = [
+    "ScoredWords",
+    "Status",
+    "Top",
+    "described",
+    "mean_of",
+    "scored_words",
+    "status_of",
+    "targets_of",
+    "verdicts_of",
+]
 
 Status = Literal["correct", "wrong", "unscored"]
 Top = Literal[1, 5]
@@ -43,8 +54,8 @@ class ScoredWords(NamedTuple):
 def scored_words(att: Attribution, normalization: str = "sum") -> ScoredWords:
     """The words of the prompt with their scores.
 
-    Tokens are summed to words. Units of the continuation, special tokens, and words without a score are left out
-    before normalising; so are units of nothing but whitespace.
+    Tokens are summed to words. Units of the continuation, special tokens that the tokenizer added, and words without a
+    score are left out before normalising; so are units of nothing but whitespace.
 
     Raises:
         UnitError: units that are neither tokens nor words; or no word has a score.
@@ -82,6 +93,17 @@ def targets_of(atts: Sequence[Attribution], golds: Sequence[str | None] | None, 
         raise ParameterError(f"There are {len(given)} golds; expected {len(atts)}, one for each attribution.")
     texts = ["".join(target.text for target in att.targets) for att in atts]
     return [text if gold is None else gold for text, gold in zip(texts, given, strict=True)]
+
+
+def verdicts_of(judge: Judge, requests: Sequence[JudgeRequest], targets: Sequence[str]) -> list[Verdict]:
+    """One verdict a request. No answer equals a target of nothing but punctuation: unscored, without a question."""
+    asked = [index for index, target in enumerate(targets) if normal_form(target)]
+    replies = judge.judge([requests[index] for index in asked]) if asked else []
+    found = dict(zip(asked, replies, strict=True))
+    return [found.get(index, _NO_WORD) for index in range(len(requests))]
+
+
+_NO_WORD = Verdict(status="unscored", reason="the target is no word")
 
 
 def status_of(verdict: Verdict, target: str, top: Top) -> Status:

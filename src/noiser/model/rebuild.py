@@ -88,7 +88,8 @@ def _check_unit(lm: LanguageModel, att: Attribution, whole: Encoding, unit: Span
         raise _mismatch(lm, att, f"the text has {len(whole.token_ids)} tokens, none at {max(unit.token_indices)}")
     offsets = [whole.offsets[index] for index in unit.token_indices]
     start, end = min(a for a, _ in offsets), max(b for _, b in offsets)
-    agrees = start < unit.end and unit.start < end if att.unit == "spans" else (start, end) == (unit.start, unit.end)
+    touches = att.unit == "spans" and start < unit.end and unit.start < end
+    agrees = touches or (start, end) == (unit.start, unit.end)
     if not agrees:
         raise _mismatch(lm, att, f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}")
 
