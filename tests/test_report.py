@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noiser.bench import Selection
+from noiser.bench import Cost, Selection
 from noiser.metrics import bootstrap
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import SOFT
@@ -88,6 +88,15 @@ def test_confidence_reaches_the_intervals():
         for share in (0.5, 0.99)
     )
     assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_seconds_that_a_block_shares_have_no_interval():
+    cell = KNOWN._replace(metric="attribution")
+    for seconds, alone in (([1.0, 2.0, 4.0, 3.0], True), ([1.5, 1.5, 3.5, 3.5], False), ([1.5, 3.5, 1.5, 3.5], True)):
+        costs = [Cost(*cell[:4], example=f"known-{i}", index=i, seconds=s, threads=1) for i, s in enumerate(seconds)]
+        found = Results(plan=plan(block=2), costs=costs).seconds(cell)
+        assert (found.value, found.n) == (2.5, 4)
+        assert math.isfinite(found.low) == math.isfinite(found.high) == alone
 
 
 def test_paired_difference_takes_the_common_prompts_alone():
