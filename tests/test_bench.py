@@ -521,6 +521,22 @@ def test_damaged_files_are_named(tmp_path, plan, whole):
         Store(tmp_path)
 
 
+def test_damaged_costs_are_left_out_and_written_anew(tmp_path, plan, whole):
+    shutil.copytree(whole, tmp_path / "out")
+    name = "llama/own/occlusion/soft_scores/00000.jsonl"
+    for damage in (b'{"model": ', b"\xff\x00"):
+        (tmp_path / "out" / "costs" / name).write_bytes(damage)
+        (tmp_path / "out" / "rows" / name).unlink()
+        with pytest.warns(UserWarning, match=r"costs.*is damaged.*left out; only forecasts"):
+            run_bench(plan, tmp_path / "out", Heard(), workers=0)
+        assert contents(tmp_path / "out") == contents(whole)
+        assert len(list(Store(tmp_path / "out").costs())) == len(list(Store(whole).costs()))
+    pack(tmp_path / "out", tmp_path / "packed")
+    (tmp_path / "packed" / "costs.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert list(Store(tmp_path / "packed").costs()) == []
+
+
 def killed(plan, folder, kills, seed):
     script = Path(__file__).parent / "bench_for_tests.py"
     arguments = [sys.executable, script, plan, folder, str(kills), str(seed)]
