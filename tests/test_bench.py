@@ -686,6 +686,23 @@ class _Silent:
         return iter(self.examples)
 
 
+def test_an_error_that_another_try_mends_is_gone_from_replies_too(tmp_path, models, monkeypatch):
+    from noiser.judges import Verdict
+    from noiser.judges.local import LocalJudge
+
+    text = plan_text(models, limit=2) + '[[metrics]]\nname = "minimum_top_k"\njudge = "local"\ndata = "own"\n'
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    lost = Verdict(status="unscored", reason="the endpoint is down", lost=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalJudge, "judge", lambda self, requests: [lost for _ in requests])
+        run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+    place = tmp_path / "out" / "replies" / "llama" / "own" / "occlusion" / "minimum_top_k" / "00000.jsonl"
+    assert place.read_text(encoding="utf-8").count("the endpoint is down") == 2
+    run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
+    assert by_key(tmp_path / "out")["llama", "own", "own-1", "occlusion", "minimum_top_k"].error is None
+    assert "the endpoint is down" not in place.read_text(encoding="utf-8")
+
+
 def test_a_judge_lives_as_long_as_its_worker(models):
     """So does its budget; and neither a budget nor patience is what rows are about."""
     judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {{ base_url = "http://x/v1"{} }}\n'
