@@ -263,6 +263,21 @@ def test_an_entry_without_rows_may_still_be_put_right(tmp_path, plan, whole):
     assert run_bench(plan, tmp_path / "out", Heard(), workers=0).rows == 0
 
 
+def test_data_without_rows_may_still_be_put_right(tmp_path, models, plan):
+    """Examples are chosen before a model is loaded; a mistyped one does not fix what the data are."""
+    good = plan_text(models, limit=2)
+    plan.write_text(good.replace("/gemma3", "/typo"), encoding="utf-8")
+    with pytest.raises((NoiserError, RunError), match="typo"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert Store(tmp_path / "out").selections()
+    plan.write_text(good.replace("max_new_tokens = 3", "max_new_tokens = 2"), encoding="utf-8")
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert by_key(tmp_path / "out")["llama", "long", "long-0", "occlusion", "attribution"].targets == 2
+    plan.write_text(good, encoding="utf-8")
+    with pytest.raises(PlanError, match="max_new_tokens was 2 and is 3"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+
+
 def test_other_weights_are_refused(tmp_path, models, plan):
     import shutil
 
@@ -426,6 +441,21 @@ def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatc
     (selection,) = Store(tmp_path / "run").selections()
     assert selection.checked == 7
     assert len(asked) == len(set(asked)) == 7
+
+
+def test_what_was_chosen_of_data_that_change_is_chosen_anew(tmp_path, models, quiz):
+    class Interrupts(Heard):
+        def progress(self, forecast, last):
+            raise KeyboardInterrupt
+
+    plan = tmp_path / "p.toml"
+    plan.write_text(QUIZ.format(models=models, more='category = "a"'), encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(plan, tmp_path / "run", Interrupts(), workers=0)
+    assert [selection.chosen for selection in Store(tmp_path / "run").selections()] == [("quiz-0",)]
+    plan.write_text(QUIZ.format(models=models, more='category = "c"'), encoding="utf-8")
+    run_bench(plan, tmp_path / "run", Heard(), workers=0)
+    assert {row.example for row in Store(tmp_path / "run").rows()} == {"quiz-2"}
 
 
 def test_categories(tmp_path, models, quiz):

@@ -194,8 +194,12 @@ class _Bench:
         return self.store
 
     def begin(self, command: str, executor: str, workers: int | None) -> None:
-        """Takes note of the plan and of this session."""
+        """Takes note of the plan and of this session; drops what was chosen of data that now mean something else."""
         assert self.store is not None
+        before, used = self.store.run["resolved"]["data"], self.store.used()["data"]
+        for label, meaning in self.resolved["data"].items():
+            if label not in used and before.get(label) != meaning:
+                self.store.drop_selections(label)
         session = {
             "started": now(),
             "command": command,

@@ -145,14 +145,8 @@ class Store:
                 )
 
     def used(self) -> dict[str, set[str]]:
-        """The labels of each kind that something is stored of."""
-        chosen = [place.relative_to(self.path / SELECTIONS).parts for place in (self.path / SELECTIONS).rglob("*.json")]
-        found = {
-            "models": set(self.run["models"]),
-            "data": {Path(name).stem for *_, name in chosen},
-            "methods": set[str](),
-            "metrics": set[str](),
-        }
+        """The labels of each kind that rows or attributions are stored of, and of models that were met."""
+        found = {"models": set(self.run["models"]), "data": set[str](), "methods": set[str](), "metrics": set[str]()}
         for kind in (ATTRIBUTIONS, ROWS):
             for place in (self.path / kind).rglob("*.jsonl"):
                 for each, label in zip(found, place.relative_to(self.path / kind).parts[:-1], strict=False):
@@ -177,6 +171,12 @@ class Store:
     def write_selection(self, selection: Selection) -> None:
         """Writes what was chosen. Raises RunError."""
         self._write(self.path / SELECTIONS / selection.model / f"{selection.data}.json", selection.dumps())
+
+    def drop_selections(self, data: str) -> None:
+        """Removes what was chosen of a data set, for all models. Raises RunError."""
+        for place in (self.path / SELECTIONS).glob(f"*/{data}.json"):
+            with explained(place, "remove"):
+                place.unlink()
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replaces what is known about the run. Raises RunError."""
