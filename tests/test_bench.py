@@ -764,6 +764,51 @@ def test_a_pack_does_not_say_where_things_were(tmp_path, whole):
     assert Store(tmp_path / "packed").plan.models[0].name == "llama"
 
 
+def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models, whole):
+    copied = tmp_path / "copied"
+    shutil.copytree(whole, copied)
+    text = plan_text(models).replace("[[metrics]]", METRICS_WITH_PATHS + "[[metrics]]", 1)
+    (copied / "plan.toml").write_text(text, encoding="utf-8")
+    run = json.loads((copied / "run.json").read_text(encoding="utf-8"))
+    run["resolved"] = resolve(parse_plan(text, "plan.toml"), "plan.toml")
+    run["sessions"][0]["command"] = "noiser bench run /o/plan.toml -o /o --data-dir=/home/me/data"
+    (copied / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    for name in ("one", "two"):
+        pack(copied, tmp_path / name)
+    assert contents(tmp_path / "one", ("",)) == contents(tmp_path / "two", ("",))
+    packed = Store(tmp_path / "one")
+    assert packed.run["sessions"][0]["command"] == "noiser bench run plan.toml -o o --data-dir=data"
+    local, asked = packed.plan.metrics[:2]
+    assert (local.judge, asked.judge) == ("local:judge", "openai:org/one")
+    assert asked.judge_args == {
+        "base_url": "http://host/o/v1",
+        "cache_dir": "answers",
+        "parameters": {"stop": ["stop"]},
+    }
+    assert packed.run["resolved"]["metrics"]["local"]["judge"] == "local:judge"
+    assert packed.run["resolved"]["metrics"]["asked"]["judge_args"]["parameters"]["stop"] == ["stop"]
+    assert "# '/o' is \"not\" a string" in (packed.path / "plan.toml").read_text(encoding="utf-8")
+    assert not any(b"/home/me" in content for content in contents(packed.path, ("",)).values())
+    pack(packed.path, tmp_path / "three")
+    assert contents(tmp_path / "three", ("",)) == contents(packed.path, ("",))
+
+
+METRICS_WITH_PATHS = """
+[[metrics]]
+name = "answerability"
+label = "local"
+judge = 'local:/home/me/judge'
+methods = "random"
+
+[[metrics]]
+name = "answerability"   # '/o' is "not" a string
+label = "asked"
+judge = "openai:org/one"
+methods = "random"
+judge_args = { base_url = "http://host/o/v1", cache_dir = "/home/me/answers", parameters = { stop = ["/o/stop"] } }
+"""
+
+
 def test_the_command(tmp_path, plan, whole):
     run = CliRunner().invoke
     said = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out"), "--dry-run"])

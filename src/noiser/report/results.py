@@ -178,7 +178,7 @@ class Results:
         return self._known[key]
 
     def seconds(self, cell: Cell) -> Estimate:
-        """Mean seconds of an example of a cell; without an interval where examples of a block share its time equally."""
+        """Mean seconds of an example of a cell; without an interval where examples of a block have equal shares."""
         costs = self._paid.get(cell, ())
         found = estimate(mean, [cost.seconds for cost in costs], confidence=self.confidence)
         each = Counter((cost.index // self.plan.block, cost.seconds) for cost in costs)
