@@ -311,6 +311,16 @@ def test_other_weights_are_refused(tmp_path, models, plan):
         ('data = "long"', 'data = "longs"', "metrics, 'localisation': Unknown label in data 'longs'. Did you mean"),
         ("own = 3", "owns = 3", "methods, 'random': Unknown label in data 'owns'. Did you mean 'own'?"),
         ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': it asks a judge"),
+        ('name = "localisation"', 'name = "erasure"\nmasks = 3\nrates = [0.2, 0.4]',
+         "metrics, 'erasure': masks and rates would change nothing; expected no setting for this metric. Leave them"),
+        ("masks = 1", 'normalization = "sum"',
+         "metrics, 'mass_matched': normalization would change nothing; expected masks or rates for this metric."),
+        ("masks = 2", "rates = [0.2, 0.4]", "metrics, 'soft_scores': rates would change nothing"),
+        ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
+        ('name = "localisation"', 'name = "minimum_top_k"\njudge = "local"\nnormalization = "sum"',
+         "normalization would change nothing; expected judge or judge_args"),
+        ("max_new_tokens = 3", 'without_category = "a"', "data, 'long': prompts of the plan's own have no category"),
+        ("max_new_tokens = 3", "as_published = true", "data, 'long': prompts of the plan's own have no category"),
         ('label = "long"', 'label = "OWN"', "two data have the label"),
         ('label = "long"', 'label = "../long"', "expected letters, digits"),
         ("seed = 3", "seed = ", "is no TOML"),
@@ -326,6 +336,27 @@ def test_a_plan_that_means_nothing_is_refused(tmp_path, plan, old, new, said):
     assert said in str(refused.value)
     assert str(plan) in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_metrics_say_which_settings_they_read():
+    from noiser.metrics import METRICS, Case
+
+    read = set()
+
+    class Watched(Case):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPTS[0], method="occlusion")
+    for name in METRICS.names():
+        metric = METRICS.get(name).factory()
+        if metric.measure is None or metric.reads is None:
+            continue
+        read.clear()
+        metric.measure(Watched(lm=lm, att=att, spans={"first": [(0, 3)]}, again=lambda seed: att))
+        assert read & {"masks", "normalization", "rates"} == metric.reads, name
 
 
 def test_unknown_data_set_and_missing_plan(tmp_path, plan):
