@@ -319,6 +319,15 @@ def test_other_weights_are_refused(tmp_path, models, plan):
         ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
         ('name = "localisation"', 'name = "minimum_top_k"\njudge = "local"\nnormalization = "sum"',
          "normalization would change nothing; expected judge or judge_args"),
+        *(('name = "localisation"', f'name = "answerability"\n{judge}', f"metrics, 'answerability': {said}")
+          for judge, said in [
+            ('judge = "locl"', "Unknown judge 'locl'. Did you mean 'local'"),
+            ('judge = "local"\njudge_args = { stile = "plain" }', "Judge 'local' does not accept {'stile': 'plain'}"),
+            ('judge = "local:small"\njudge_args = { style = "plane" }', "Unknown style 'plane'. Did you mean 'plain'"),
+            ('judge = "openai"', "The openai judge got no model; expected a name such as"),
+            ('judge = "openai:m"\njudge_args = { bugdet_usd = 1 }', "Judge 'openai' does not accept"),
+            ('judge = "openai:m"\njudge_args = { timeout = -1.0 }', "timeout is -1.0; expected seconds"),
+          ]),
         ("max_new_tokens = 3", 'without_category = "a"', "data, 'long': prompts of the plan's own have no category"),
         ("max_new_tokens = 3", "as_published = true", "data, 'long': prompts of the plan's own have no category"),
         ('label = "long"', 'label = "OWN"', "two data have the label"),

@@ -12,7 +12,7 @@ from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
-from noiser.judges.protocol import JUDGES
+from noiser.judges.make import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
 from noiser.metrics.checks import check_shares
@@ -87,7 +87,7 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     if metric.needs_judge and entry.judge is None:
         raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:
-        JUDGES.get(entry.judge.partition(":")[0])
+        check_judge(entry.judge, **entry.judge_args)
     return entry.meaning | {"name": registered.versioned_name}
 
 
