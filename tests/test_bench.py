@@ -263,6 +263,21 @@ def test_an_entry_without_rows_may_still_be_put_right(tmp_path, plan, whole):
     assert run_bench(plan, tmp_path / "out", Heard(), workers=0).rows == 0
 
 
+def test_data_without_rows_may_still_be_put_right(tmp_path, models, plan):
+    """Examples are chosen before a model is loaded; a mistyped one does not fix what the data are."""
+    good = plan_text(models, limit=2)
+    plan.write_text(good.replace("/gemma3", "/typo"), encoding="utf-8")
+    with pytest.raises((NoiserError, RunError), match="typo"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert Store(tmp_path / "out").selections()
+    plan.write_text(good.replace("max_new_tokens = 3", "max_new_tokens = 2"), encoding="utf-8")
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert by_key(tmp_path / "out")["llama", "long", "long-0", "occlusion", "attribution"].targets == 2
+    plan.write_text(good, encoding="utf-8")
+    with pytest.raises(PlanError, match="max_new_tokens was 2 and is 3"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+
+
 def test_other_weights_are_refused(tmp_path, models, plan):
     import shutil
 
@@ -296,6 +311,25 @@ def test_other_weights_are_refused(tmp_path, models, plan):
         ('data = "long"', 'data = "longs"', "metrics, 'localisation': Unknown label in data 'longs'. Did you mean"),
         ("own = 3", "owns = 3", "methods, 'random': Unknown label in data 'owns'. Did you mean 'own'?"),
         ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': it asks a judge"),
+        ('name = "localisation"', 'name = "erasure"\nmasks = 3\nrates = [0.2, 0.4]',
+         "metrics, 'erasure': masks and rates would change nothing; expected no setting for this metric. Leave them"),
+        ("masks = 1", 'normalization = "sum"',
+         "metrics, 'mass_matched': normalization would change nothing; expected masks or rates for this metric."),
+        ("masks = 2", "rates = [0.2, 0.4]", "metrics, 'soft_scores': rates would change nothing"),
+        ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
+        ('name = "localisation"', 'name = "minimum_top_k"\njudge = "local"\nnormalization = "sum"',
+         "normalization would change nothing; expected judge or judge_args"),
+        *(('name = "localisation"', f'name = "answerability"\n{judge}', f"metrics, 'answerability': {said}")
+          for judge, said in [
+            ('judge = "locl"', "Unknown judge 'locl'. Did you mean 'local'"),
+            ('judge = "local"\njudge_args = { stile = "plain" }', "Judge 'local' does not accept {'stile': 'plain'}"),
+            ('judge = "local:small"\njudge_args = { style = "plane" }', "Unknown style 'plane'. Did you mean 'plain'"),
+            ('judge = "openai"', "The openai judge got no model; expected a name such as"),
+            ('judge = "openai:m"\njudge_args = { bugdet_usd = 1 }', "Judge 'openai' does not accept"),
+            ('judge = "openai:m"\njudge_args = { timeout = -1.0 }', "timeout is -1.0; expected seconds"),
+          ]),
+        ("max_new_tokens = 3", 'without_category = "a"', "data, 'long': prompts of the plan's own have no category"),
+        ("max_new_tokens = 3", "as_published = true", "data, 'long': prompts of the plan's own have no category"),
         ('label = "long"', 'label = "OWN"', "two data have the label"),
         ('label = "long"', 'label = "../long"', "expected letters, digits"),
         ("seed = 3", "seed = ", "is no TOML"),
@@ -311,6 +345,27 @@ def test_a_plan_that_means_nothing_is_refused(tmp_path, plan, old, new, said):
     assert said in str(refused.value)
     assert str(plan) in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_metrics_say_which_settings_they_read():
+    from noiser.metrics import METRICS, Case
+
+    read = set()
+
+    class Watched(Case):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPTS[0], method="occlusion")
+    for name in METRICS.names():
+        metric = METRICS.get(name).factory()
+        if metric.measure is None or metric.reads is None:
+            continue
+        read.clear()
+        metric.measure(Watched(lm=lm, att=att, spans={"first": [(0, 3)]}, again=lambda seed: att))
+        assert read & {"masks", "normalization", "rates"} == metric.reads, name
 
 
 def test_unknown_data_set_and_missing_plan(tmp_path, plan):
@@ -428,6 +483,21 @@ def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatc
     assert len(asked) == len(set(asked)) == 7
 
 
+def test_what_was_chosen_of_data_that_change_is_chosen_anew(tmp_path, models, quiz):
+    class Interrupts(Heard):
+        def progress(self, forecast, last):
+            raise KeyboardInterrupt
+
+    plan = tmp_path / "p.toml"
+    plan.write_text(QUIZ.format(models=models, more='category = "a"'), encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(plan, tmp_path / "run", Interrupts(), workers=0)
+    assert [selection.chosen for selection in Store(tmp_path / "run").selections()] == [("quiz-0",)]
+    plan.write_text(QUIZ.format(models=models, more='category = "c"'), encoding="utf-8")
+    run_bench(plan, tmp_path / "run", Heard(), workers=0)
+    assert {row.example for row in Store(tmp_path / "run").rows()} == {"quiz-2"}
+
+
 def test_categories(tmp_path, models, quiz):
     plan = tmp_path / "p.toml"
     for more, expected in [
@@ -519,6 +589,22 @@ def test_damaged_files_are_named(tmp_path, plan, whole):
     (tmp_path / "run.json").write_text('{"format": "noiser.bench", "schema": 9}', encoding="utf-8")
     with pytest.raises(StoredFileError, match="schema 9"):
         Store(tmp_path)
+
+
+def test_damaged_costs_are_left_out_and_written_anew(tmp_path, plan, whole):
+    shutil.copytree(whole, tmp_path / "out")
+    name = "llama/own/occlusion/soft_scores/00000.jsonl"
+    for damage in (b'{"model": ', b"\xff\x00"):
+        (tmp_path / "out" / "costs" / name).write_bytes(damage)
+        (tmp_path / "out" / "rows" / name).unlink()
+        with pytest.warns(UserWarning, match=r"costs.*is damaged.*left out; only forecasts"):
+            run_bench(plan, tmp_path / "out", Heard(), workers=0)
+        assert contents(tmp_path / "out") == contents(whole)
+        assert len(list(Store(tmp_path / "out").costs())) == len(list(Store(whole).costs()))
+    pack(tmp_path / "out", tmp_path / "packed")
+    (tmp_path / "packed" / "costs.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert list(Store(tmp_path / "packed").costs()) == []
 
 
 def killed(plan, folder, kills, seed):
@@ -670,6 +756,23 @@ class _Silent:
         return iter(self.examples)
 
 
+def test_an_error_that_another_try_mends_is_gone_from_replies_too(tmp_path, models, monkeypatch):
+    from noiser.judges import Verdict
+    from noiser.judges.local import LocalJudge
+
+    text = plan_text(models, limit=2) + '[[metrics]]\nname = "minimum_top_k"\njudge = "local"\ndata = "own"\n'
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    lost = Verdict(status="unscored", reason="the endpoint is down", lost=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalJudge, "judge", lambda self, requests: [lost for _ in requests])
+        run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+    place = tmp_path / "out" / "replies" / "llama" / "own" / "occlusion" / "minimum_top_k" / "00000.jsonl"
+    assert place.read_text(encoding="utf-8").count("the endpoint is down") == 2
+    run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
+    assert by_key(tmp_path / "out")["llama", "own", "own-1", "occlusion", "minimum_top_k"].error is None
+    assert "the endpoint is down" not in place.read_text(encoding="utf-8")
+
+
 def test_a_judge_lives_as_long_as_its_worker(models):
     """So does its budget; and neither a budget nor patience is what rows are about."""
     judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {{ base_url = "http://x/v1"{} }}\n'
@@ -699,6 +802,51 @@ def test_a_pack_does_not_say_where_things_were(tmp_path, whole):
     assert len(texts) == 2
     assert not any(str(whole.parents[1]) in text for text in texts), "models are named by their last part"
     assert Store(tmp_path / "packed").plan.models[0].name == "llama"
+
+
+def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models, whole):
+    copied = tmp_path / "copied"
+    shutil.copytree(whole, copied)
+    text = plan_text(models).replace("[[metrics]]", METRICS_WITH_PATHS + "[[metrics]]", 1)
+    (copied / "plan.toml").write_text(text, encoding="utf-8")
+    run = json.loads((copied / "run.json").read_text(encoding="utf-8"))
+    run["resolved"] = resolve(parse_plan(text, "plan.toml"), "plan.toml")
+    run["sessions"][0]["command"] = "noiser bench run /o/plan.toml -o /o --data-dir=/home/me/data"
+    (copied / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    for name in ("one", "two"):
+        pack(copied, tmp_path / name)
+    assert contents(tmp_path / "one", ("",)) == contents(tmp_path / "two", ("",))
+    packed = Store(tmp_path / "one")
+    assert packed.run["sessions"][0]["command"] == "noiser bench run plan.toml -o o --data-dir=data"
+    local, asked = packed.plan.metrics[:2]
+    assert (local.judge, asked.judge) == ("local:judge", "openai:org/one")
+    assert asked.judge_args == {
+        "base_url": "http://host/o/v1",
+        "cache_dir": "answers",
+        "parameters": {"stop": ["stop"]},
+    }
+    assert packed.run["resolved"]["metrics"]["local"]["judge"] == "local:judge"
+    assert packed.run["resolved"]["metrics"]["asked"]["judge_args"]["parameters"]["stop"] == ["stop"]
+    assert "# '/o' is \"not\" a string" in (packed.path / "plan.toml").read_text(encoding="utf-8")
+    assert not any(b"/home/me" in content for content in contents(packed.path, ("",)).values())
+    pack(packed.path, tmp_path / "three")
+    assert contents(tmp_path / "three", ("",)) == contents(packed.path, ("",))
+
+
+METRICS_WITH_PATHS = """
+[[metrics]]
+name = "answerability"
+label = "local"
+judge = 'local:/home/me/judge'
+methods = "random"
+
+[[metrics]]
+name = "answerability"   # '/o' is "not" a string
+label = "asked"
+judge = "openai:org/one"
+methods = "random"
+judge_args = { base_url = "http://host/o/v1", cache_dir = "/home/me/answers", parameters = { stop = ["/o/stop"] } }
+"""
 
 
 def test_the_command(tmp_path, plan, whole):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noiser.bench import Selection
+from noiser.bench import Cost, Selection
 from noiser.metrics import bootstrap
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import SOFT
@@ -88,6 +88,15 @@ def test_confidence_reaches_the_intervals():
         for share in (0.5, 0.99)
     )
     assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_seconds_that_a_block_shares_have_no_interval():
+    cell = KNOWN._replace(metric="attribution")
+    for seconds, alone in (([1.0, 2.0, 4.0, 3.0], True), ([1.5, 1.5, 3.5, 3.5], False), ([1.5, 3.5, 1.5, 3.5], True)):
+        costs = [Cost(*cell[:4], example=f"known-{i}", index=i, seconds=s, threads=1) for i, s in enumerate(seconds)]
+        found = Results(plan=plan(block=2), costs=costs).seconds(cell)
+        assert (found.value, found.n) == (2.5, 4)
+        assert math.isfinite(found.low) == math.isfinite(found.high) == alone
 
 
 def test_paired_difference_takes_the_common_prompts_alone():
@@ -284,8 +293,10 @@ def test_method_is_the_papers_only_with_its_parameters():
     assert method_of("noiser", {"bounding": "k_min", "search": "certified"}) == "noiser"
     assert method_of("noiser", {"bounding": "k_max"}) is None
     assert method_of("noiser_relative", {}) is None
+    assert method_of("noiser", {}, "word") is None
     assert bounding_of("noiser", {"bounding": "k_max"}) == "k_max"
     assert bounding_of("noiser", {"bounding": "k_max", "score": "hellinger"}) is None
+    assert bounding_of("noiser", {"bounding": "k_max"}, "word") is None
 
 
 def test_numbers_of_the_paper():
@@ -314,6 +325,38 @@ def test_paper_stands_beside_the_same_model_and_its_mean_beside_others():
     assert cell(found, "Noiser", *reversed(reference)) == Quoted(1.8103)
     only = table(tables(results([], models=models[:1])), "faithfulness-known")
     assert all("mean of" not in head.group for head in only.heads)
+
+
+def test_paper_stands_beside_tokens_and_its_own_normalization_alone():
+    methods = [{"name": "noiser"}, {"name": "noiser", "label": "words", "unit": "word"}]
+    methods.append({"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}})
+    reference = "paper, mean of its 6 models"
+    for normalization, there in ((None, True), ("sum", True), ("positive", False)):
+        metrics = [{"name": "soft_scores"}, {"name": "answerability", "judge": "local"}]
+        metrics = [metric | ({"normalization": normalization} if normalization else {}) for metric in metrics]
+        found = tables(results([], methods=methods, metrics=metrics))
+        for key in ("faithfulness-known", "soft-known", "bounding-known", "answerability-known"):
+            groups = [head.group for head in table(found, key).heads]
+            assert (reference in groups) == there, (key, normalization)
+        if there:
+            found = table(found, "faithfulness-known")
+            assert cell(found, "Noiser", "faithfulness", reference) == Quoted(1.8103)
+            assert cell(found, "words", "faithfulness", reference) == Quoted(None)
+
+
+def test_versions_of_data_sets_have_the_papers_numbers_too():
+    metrics = [{"name": "soft_scores"}, {"name": "answerability", "judge": "local"}]
+    data = [{"name": "known@1"}, {"name": "wikitext@1"}]
+    methods = [{"name": "noiser"}, {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}}]
+    found = tables(results([], data=data, methods=methods, metrics=metrics))
+    for key, value in (
+        ("faithfulness-known@1", Quoted(1.8103)),
+        ("bounding-known@1", Quoted(1.8103)),
+        ("answerability-known@1", Quoted(0.45, "percent")),
+        ("faithfulness-wikitext@1", Quoted(5.5833)),
+    ):
+        assert value in table(found, key).lines[0].cells, key
+    assert any("calls these 22 sentences WikiBio" in note for note in table(found, "faithfulness-wikitext@1").notes)
 
 
 def test_sentences_stand_beside_the_papers_wikibio_and_wikibio_beside_nothing():

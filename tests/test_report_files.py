@@ -8,6 +8,7 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +26,7 @@ from noiser.types import Span
 from report_for_tests import METHODS, attribution, full, plan, row, soft, toml, write_folder
 
 SECRET = "Confidential tokens of a data set"
+RESAMPLES = bootstrap.RESAMPLES
 OWN = "LeBron James professionally plays the sport of"
 
 
@@ -136,6 +138,21 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
     assert str(tables(whole)) == str(tables(packed))  # NaN, in cells without rows, is not equal to itself
     assert own_attributions(packed) == []
     assert len(figures(packed)) == len(plots(whole))
+
+
+@pytest.mark.slow
+def test_the_reproductions_tables_are_those_of_its_rows():
+    """All resamples, unlike the other tests. The version that reports may be another."""
+    place = Path(__file__).parents[1] / "docs" / "reproduction"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap, "RESAMPLES", RESAMPLES)
+        found = run(place / "rows").stdout
+    committed = (place / "report.md").read_text(encoding="utf-8")
+    said = [
+        [line for line in text.rstrip().splitlines() if not line.startswith("| reported by")]
+        for text in (found, committed)
+    ]
+    assert said[0] == said[1], "docs/reproduction/index.md names the command that renders the tables anew"
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
-from collections.abc import Mapping, Sequence
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from noiser.bench.plan import Plan
 from noiser.bench.records import line
 from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, explained, run_bytes
 from noiser.errors import RunError
@@ -18,8 +23,9 @@ __all__ = ["pack"]
 def pack(folder: Path, output: Path) -> list[Path]:
     """Writes plan, run, selections, rows and costs of a benchmark to another folder; no attribution, no reply.
 
-    Nothing in it quotes a data set or says where on a machine something was: of absolute paths of models and in the
-    commands only the last part is kept. Packed twice, it is the same byte for byte.
+    Nothing in it quotes a data set or says where on a machine something was: of absolute paths of models, of
+    judges and their settings, and in the commands, only the last part is kept. Packed twice, it is the same byte for
+    byte.
 
     Args:
         folder: the benchmark.
@@ -35,10 +41,9 @@ def pack(folder: Path, output: Path) -> list[Path]:
     store = Store(folder)
     if (output / RUN).is_file() and not Store(output).packed:
         raise RunError(f"{output} holds a benchmark that is not packed; expected another folder for the pack.")
-    absolute = _absolute(store.run)
     files = {
-        RUN: _by_name(run_bytes(store.run), absolute),
-        PLAN: _by_name((folder / PLAN).read_bytes(), absolute),
+        RUN: run_bytes(_placeless(store.run)),
+        PLAN: _renamed((folder / PLAN).read_bytes().decode(), dict(_names(store.plan))).encode(),
     }
     for selection in store.selections():
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
@@ -55,18 +60,75 @@ def pack(folder: Path, output: Path) -> list[Path]:
     return places
 
 
-def _absolute(run: Mapping[str, Any]) -> list[str]:
-    """The absolute paths that a run speaks of, long ones first: of models, and in commands."""
-    names = [entry["name"] for entry in run["resolved"].get("models", {}).values()]
-    names += [known["identity"]["name"] for known in run["models"].values()]
+_STRING = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+"""A string of TOML, with its quotation marks; or a comment, in which there are none."""
+
+
+def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known about a run, with names in place of absolute paths."""
+    run = copy.deepcopy(dict(run))
+    for entry in run["resolved"].get("models", {}).values():
+        entry["name"] = _last(entry["name"])
+    for entry in run["resolved"].get("metrics", {}).values():
+        entry["judge"] = entry["judge"] and _judge(entry["judge"])
+        entry["judge_args"] = _last_of_each(entry["judge_args"])
+    for known in run["models"].values():
+        known["identity"]["name"] = _last(known["identity"]["name"])
     for session in run.get("sessions", ()):
-        names += [piece for part in session["command"].split(" ") for piece in (part, part.partition("=")[2])]
-    return sorted({name for name in names if Path(name).is_absolute() and Path(name).name}, key=len, reverse=True)
+        session["command"] = " ".join(map(_word, session["command"].split(" ")))
+    return run
 
 
-def _by_name(content: bytes, places: Sequence[str]) -> bytes:
-    """A file with the last part of each path in its place."""
-    text = content.decode()
-    for place in places:
-        text = text.replace(place, Path(place).name)
-    return text.encode()
+def _names(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Texts of a plan that may hold absolute paths, with what stands for them."""
+    yield from ((entry.name, _last(entry.name)) for entry in plan.models)
+    for entry in plan.metrics:
+        if entry.judge is not None:
+            yield entry.judge, _judge(entry.judge)
+        yield from ((text, _last(text)) for text in _texts(entry.judge_args))
+
+
+def _renamed(toml: str, names: Mapping[str, str]) -> str:
+    """TOML with other strings in the place of those that are named, whole ones alone."""
+
+    def rename(match: re.Match[str]) -> str:
+        value = "" if match[0].startswith("#") else tomllib.loads(f"text = {match[0]}")["text"]
+        return json.dumps(names[value], ensure_ascii=False) if names.get(value, value) != value else match[0]
+
+    return _STRING.sub(rename, toml)
+
+
+def _last(text: str) -> str:
+    """The last part of an absolute path; anything else as it is."""
+    return (Path(text).name or text) if Path(text).is_absolute() else text
+
+
+def _judge(judge: str) -> str:
+    """A judge's name, which may have a path behind its colon."""
+    kind, colon, model = judge.partition(":")
+    return kind + colon + _last(model)
+
+
+def _word(word: str) -> str:
+    """A word of a command: a path, or an option with one."""
+    option, equals, value = word.partition("=")
+    return _last(word) if Path(word).is_absolute() else option + equals + _last(value)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts among settings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        each = cast("Any", value)
+        for part in each.values() if isinstance(value, dict) else each:
+            yield from _texts(part)
+
+
+def _last_of_each(value: Any) -> Any:
+    """Settings with names in place of absolute paths."""
+    if isinstance(value, dict):
+        return {key: _last_of_each(part) for key, part in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_last_of_each(part) for part in cast("list[Any]", value)]
+    return _last(value) if isinstance(value, str) else value

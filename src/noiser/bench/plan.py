@@ -118,9 +118,11 @@ class DataEntry(Entry):
             raise ValueError("expected either name, of a data set, or prompts")
         if self.prompts is not None and (not self.prompts or not all(prompt.strip() for prompt in self.prompts)):
             raise ValueError("prompts: expected at least one text, and none that is blank")
-        if self.prompts is not None and (self.only_correct or self.category or self.explain == "answer"):
+        of_data_sets = (self.only_correct, self.category, self.without_category, self.as_published)
+        if self.prompts is not None and (any(of_data_sets) or self.explain == "answer"):
             raise ValueError(
-                "prompts of the plan's own have no category and no answer; leave out only_correct, category and explain"
+                "prompts of the plan's own have no category, no answer and no published file; leave out only_correct, "
+                "category, without_category, explain and as_published"
             )
         return self
 

@@ -12,9 +12,9 @@ from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
-from noiser.judges.protocol import JUDGES
+from noiser.judges.make import check_judge
 from noiser.methods import METHODS, Method, make_method
-from noiser.metrics import METRICS
+from noiser.metrics import METRICS, Metric
 from noiser.metrics.checks import check_shares
 
 __all__ = ["check_change", "fingerprint", "make", "resolve"]
@@ -76,17 +76,33 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     from noiser.attribution.normalize import normalize
 
     registered = METRICS.get(entry.name)
+    metric = registered.factory()
+    _check_read(entry, metric)
     if entry.rates is not None:
         check_shares("rates", entry.rates, at_least=2)
     if entry.normalization is not None:
         import torch
 
         normalize(torch.ones(1, 2), entry.normalization)  # raises for a name that it does not know
-    if registered.factory().needs_judge and entry.judge is None:
+    if metric.needs_judge and entry.judge is None:
         raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:
-        JUDGES.get(entry.judge.partition(":")[0])
+        check_judge(entry.judge, **entry.judge_args)
     return entry.meaning | {"name": registered.versioned_name}
+
+
+def _check_read(entry: MetricEntry, metric: Metric) -> None:
+    """Whether the metric reads all that the entry sets."""
+    if metric.reads is None:
+        return
+    read = [*sorted(metric.reads), *(("judge", "judge_args") if metric.needs_judge else ())]
+    settings = ("masks", "normalization", "rates", "judge", "judge_args")
+    ignored = [name for name in settings if getattr(entry, name) not in (None, {}) and name not in read]
+    if ignored:
+        raise ParameterError(
+            f"{' and '.join(ignored)} would change nothing; expected {' or '.join(read) or 'no setting'} for this "
+            f"metric. Leave {'it' if len(ignored) == 1 else 'them'} out."
+        )
 
 
 def fingerprint(resolved: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from noiser.bench.plan import ATTRIBUTION, DataEntry, Plan, combined, read_plan
 from noiser.bench.records import Selection
 from noiser.bench.resolve import check_change, fingerprint, resolve
 from noiser.bench.samples import block_of, draw, is_enough, select_all
-from noiser.bench.store import ATTRIBUTIONS, FORMAT, ROWS, RUN, SCHEMA, File, Store, write_json
+from noiser.bench.store import ATTRIBUTIONS, FORMAT, REPLIES, ROWS, RUN, SCHEMA, File, Store, write_json
 from noiser.bench.tasks import (
     Assignment,
     Finished,
@@ -194,8 +194,12 @@ class _Bench:
         return self.store
 
     def begin(self, command: str, executor: str, workers: int | None) -> None:
-        """Takes note of the plan and of this session."""
+        """Takes note of the plan and of this session; drops what was chosen of data that now mean something else."""
         assert self.store is not None
+        before, used = self.store.run["resolved"]["data"], self.store.used()["data"]
+        for label, meaning in self.resolved["data"].items():
+            if label not in used and before.get(label) != meaning:
+                self.store.drop_selections(label)
         session = {
             "started": now(),
             "command": command,
@@ -278,6 +282,8 @@ class _Bench:
                 lost.append(f"{event.task}: {event.reason}")
             if isinstance(event, Finished):
                 for file, lines in event.files:
+                    if file.kind == ROWS:
+                        self._forget_errors(file, lines)
                     self.store.add(file, lines)
                 rows, errors = rows + event.examples, errors + event.errors
                 forecast.done(
@@ -285,6 +291,15 @@ class _Bench:
                 )
                 listener.progress(forecast, event)
         return Outcome(rows, errors, tuple(lost))
+
+    def _forget_errors(self, file: File, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes errors out of the replies where another try has found numbers without words, which left them there."""
+        assert self.store is not None
+        replies = file._replace(kind=REPLIES)
+        stored = self.store.read(replies)
+        gone = [row for row in rows if row["error"] is None and "error" in stored.get(row["example"], ())]
+        if gone:
+            self.store.add(replies, [{"example": row["example"], "index": row["index"]} for row in gone])
 
     def jobs(self) -> Iterator[Job]:
         """All jobs, round by round; every second round goes through the models backwards, so that fewer are loaded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
@@ -128,7 +129,7 @@ class Store:
             yield Row(**values)
 
     def costs(self) -> Iterator[Cost]:
-        """What every row took, in the same order."""
+        """What every row took, in the same order; damaged files are left out, with a warning."""
         for values in self._records(COSTS):
             yield Cost(**values)
 
@@ -137,21 +138,15 @@ class Store:
         from noiser.attribution.restore import from_dict
 
         for place in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
-            for values in self._lines(place, self._text(place)):
+            for values in self._lines(place):
                 att = values["attribution"]
                 yield StoredAttribution(
                     values["example"], values["index"], from_dict(att) if att else None, values["error"]
                 )
 
     def used(self) -> dict[str, set[str]]:
-        """The labels of each kind that something is stored of."""
-        chosen = [place.relative_to(self.path / SELECTIONS).parts for place in (self.path / SELECTIONS).rglob("*.json")]
-        found = {
-            "models": set(self.run["models"]),
-            "data": {Path(name).stem for *_, name in chosen},
-            "methods": set[str](),
-            "metrics": set[str](),
-        }
+        """The labels of each kind that rows or attributions are stored of, and of models that were met."""
+        found = {"models": set(self.run["models"]), "data": set[str](), "methods": set[str](), "metrics": set[str]()}
         for kind in (ATTRIBUTIONS, ROWS):
             for place in (self.path / kind).rglob("*.jsonl"):
                 for each, label in zip(found, place.relative_to(self.path / kind).parts[:-1], strict=False):
@@ -161,11 +156,11 @@ class Store:
     # ---- blocks -----------------------------------------------------------------------------------------------------
 
     def read(self, file: File) -> dict[str, dict[str, Any]]:
-        """The lines of a file by the id of their example; none if it is not there."""
+        """The lines of a file by the id of their example; none if it is not there, or holds costs and is damaged."""
         place = self.path / file.path
         if not place.is_file():
             return {}
-        return {values["example"]: values for values in self._lines(place, self._text(place))}
+        return {values["example"]: values for values in self._lines(place)}
 
     def add(self, file: File, lines: Iterable[Mapping[str, Any]]) -> None:
         """Adds lines to a file, by index; one of an example that it has takes the old one's place. Raises RunError."""
@@ -176,6 +171,12 @@ class Store:
     def write_selection(self, selection: Selection) -> None:
         """Writes what was chosen. Raises RunError."""
         self._write(self.path / SELECTIONS / selection.model / f"{selection.data}.json", selection.dumps())
+
+    def drop_selections(self, data: str) -> None:
+        """Removes what was chosen of a data set, for all models. Raises RunError."""
+        for place in (self.path / SELECTIONS).glob(f"*/{data}.json"):
+            with explained(place, "remove"):
+                place.unlink()
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replaces what is known about the run. Raises RunError."""
@@ -224,11 +225,12 @@ class Store:
             try:
                 text = gzip.decompress(whole.read_bytes()).decode()
             except (OSError, EOFError, ValueError) as error:
-                raise _damaged(whole, error) from error
+                self._skip(whole, error)
+                return
             yield from self._lines(whole, text)
             return
         for place in self.files(kind):
-            yield from self._lines(place, self._text(place))
+            yield from self._lines(place)
 
     def files(self, kind: str) -> list[Path]:
         """The files of a kind, in the order of the plan's labels, then of blocks."""
@@ -236,12 +238,22 @@ class Store:
         places = list((self.path / kind).rglob("*.jsonl"))
         return sorted(places, key=lambda place: _rank(place.relative_to(self.path / kind).parts, order))
 
-    def _lines(self, place: Path, text: str) -> Iterator[dict[str, Any]]:
+    def _lines(self, place: Path, text: str | None = None) -> Iterator[dict[str, Any]]:
         try:
-            for each in text.splitlines():
+            for each in (self._text(place) if text is None else text).splitlines():
                 yield json.loads(each)
         except ValueError as error:
+            self._skip(place, error)
+
+    def _skip(self, place: Path, error: Exception) -> None:
+        """Goes on without a damaged file of costs, which no row depends on. Raises StoredFileError for all others."""
+        if place.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
             raise _damaged(place, error) from error
+        warnings.warn(
+            f"{place} is damaged: {error}. What cannot be read of it is left out; only forecasts and tables of seconds "
+            "are made of costs.",
+            stacklevel=2,
+        )
 
     def _json(self, place: Path) -> dict[str, Any]:
         try:

@@ -21,12 +21,20 @@ from noiser.model.quiet import quiet_transformers
 from noiser.model.text import encode
 from noiser.spans import word_spans
 
-__all__ = ["LocalJudge"]
+__all__ = ["LocalJudge", "check_settings"]
 
 Tokens = tuple[int, ...]
 
 _WORD_TOKENS = 8
 """The longest word that a plain completion is waited for, in tokens."""
+
+
+def check_settings(*, style: str = "auto", max_new_tokens: int = 32) -> None:
+    """What can be told of a local judge's settings without its model. Raises what `LocalJudge` does."""
+    if style not in ("auto", "chat", "plain"):
+        raise UnknownNameError("style", style, ("auto", "chat", "plain"))
+    if max_new_tokens < 1:
+        raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
 
 
 class LocalJudge:
@@ -56,10 +64,7 @@ class LocalJudge:
     def __init__(
         self, lm: LanguageModel, *, style: Literal["auto", "chat", "plain"] = "auto", max_new_tokens: int = 32
     ) -> None:
-        if style not in ("auto", "chat", "plain"):
-            raise UnknownNameError("style", style, ("auto", "chat", "plain"))
-        if max_new_tokens < 1:
-            raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+        check_settings(style=style, max_new_tokens=max_new_tokens)
         chats = bool(getattr(lm.tokenizer, "chat_template", None))
         if style == "chat" and not chats:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from typing import Any
 
-from noiser.errors import ParameterError
+from noiser.errors import DependencyError, ParameterError
 from noiser.judges.protocol import JUDGES, Judge
 from noiser.model.language_model import LanguageModel
 
-__all__ = ["make_judge"]
+__all__ = ["check_judge", "make_judge"]
 
 
 def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:
@@ -35,7 +37,33 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
     try:
         return entry.factory(model=model or None, lm=lm, **parameters)
     except TypeError as error:
-        raise ParameterError(f"Judge {entry.name!r} does not accept {parameters}: {error}.") from error
+        raise _refusal(name, parameters, error) from error
+
+
+def check_judge(judge: str, **parameters: Any) -> None:
+    """What can be told of a judge's name and parameters without its model, its key or its packages.
+
+    Raises:
+        UnknownNameError: no such judge. ParameterError: it lacks a model's name, or refuses a parameter.
+    """
+    name, _, model = judge.partition(":")
+    factory = JUDGES.get(name).factory
+    try:
+        if factory is _local:
+            from noiser.judges.local import check_settings
+
+            check_settings(**parameters)
+        elif factory is _openai:
+            with contextlib.suppress(DependencyError):  # the package may be there where the work is done
+                _openai(model=model or None, lm=None, api_key="none", **parameters)
+        else:
+            inspect.signature(factory).bind(model=model or None, lm=None, **parameters)
+    except TypeError as error:
+        raise _refusal(name, parameters, error) from error
+
+
+def _refusal(name: str, parameters: dict[str, Any], error: TypeError) -> ParameterError:
+    return ParameterError(f"Judge {name!r} does not accept {parameters}: {error}.")
 
 
 def _local(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:
@@ -48,10 +76,10 @@ def _local(*, model: str | None, lm: LanguageModel | None, **parameters: Any) ->
 
 
 def _openai(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:  # noqa: ARG001
-    from noiser.judges.openai_judge import OpenAIJudge
-
     if model is None:
         raise ParameterError("The openai judge got no model; expected a name such as 'openai:gpt-4.1-mini'.")
+    from noiser.judges.openai_judge import OpenAIJudge
+
     return OpenAIJudge(model, **parameters)
 
 

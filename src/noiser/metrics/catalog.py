@@ -34,7 +34,11 @@ def _joined(*metrics: Metric) -> Metric:
     def measure(case: Case) -> dict[str, Any]:
         return {name: value for metric in metrics if metric.measure for name, value in metric.measure(case).items()}
 
-    return Metric(measure=measure, summaries={n: s for metric in metrics for n, s in metric.summaries.items()})
+    return Metric(
+        measure=measure,
+        summaries={n: s for metric in metrics for n, s in metric.summaries.items()},
+        reads=frozenset[str]().union(*(metric.reads or () for metric in metrics)),
+    )
 
 
 def _the(metric: Metric) -> Metric:
@@ -80,6 +84,7 @@ SOFT = Metric(
             _log_scale("the paper's score: the sum of both log-ratios"),
         ),
     },
+    reads=frozenset({"masks", "normalization"}),
 )
 
 
@@ -117,7 +122,7 @@ def _mass_matched(by: By, prefix: str, *own: Reference) -> Metric:
     for name in references:
         scale = Scale(-math.inf, math.inf, 0.0, True, f"area minus that of {name} scores")
         summaries[f"{area}_minus_{name}"] = Summary(mean_gap, (area, f"{prefix}{name}_area"), scale)
-    return Metric(measure=measure, summaries=summaries)
+    return Metric(measure=measure, summaries=summaries, reads=frozenset({"masks", "rates"}))
 
 
 MASS_MATCHED = _mass_matched("score", "", "permuted")
@@ -157,7 +162,8 @@ def _measure_stability(case: Case) -> dict[str, float]:
 
 
 def _means(measure: Callable[[Case], Mapping[str, float]], **scales: Scale) -> Metric:
-    return Metric(measure=measure, summaries={name: Summary(mean, (name,), scale) for name, scale in scales.items()})
+    summaries = {name: Summary(mean, (name,), scale) for name, scale in scales.items()}
+    return Metric(measure=measure, summaries=summaries, reads=frozenset())
 
 
 ERASURE = _means(
@@ -172,7 +178,9 @@ CURVES = _means(
     aopc=Scale(-1, 1, None, True, "drop of p(target) while units are zeroed, highest first"),
 )
 LOCALISATION = Metric(
-    measure=_measure_localisation, others=Scale(0, 1, None, None, "share of the score, or of the units")
+    measure=_measure_localisation,
+    others=Scale(0, 1, None, None, "share of the score, or of the units"),
+    reads=frozenset({"normalization"}),
 )
 STABILITY = _means(
     _measure_stability,

@@ -98,6 +98,7 @@ def _answerability_metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
         measure_all=partial(_among_readable, ask=partial(_answerability, top=top, prefix=prefix)),
         summaries={f"{prefix}{name}": Summary(mean, (f"{prefix}{name}",), scale) for name, scale in scales.items()},
         needs_judge=True,
+        reads=frozenset({"normalization"}),
     )
 
 
@@ -138,4 +139,5 @@ MINIMUM_TOP_K = Metric(
         ),
     },
     needs_judge=True,
+    reads=frozenset(),
 )

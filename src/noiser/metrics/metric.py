@@ -122,6 +122,8 @@ class Metric:
         summaries: the numbers over prompts, by name.
         others: the scale of the means of all columns that no summary names; None: they are not summed up.
         needs_judge: whether cases must have a judge.
+        reads: which of a case's `masks`, `normalization` and `rates` matter to it, so that a plan with one that does
+            not is refused; None: any may.
     """
 
     measure: Callable[[Case], Measured] | None = None
@@ -129,3 +131,4 @@ class Metric:
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     others: Scale | None = None
     needs_judge: bool = False
+    reads: frozenset[str] | None = None

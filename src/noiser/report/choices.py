@@ -130,7 +130,7 @@ def _planned(results: Results, data: str) -> list[MetricEntry]:
 
 def without_boundings(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
     """The methods without Noiser's other boundings, which have a table of their own."""
-    return [method for method in methods if bounding_of(method.name, method.args) in (None, "k_min")]
+    return [method for method in methods if bounding_of(method.name, method.args, method.unit) in (None, "k_min")]
 
 
 def ordinary(results: Results, sources: Iterable[Source], data: str, profile: str = "paper") -> list[MethodEntry]:

@@ -103,7 +103,8 @@ def cost(results: Results) -> Iterator[Table]:
             lines=tuple(lines),
             notes=(
                 "Means over prompts. Token-forwards: positions that the model computed. Seconds are of this machine "
-                "and of what else ran on it.",
+                "and of what else ran on it; prompts that were done side by side share them equally, and then there "
+                "is no interval.",
             ),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from noiser.bench.plan import DataEntry, MethodEntry
 from noiser.report.choices import AREAS, Source, everywhere, ordinary, together, without_boundings
 from noiser.report.grid import Asked, Printed, grid
-from noiser.report.paper import bounding_of, data_of, method_of, published
+from noiser.report.paper import bounding_of, comparable, data_of, method_of, published
 from noiser.report.results import Results
 from noiser.report.table import Table
 
@@ -60,7 +60,9 @@ def _scores(
         title=source.title(title, data),
         data=data.label,
         methods=methods,
-        asked=[Asked.of(source, "faithfulness", "faithfulness", printed=printed)],
+        asked=[
+            Asked.of(source, "faithfulness", "faithfulness", printed=printed if comparable(source.measure) else None)
+        ],
         notes=[*notes, SCORE_NOTE, *_sample(data)],
     )
 
@@ -69,8 +71,8 @@ def soft_scores(results: Results) -> Iterator[Table]:
     """Soft-NS and Soft-NC: the log-ratios that the paper prints, and the means that they are made of."""
     for data, source in everywhere(results, "faithfulness"):
         asked = [
-            Asked.of(source, "log_ratio_ns", "log-ratio Soft-NS", printed=_part(data, "soft_ns")),
-            Asked.of(source, "log_ratio_nc", "log-ratio Soft-NC", printed=_part(data, "soft_nc")),
+            Asked.of(source, "log_ratio_ns", "log-ratio Soft-NS", printed=_part(data, source, "soft_ns")),
+            Asked.of(source, "log_ratio_nc", "log-ratio Soft-NC", printed=_part(data, source, "soft_nc")),
             Asked.of(source, "soft_ns", "mean Soft-NS"),
             Asked.of(source, "soft_nc", "mean Soft-NC"),
         ]
@@ -91,7 +93,7 @@ def boundings(results: Results) -> Iterator[Table]:
     """Noiser with each bounding; the paper has it for KNOWN."""
     for data in results.data:
         for found in together(results, ("faithfulness", "area", "area_minus_random"), data.label):
-            methods = [m for m in ordinary(results, found.values(), data.label) if bounding_of(m.name, m.args)]
+            methods = [m for m in ordinary(results, found.values(), data.label) if bounding_of(m.name, m.args, m.unit)]
             if len(methods) > 1:
                 yield from _bounding(results, data, found, methods)
 
@@ -100,11 +102,16 @@ def _bounding(
     results: Results, data: DataEntry, found: Mapping[str, Source], methods: Sequence[MethodEntry]
 ) -> list[Table]:
     def printed(method: MethodEntry, model: str | None) -> float | None:
-        bounding = bounding_of(method.name, method.args)
-        return published("bounding_known", [bounding], model) if data.name == "known" and bounding else None
+        bounding = bounding_of(method.name, method.args, method.unit)
+        return published("bounding_known", [bounding], model) if data_of(data.name) == "known" and bounding else None
 
     asked = [
-        Asked.of(source, name, AREAS.get(name, name), printed=printed if name == "faithfulness" else None)
+        Asked.of(
+            source,
+            name,
+            AREAS.get(name, name),
+            printed=printed if name == "faithfulness" and comparable(source.measure) else None,
+        )
         for name, source in found.items()
         if sum(results.planned(method.label, source.measure.label, data.label) for method in methods) > 1
     ]
@@ -118,25 +125,27 @@ def _bounding(
         asked=asked,
         notes=[SCORE_NOTE, *_sample(data)],
         corner="bounding",
-        labels=lambda method: bounding_of(method.name, method.args) or method.label,
+        labels=lambda method: bounding_of(method.name, method.args, method.unit) or method.label,
     )
 
 
-def _part(data: DataEntry, column: str) -> Printed:
+def _part(data: DataEntry, source: Source, column: str) -> Printed | None:
+    if not comparable(source.measure):
+        return None
     return lambda method, model: _published(data, "soft_ns_nc", method, model, column)
 
 
 def _published(
     data: DataEntry, table: str, method: MethodEntry, model: str | None, column: str | None = None
 ) -> float | None:
-    names = data_of(data.name), method_of(method.name, method.args)
+    names = data_of(data.name), method_of(method.name, method.args, method.unit)
     path = [name for name in names if name]
     return published(table, path, model, column) if len(path) == len(names) else None
 
 
 def _sample(data: DataEntry) -> list[str]:
     """What sets the paper's sample apart from ours."""
-    if data.name == "wikitext":
+    if data_of(data.name) == "wikibio":
         return ["The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."]
     if data_of(data.name) and (data.category or data.without_category):
         return ["The paper's numbers are for all categories of the data set, ours for some."]

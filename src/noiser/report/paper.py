@@ -9,9 +9,10 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
+from noiser.bench.plan import MetricEntry
 from noiser.registry import unversioned
 
-__all__ = ["MODELS", "bounding_of", "data_of", "method_of", "model_of", "published"]
+__all__ = ["MODELS", "bounding_of", "comparable", "data_of", "method_of", "model_of", "published"]
 
 MODELS = ("Qwen2-0.5B", "Llama3.2-1B", "Qwen2-1.5B", "gemma-2-2B", "gemma-2-9B", "Llama3-8B")
 """The paper's six models, as it names them."""
@@ -48,23 +49,28 @@ def model_of(name: str) -> str | None:
 
 def data_of(name: str | None) -> str | None:
     """The paper's name of a data set. The sentences that it calls WikiBio are our `wikitext`."""
-    return _DATA.get(name) if name else None
+    return _DATA.get(unversioned(name)) if name else None
 
 
-def method_of(name: str, args: Mapping[str, Any]) -> str | None:
-    """The paper's name of a method; None unless the parameters are those of the paper."""
+def method_of(name: str, args: Mapping[str, Any], unit: str = "token") -> str | None:
+    """The paper's name of a method; None unless the parameters and the unit are those of the paper."""
     plain = unversioned(name).removeprefix("inseq:")
     changed = {key: value for key, value in args.items() if key not in _HARMLESS}
     if plain == "noiser" and changed.get("bounding") == "k_min":
         del changed["bounding"]
-    return plain if plain in _METHODS and not changed else None
+    return plain if plain in _METHODS and not changed and unit == "token" else None
 
 
-def bounding_of(name: str, args: Mapping[str, Any]) -> str | None:
+def bounding_of(name: str, args: Mapping[str, Any], unit: str = "token") -> str | None:
     """The `bounding` of a Noiser that differs from the paper's in nothing else; None for everything else."""
     changed = {key: value for key, value in args.items() if key not in _HARMLESS}
     bounding = changed.pop("bounding", "k_min")
-    return str(bounding) if unversioned(name) == "noiser" and not changed else None
+    return str(bounding) if unversioned(name) == "noiser" and not changed and unit == "token" else None
+
+
+def comparable(measure: MetricEntry) -> bool:
+    """Whether a metric makes shares of the scores as the paper's does."""
+    return measure.normalization in (None, "sum")
 
 
 def published(table: str, path: Sequence[str], model: str | None, column: str | None = None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -100,10 +100,10 @@ class Results:
         return found
 
     @cached_property
-    def _seconds(self) -> Mapping[Cell, Sequence[float]]:
-        found: dict[Cell, list[float]] = {}
+    def _paid(self) -> Mapping[Cell, Sequence[Cost]]:
+        found: dict[Cell, list[Cost]] = {}
         for cost in self.costs:
-            found.setdefault(Cell(cost.model, cost.data, cost.method, cost.metric), []).append(cost.seconds)
+            found.setdefault(Cell(cost.model, cost.data, cost.method, cost.metric), []).append(cost)
         return found
 
     def _limit(self, cell: Cell) -> int | None:
@@ -178,12 +178,15 @@ class Results:
         return self._known[key]
 
     def seconds(self, cell: Cell) -> Estimate:
-        """Mean seconds of an example of a cell."""
-        return estimate(mean, self._seconds.get(cell, ()), confidence=self.confidence)
+        """Mean seconds of an example of a cell; without an interval where examples of a block have equal shares."""
+        costs = self._paid.get(cell, ())
+        found = estimate(mean, [cost.seconds for cost in costs], confidence=self.confidence)
+        each = Counter((cost.index // self.plan.block, cost.seconds) for cost in costs)
+        return replace(found, low=math.nan, high=math.nan) if each.total() > len(each) else found
 
     def timed(self, data: str) -> bool:
         """Whether there are seconds for a data set."""
-        return any(cell.data == data for cell in self._seconds)
+        return any(cell.data == data for cell in self._paid)
 
     def _estimated(self, summary: Summary, sides: Sequence[Sequence[Sequence[float]]]) -> Estimate:
         count = len(summary.columns)
