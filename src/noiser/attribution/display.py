@@ -24,6 +24,7 @@ __all__ = [
     "check_targets",
     "dark_ink",
     "facts",
+    "headings",
     "label",
     "number_format",
     "parameter_texts",
@@ -171,6 +172,17 @@ def provenance(att: Attribution) -> list[str]:
 def parameter_texts(att: Attribution) -> list[str]:
     """Every hyper-parameter as `name=value`, tensors by their shape, safe to show."""
     return [label(f"{name}={_short(value)}") for name, value in att.parameters.items()]
+
+
+def headings(attributions: Sequence[Attribution]) -> list[str]:
+    """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
+    texts: list[str] = []
+    for att in attributions:
+        same = [other.parameters for other in attributions if other.method == att.method]
+        own = {name: _short(value) for name, value in att.parameters.items()}
+        differing = [name for name in own if any(own[name] != _short(parameters.get(name)) for parameters in same)]
+        texts.append(label(" ".join([att.method, *(f"{name}={own[name]}" for name in differing)])))
+    return texts
 
 
 def _short(value: Any) -> str:

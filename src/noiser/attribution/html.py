@@ -24,6 +24,7 @@ from noiser.attribution.display import (
     check_targets,
     dark_ink,
     facts,
+    headings,
     label,
     number_format,
     parameter_texts,
@@ -251,8 +252,8 @@ def _footer(att: Attribution) -> str:
 def _compared(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
     first = attributions[0]
     rows = "".join(
-        f"<div class=row><h3>{escape(label(att.method))}</h3>{_map(att, row, cells(att, row), with_target=False)}</div>"
-        for att in attributions
+        f"<div class=row><h3>{escape(heading)}</h3>{_map(att, row, cells(att, row), with_target=False)}</div>"
+        for att, heading in zip(attributions, headings(attributions), strict=True)
     )
     target = f"<b class=target dir=auto>{escape(label(first.targets[row].text))}</b>"
     known = f"<p class=facts>{target} {escape(' · '.join(facts(first, row)[:2]))}</p>"

@@ -15,6 +15,7 @@ from noiser.attribution.display import (
     check_comparable,
     dark_ink,
     facts,
+    headings,
     label,
     number_format,
     provenance,
@@ -52,7 +53,7 @@ class Comparison:
             present = [att for att in self.attributions if row < len(att.targets)]
             if row:
                 yield line("")
-            yield from (_compared if _has_colours(console) else _compared_plainly)(present, row)
+            yield from (_compared if _has_colours(console) else _compared_plainly)(present, row, options.max_width)
         yield from _left_out(count)
         for att in self.attributions:
             yield line(" · ".join(provenance(att)), "dim", indent=2)
@@ -105,23 +106,23 @@ def _captured(renderable: RenderableType) -> str:
     return text.translate(ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def _compared(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
+def _compared(attributions: Sequence[Attribution], row: int, _width: int) -> Iterator[RenderableType]:
     yield line(" · ".join(facts(attributions[0], row)[:2]), "dim", indent=2)
-    for att in attributions:
-        yield line(label(att.method), "bold", indent=1)
+    for att, heading in zip(attributions, headings(attributions), strict=True):
+        yield line(heading, "bold", indent=1)
         yield _heat_map(att, row)
         yield from _strongest(att, row)
 
 
-def _compared_plainly(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
+def _compared_plainly(attributions: Sequence[Attribution], row: int, width: int) -> Iterator[RenderableType]:
     first = attributions[0]
     yield prompt_line(first, row)
     yield line(" · ".join(facts(first, row)[:2]), indent=2)
     if all(att.units == first.units for att in attributions):
-        yield score_columns(attributions, row)
+        yield from score_columns(attributions, row, width)
         return
-    for att in attributions:
-        yield line(label(att.method), indent=2)
+    for att, heading in zip(attributions, headings(attributions), strict=True):
+        yield line(heading, indent=2)
         yield bars(att, row)
 
 
