@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,18 +60,23 @@ class Comparison:
             yield line(" · ".join(provenance(att)), "dim", indent=2)
 
 
-def to_text(att: Attribution) -> str:
-    """What `print` shows: escape sequences only if stdout is a terminal and NO_COLOR is not set."""
-    return _captured(att)
+def to_text(att: Attribution, *, plain: bool = False) -> str:
+    """What `print` shows: escape sequences only if stdout is a terminal and NO_COLOR is not set.
+
+    Args:
+        att: what is shown.
+        plain: without escape sequences and in Unicode whatever stdout is, for a file.
+    """
+    return _captured(att, plain)
 
 
-def compare_text(attributions: Sequence[Attribution]) -> str:
+def compare_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
     """Several attributions of one prompt below each other, as `to_text` shows one.
 
     Raises:
         ParameterError: no attribution, or different prompts.
     """
-    return _captured(Comparison(attributions))
+    return _captured(Comparison(attributions), plain)
 
 
 def render(att: Attribution, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:  # noqa: ARG001
@@ -90,14 +96,13 @@ def render(att: Attribution, console: Console, options: ConsoleOptions) -> Itera
     yield line(" · ".join(provenance(att)), "dim", indent=2)
 
 
-def _captured(renderable: RenderableType) -> str:
+def _captured(renderable: RenderableType, plain: bool) -> str:
     from rich.console import Console
 
-    console = Console(file=sys.stdout, force_jupyter=False)
-    if os.environ.get("NO_COLOR") or not console.is_terminal:
-        console = Console(
-            file=sys.stdout, force_jupyter=False, color_system=None, force_terminal=False, width=console.width
-        )
+    file = io.StringIO() if plain else sys.stdout
+    console = Console(file=file, force_jupyter=False)
+    if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
+        console = Console(file=file, force_jupyter=False, color_system=None, force_terminal=False, width=console.width)
     with console.capture() as capture:
         console.print(renderable)
     text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
