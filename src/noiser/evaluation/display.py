@@ -40,9 +40,10 @@ def as_html(evaluation: Evaluation) -> str:
 
 def as_page(evaluation: Evaluation) -> str:
     """A complete page with that table, which needs nothing else."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(_title(evaluation))}</title>\n"
         "<style>:root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
