@@ -352,6 +352,7 @@ def test_one_method_that_fails_does_not_take_the_others_with_it(handlers):
         ({"prompt": "hello", "chat": True}, "chat template"),
         ({"model": "gpt-9"}, "Only models that the server offers"),
         ({"target": "a", "foil": "a"}, "expected a foil that differs"),
+        ({"seed": 10**20}, "expected an integer that torch takes"),
     ],
 )
 def test_errors_are_shown(handlers, fields, message):

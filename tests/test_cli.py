@@ -214,6 +214,8 @@ def test_target_and_foil_by_token_id(noiser_command, command):
         (["attribute", PROMPT, "--set", "samples=0"], "samples is 0"),
         (["attribute", PROMPT, "--set", "sample=3"], "'sample'"),
         (["attribute", PROMPT, "--set", "samples"], "expected key=value"),
+        (["attribute", PROMPT, "--set", "noise=[[1,2],[3,4]]"], "the noise has shape [2, 2]; expected"),
+        (["attribute", PROMPT, "--seed", "99999999999999999999"], "seed is 99999999999999999999; expected"),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--target", "a", "--max-new-tokens", "2"], "got both, expected one"),
         (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),

@@ -145,7 +145,7 @@ def test_own_noise_comes_back_from_a_file(tmp_path):
 
 
 def test_noiser_relative_has_its_own_noise_too():
-    noise = torch.randn(3, 1, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(10, 1, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
     method = make_method("noiser_relative", noise=noise)
     att = attribution(method=method)
     assert att.method == "noiser_relative@1"

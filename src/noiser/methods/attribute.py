@@ -123,8 +123,8 @@ def attribute(
 
     def ask(lm: LanguageModel, asked: Asked) -> Attribution:
         prompt, target, foil, seed, progress = asked
-        if not isinstance(seed, int):
-            raise ParameterError(f"seed is {seed!r}; expected an integer.")
+        if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+            raise ParameterError(f"seed is {seed!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
         query = build_query(
             lm,
             prompt,
