@@ -97,10 +97,12 @@ class _Page:
         at.stop.click(self.stop, queue=False, **options)
         blocks.unload(self.stop)
 
-        picked = at.result.pick(self.pick, None, [at.unit, at.target], **options)
+        # Also while one waits for the question: the last one counts.
+        aside = options | {"trigger_mode": "multiple"}
+        picked = at.result.pick(self.pick, None, [at.unit, at.target], **aside)
         for draw in (at.tolerate.click, picked.then):
-            draw(self.tolerance, [at.given, at.unit, at.target], [*work, at.chart], **options)
-        at.measure.click(self.faithfulness, at.given, [*work, at.evaluation], **options)
+            draw(self.tolerance, [at.given, at.unit, at.target], [*work, at.chart], **aside)
+        at.measure.click(self.faithfulness, at.given, [*work, at.evaluation], **aside)
         at.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
         for form, save in (("json", self.save_json), ("html", self.save_html)):
             saved = at.save[form].click(save, at.given, at.file, **options)
@@ -213,7 +215,7 @@ def _nothing(components: int) -> Shown:
 
 
 def _work(view: View) -> Shown:
-    return view.status, gr.update(interactive=not view.busy)
+    return _nothing(2) if view.status is None else (view.status, gr.update(interactive=not view.busy))
 
 
 def _side(view: View) -> Shown:
