@@ -281,6 +281,29 @@ def test_methods_of_one_name_are_told_apart_by_what_differs():
         assert all(text.count(heading) >= 1 for heading in expected)
 
 
+def test_a_comparison_names_the_foil():
+    pair = [rich_example(), replace(rich_example(), method="occlusion@1")]
+    said = "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2)"
+    assert f"{said}\n" in compare_text(pair)
+    assert said in without_codes(shown(Comparison(pair), force_terminal=True, color_system="truecolor"))
+    assert f"{said}</p>" in compare_html(pair)
+    assert "k_min" not in compare_html(pair).partition("<footer>")[0].replace("bounding=k_min", "")
+
+
+def test_what_is_not_known_is_left_out():
+    unknown = Target(" next", 1, NAN, 0)
+    att = make(targets=(unknown,), foil=unknown)
+    for shows in (str, lambda att: att.to_html(), lambda att: compare_text([att]), lambda att: compare_html([att])):
+        text = shows(att)
+        assert "rather than “next”" in text
+        assert not re.search(r"\bnan\b|rank|probability|\(\)", text)
+        assert re.search(r"(?<!\w)rank 3", shows(replace(att, targets=(Target(" next", 1, NAN, 3),))))
+    bare = replace(att, foil=None)
+    assert "next\n  Le" in str(bare)
+    assert "next\n  token" in compare_text([bare])
+    assert "<p class=facts> · " not in bare.to_html()
+
+
 def test_only_the_same_prompt_can_be_compared():
     for compare in (compare_text, compare_html):
         with pytest.raises(ParameterError, match="2 different prompts"):

@@ -25,11 +25,13 @@ Shown = tuple[Any, ...]
 
 LINK = """(query) => {
   if (!query) return "";
+  if (query.length > 60000) return "Too long for a link: keep the answer as JSON or HTML.";
   const own = [...new URLSearchParams(location.search)].filter(([name]) => name.startsWith("__"));
   const all = [query, new URLSearchParams(own).toString()].filter(Boolean).join("&");
   history.replaceState(history.state, "", location.pathname + "?" + all);
   return location.origin + location.pathname + "?" + query;
 }"""
+"""The link, which becomes the page's address too; servers refuse addresses of more than 65,536 characters."""
 
 
 def theme() -> themes.Base:
@@ -98,7 +100,7 @@ class _Page:
         blocks.unload(self.stop)
 
         # Also while one waits for the question: the last one counts.
-        aside = options | {"trigger_mode": "multiple"}
+        aside: dict[str, Any] = {**options, "trigger_mode": "multiple"}
         picked = at.result.pick(self.pick, None, [at.unit, at.target], **aside)
         for draw in (at.tolerate.click, picked.then):
             draw(self.tolerance, [at.given, at.unit, at.target], [*work, at.chart], **aside)

@@ -14,11 +14,13 @@ from noiser.errors import ParameterError
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
+    from noiser.types import Target
 
 __all__ = [
     "DARK_PAPER",
     "Cell",
     "Colour",
+    "asked",
     "cells",
     "check_comparable",
     "check_targets",
@@ -153,13 +155,25 @@ def _formatted(spec: str, value: float) -> str:
 
 def facts(att: Attribution, row: int) -> list[str]:
     """What is known about a target: probability, rank, the foil's, and the noise used."""
-    target = att.targets[row]
-    parts = [f"probability {target.probability:.3g}", f"rank {target.rank}"]
-    if att.foil is not None:
-        parts.append(f"rather than “{label(att.foil.text)}” ({att.foil.probability:.3g}, rank {att.foil.rank})")
+    parts = asked(att, row)
     if att.k_min is not None and not math.isnan(k_min := float(att.k_min[row])):
         parts.append(f"k_min {k_min:.3g}")
     return parts
+
+
+def asked(att: Attribution, row: int) -> list[str]:
+    """The same without the noise: what attributions of one question by several methods share."""
+    parts = _prediction(att.targets[row])
+    if att.foil is not None:
+        known = ", ".join(_prediction(att.foil)).removeprefix("probability ")
+        parts.append(f"rather than “{label(att.foil.text)}”" + (f" ({known})" if known else ""))
+    return parts
+
+
+def _prediction(target: Target) -> list[str]:
+    """Probability and rank; a result of Inseq may lack them."""
+    probability = [] if math.isnan(target.probability) else [f"probability {target.probability:.3g}"]
+    return probability + ([f"rank {target.rank}"] if target.rank else [])
 
 
 def provenance(att: Attribution) -> list[str]:

@@ -12,6 +12,7 @@ from noiser.attribution.display import (
     DARK_PAPER,
     Cell,
     Colour,
+    asked,
     cells,
     check_comparable,
     dark_ink,
@@ -86,11 +87,11 @@ def render(att: Attribution, console: Console, options: ConsoleOptions) -> Itera
             yield line("")
         if _has_colours(console):
             yield _heat_map(att, row)
-            yield line(" · ".join(facts(att, row)), "dim", indent=2)
+            yield from _facts_line(facts(att, row), "dim")
             yield from _strongest(att, row)
         else:
             yield prompt_line(att, row)
-            yield line(" · ".join(facts(att, row)), indent=2)
+            yield from _facts_line(facts(att, row))
             yield bars(att, row)
     yield from _left_out(len(att.targets))
     yield line(" · ".join(provenance(att)), "dim", indent=2)
@@ -112,7 +113,7 @@ def _captured(renderable: RenderableType, plain: bool) -> str:
 
 
 def _compared(attributions: Sequence[Attribution], row: int, _width: int) -> Iterator[RenderableType]:
-    yield line(" · ".join(facts(attributions[0], row)[:2]), "dim", indent=2)
+    yield from _facts_line(asked(attributions[0], row), "dim")
     for att, heading in zip(attributions, headings(attributions), strict=True):
         yield line(heading, "bold", indent=1)
         yield _heat_map(att, row)
@@ -122,13 +123,18 @@ def _compared(attributions: Sequence[Attribution], row: int, _width: int) -> Ite
 def _compared_plainly(attributions: Sequence[Attribution], row: int, width: int) -> Iterator[RenderableType]:
     first = attributions[0]
     yield prompt_line(first, row)
-    yield line(" · ".join(facts(first, row)[:2]), indent=2)
+    yield from _facts_line(asked(first, row))
     if all(att.units == first.units for att in attributions):
         yield from score_columns(attributions, row, width)
         return
     for att, heading in zip(attributions, headings(attributions), strict=True):
         yield line(heading, indent=2)
         yield bars(att, row)
+
+
+def _facts_line(known: Sequence[str], style: str = "") -> Iterator[RenderableType]:
+    if known:
+        yield line(" · ".join(known), style, indent=2)
 
 
 def _has_colours(console: Console) -> bool:
