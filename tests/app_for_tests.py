@@ -1,6 +1,6 @@
 """Serves the web page with tiny models, one of them broken, in a process of its own: no type checking, no warnings.
 
-    python tests/app_for_tests.py [--port N] [--auth user:password]
+    python tests/app_for_tests.py [--host H] [--port N] [--auth user:password]
 
 Prints the address, then serves until it is ended.
 """
@@ -34,11 +34,12 @@ def failing() -> noiser.LanguageModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--auth")
     arguments = parser.parse_args()
     sources = {"llama": lambda: tiny("llama"), "long": long_reader, "failing": failing}
-    serve(sources, port=arguments.port, auth=arguments.auth)
+    serve(sources, host=arguments.host, port=arguments.port, auth=arguments.auth)
 
 
 if __name__ == "__main__":

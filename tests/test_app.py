@@ -191,6 +191,33 @@ def test_a_visitor_has_one_job_and_none_is_left():
     assert len(jobs) == 0
 
 
+def test_what_is_asked_aside_stops_only_its_like_and_a_question_stops_all():
+    jobs = Jobs()
+
+    def work(job):
+        while True:
+            time.sleep(0.01)
+            job.check()
+
+    def ended(job):
+        with pytest.raises(StoppedError):
+            job.result()
+
+    def aside():
+        return jobs.run("a", work, aside=True)
+
+    with jobs.run("a", work) as question, aside() as first, aside() as second:
+        ended(first)
+        assert (jobs.has("a", aside=False), jobs.has("a", aside=True), len(jobs)) == (True, True, 2)
+        with jobs.run("a", work) as other, aside() as third:
+            ended(question)
+            ended(second)
+            jobs.stop("a")
+            ended(other)
+            ended(third)
+    assert len(jobs) == 0
+
+
 def until(condition):
     """Waits for what another thread does."""
     ended = time.monotonic() + 60
@@ -333,6 +360,31 @@ def test_scores_are_shown_while_thresholds_are_searched(handlers, monkeypatch):
         assert torch.equal(first.scores, last.scores)
 
 
+def test_what_is_asked_about_scores_waits_for_the_thresholds(handlers, monkeypatch):
+    offer, go_on = Job.offer, threading.Event()
+
+    def offer_and_wait(job, result):
+        offer(job, result)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(Job, "offer", offer_and_wait)
+    views = handlers.ask("visitor", Question(prompt=PROMPT), None)
+    early = next(view.answer for view in views if view.answer is not None)
+    drawn, measured = handlers.tolerance("visitor", early, 1, 0), handlers.faithfulness("visitor", early)
+    assert next(drawn)[:2] == (None, True)
+    assert "comes next" in next(views).status
+    assert next(measured)[:2] == (None, True)
+    assert "Stopped" not in next(views).status
+    go_on.set()
+    end = last(views)
+    assert "Done" in end.status
+    assert not end.answer.attributions[0].thresholds.isnan().any()
+    assert "Stopped" in last(drawn).status
+    shown = last(measured)
+    assert "Measured" in shown.status
+    assert "faithfulness" in shown.answer
+
+
 def test_both_models_can_be_asked(handlers):
     assert ask(handlers, model="gemma3").answer.attributions[0].model.architecture == "Gemma3ForCausalLM"
 
@@ -352,6 +404,7 @@ def test_one_method_that_fails_does_not_take_the_others_with_it(handlers):
         ({"prompt": "hello", "chat": True}, "chat template"),
         ({"model": "gpt-9"}, "Only models that the server offers"),
         ({"target": "a", "foil": "a"}, "expected a foil that differs"),
+        ({"seed": 10**20}, "expected an integer that torch takes"),
     ],
 )
 def test_errors_are_shown(handlers, fields, message):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -150,6 +151,28 @@ def test_type_run_hover_and_draw_the_tolerance(visit):
     chart.locator(".point").nth(20).hover()
     assert tip(page).startswith("k 1: p(target)")
     assert "Noise on “brown”" in page.locator("#noiser-chart").inner_text()
+
+
+def test_a_unit_is_a_button_that_says_what_it_does_and_in_a_saved_page_it_is_none(visit):
+    page = visit()
+    ask(page)
+    unit = page.get_by_role("button", name="brown: how much noise it tolerates")
+    sync_api.expect(unit).to_have_text("brown")
+    unit.click()
+    page.locator("#noiser-chart svg").wait_for()
+    assert "role=button" not in noiser.attribute(tiny("llama"), PROMPT).to_html()
+
+
+def test_a_prompt_too_long_for_a_link_has_none_and_the_address_stays(visit):
+    from noiser.app.page import LINK
+
+    page = visit()
+    link = f"query => ({LINK})(query)"
+    assert page.evaluate(link, "prompt=" + "a" * 50_000).endswith("?prompt=" + "a" * 50_000)
+    address = page.url
+    assert page.request.get(address).ok
+    assert "Too long for a link" in page.evaluate(link, "prompt=" + "b" * 65_536)
+    assert page.url == address
 
 
 def test_all_of_it_with_the_keyboard(visit):
@@ -295,6 +318,18 @@ def test_stop(visit):
     ask(page)
 
 
+def test_a_unit_clicked_while_thresholds_are_searched_does_not_end_the_search(visit):
+    page = visit("?model=long")
+    ask(page, "The quick fox jumps over the lazy dog. " * 10, wait=False)
+    units = page.locator("#noiser-result .map .u")
+    units.first.wait_for()
+    for place in (3, 4):
+        units.nth(place).click()
+    sync_api.expect(page.locator("#noiser-chart")).to_contain_text("Noise on “over”")
+    done(page)
+    assert re.search("threshold", units.nth(3).get_attribute("title"))
+
+
 def test_a_failing_model_is_an_error_and_the_page_lives_on(visit):
     page = visit("?model=failing")
     ask(page, wait=False)
@@ -322,6 +357,15 @@ def test_both_schemes_and_narrow_screens(visit, scheme, width):
         red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
         assert (red + green + blue > 384) == (scheme == "light"), (selector, colour)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_address_of_ipv6(host):
+    with served("--host", host) as address:
+        assert address.startswith("http://[::1]:")
+        with urllib.request.urlopen(address) as answer:
+            assert b"Noiser" in answer.read()
 
 
 def test_a_password_is_asked_for():

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from attribution_for_tests import NAN, make, rich_example
-from noiser.attribution.display import cells, dark_ink, label, number_format, tint, visible
+from noiser.attribution.display import cells, dark_ink, headings, label, number_format, tint, visible
 from noiser.attribution.html import compare_html
-from noiser.attribution.terminal import compare_text
+from noiser.attribution.terminal import Comparison, compare_text
 from noiser.errors import ParameterError
 from noiser.types import Span, Target
 
@@ -252,6 +252,56 @@ def test_comparison_in_text(capsys):
     assert re.search(r"\n  basket +0\.9000 +1\.900\n", out)
     words = compare_text([one, other.aggregate("word")])
     assert re.search(r"occlusion@1\n  LeBron +2\.430", words)
+
+
+def test_numbers_of_a_comparison_stay_whole_in_every_width():
+    one = rich_example()
+    names = ("noiser@1", "sequential_integrated_gradients@1", "occlusion@1", "kernel_shap@1", "attention_rollout@1")
+    compared = [replace(one, method=name, scores=one.scores * 10.0 ** (-3 * i)) for i, name in enumerate(names)]
+    for width in (24, 40, 80, 200):
+        file = io.StringIO()
+        Console(file=file, width=width).print(Comparison(compared))
+        text = file.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        for att in compared:
+            show = number_format(att.scores[1].tolist())
+            for score in att.scores[1].tolist():
+                assert re.search(rf"(?<!\S){re.escape(show(score))}(?!\S)", text), (width, att.method)
+        assert bool(re.search(r"token .*sequential_integrated_gradients@1", text)) == (width == 200)
+
+
+def test_methods_of_one_name_are_told_apart_by_what_differs():
+    one = make(parameters={"samples": 10, "bounding": "k_min", "noise": None})
+    other = replace(one, parameters={"samples": 10, "bounding": "k_max", "noise": torch.zeros(2, 3)})
+    third = replace(one, method="occlusion@1", parameters={"samples": 3})
+    expected = ["noiser@1 bounding=k_min noise=None", "noiser@1 bounding=k_max noise=tensor[2, 3]", "occlusion@1"]
+    assert headings([one, other, third]) == expected
+    assert headings([one, third]) == ["noiser@1", "occlusion@1"]
+    for text in (compare_html([one, other, third]), shown(Comparison([one, other, third]))):
+        assert all(text.count(heading) >= 1 for heading in expected)
+
+
+def test_a_comparison_names_the_foil():
+    pair = [rich_example(), replace(rich_example(), method="occlusion@1")]
+    said = "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2)"
+    assert f"{said}\n" in compare_text(pair)
+    assert said in without_codes(shown(Comparison(pair), force_terminal=True, color_system="truecolor"))
+    assert f"{said}</p>" in compare_html(pair)
+    assert "k_min" not in compare_html(pair).partition("<footer>")[0].replace("bounding=k_min", "")
+
+
+def test_what_is_not_known_is_left_out():
+    unknown = Target(" next", 1, NAN, 0)
+    att = make(targets=(unknown,), foil=unknown)
+    for shows in (str, lambda att: att.to_html(), lambda att: compare_text([att]), lambda att: compare_html([att])):
+        text = shows(att)
+        assert "rather than “next”" in text
+        assert not re.search(r"\bnan\b|rank|probability|\(\)", text)
+        assert re.search(r"(?<!\w)rank 3", shows(replace(att, targets=(Target(" next", 1, NAN, 3),))))
+    bare = replace(att, foil=None)
+    assert "next\n  Le" in str(bare)
+    assert "next\n  token" in compare_text([bare])
+    assert "<p class=facts> · " not in bare.to_html()
 
 
 def test_only_the_same_prompt_can_be_compared():

@@ -201,6 +201,48 @@ def test_unknown_parameters():
     assert (method.constructor, method.arguments) == ({"multiply_by_inputs": False}, {"n_steps": 3})
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("FeatureAblation", {"perturbations_per_eval": 0}, "perturbations_per_eval"),
+        ("Lime", {"n_samples": "abc"}, "n_samples"),
+        ("IntegratedGradients", {"method": "foo"}, "riemann_left"),
+        ("Occlusion", {"sliding_window_shapes": (99, 32)}, "Sliding window"),
+        ("KernelShap", {}, "ValueError"),
+    ],
+)
+def test_what_captum_refuses_says_what_to_do(name, parameters, says):
+    with pytest.raises(
+        ParameterError, match=rf"(?s)Captum's {name} cannot take .*{says}.*use another method"
+    ) as caught:
+        noiser.attribute(tiny("gemma3"), "fox", unit="word", method=make_method(f"captum:{name}", **parameters))
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_are_the_tuples_that_captum_takes():
+    given = {"sliding_window_shapes": [2, 32], "strides": [1, 32]}
+    tuples = {name: tuple(value) for name, value in given.items()}
+    lists, expected = (attribute(captum("Occlusion", **each)).scores for each in (given, tuples))
+    assert torch.equal(lists, expected)
+
+
+def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):
+    lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
+
+    def fail(*_, **__):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr("noiser.integrations.captum.TargetFunction.__call__", fail)
+    with pytest.raises(MemoryError):
+        noiser.attribute(lm, PROMPT, method="captum:FeatureAblation")
+
+
+@pytest.mark.parametrize("key", ["arguments", "constructor"])
+def test_settings_that_are_no_settings(key):
+    with pytest.raises(ParameterError, match=f"{key} is 'abc'; expected names with values"):
+        make_method("captum:Lime", **{key: "abc"})
+
+
 def test_random_states_come_back_after_an_exception():
     torch.manual_seed(4)
     before, python = torch.get_rng_state(), random.getstate()

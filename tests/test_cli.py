@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import noiser
 import noiser.model
 from noiser.cli import app, progress
 from noiser.cli.parsing import parse_parameters, parse_prompt
-from noiser.errors import NoiserError, ParameterError
+from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
 from tiny import tiny
 
@@ -35,7 +36,7 @@ def noiser_command(monkeypatch):
     monkeypatch.setattr(noiser.model, "load_model", load)
 
     def run(*arguments: str, **options):
-        result = CliRunner().invoke(app, list(arguments), **options)
+        result = CliRunner(charset=options.pop("charset", "utf-8")).invoke(app, list(arguments), **options)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         result.asked = asked
@@ -123,6 +124,46 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("command", [["attribute", PROMPT], ["compare", PROMPT, "--methods", "noiser,occlusion"]])
+def test_a_file_has_plain_text_whatever_stdout_is(noiser_command, tmp_path, monkeypatch, command):
+    plain = noiser_command(*command).stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in noiser_command(*command, charset="ascii").stdout
+    noiser_command(*command, "-o", str(tmp_path / "out"), charset="ascii")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == plain
+    assert "→" in plain
+
+
+@pytest.mark.parametrize("format_", ["json", "html", "text"])
+def test_a_stdout_that_is_not_utf_8(noiser_command, format_):
+    arguments = ["attribute", "The naïve 👋 fox", "--method", "occlusion", "--format", format_]
+    expected = noiser_command(*arguments).stdout_bytes
+    found = noiser_command(*arguments, charset="ascii")
+    assert found.exit_code == 0
+    if format_ == "text":
+        assert b"na\\xefve" in found.stdout_bytes
+    else:
+        assert found.stdout_bytes == expected
+        assert "👋".encode() in expected
+
+
+def test_two_methods_of_one_class_have_their_own_names(noiser_command):
+    first, second = json.loads(
+        noiser_command("compare", PROMPT, "--methods", "noiser,noiser_relative", "--format", "json").stdout
+    )
+    assert (first["method"], second["method"]) == ("noiser@1", "noiser_relative@1")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_stdin_that_is_no_text_is_refused(noiser_command, monkeypatch, errors):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 is"), "utf-8", errors))
+    with pytest.raises(PromptError, match=r"no text, such as .*; expected UTF-8\. Convert it first"):
+        parse_prompt("-", chat=False)
+    refused = noiser_command("attribute", "-", input=b"caf\xe9 is")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+
+
 def test_prompt_from_stdin(noiser_command):
     typed = noiser_command("attribute", "-", "--format", "json", input=f"{PROMPT}\n")
     assert typed.stdout == noiser_command("attribute", PROMPT, "--format", "json").stdout
@@ -173,6 +214,8 @@ def test_target_and_foil_by_token_id(noiser_command, command):
         (["attribute", PROMPT, "--set", "samples=0"], "samples is 0"),
         (["attribute", PROMPT, "--set", "sample=3"], "'sample'"),
         (["attribute", PROMPT, "--set", "samples"], "expected key=value"),
+        (["attribute", PROMPT, "--set", "noise=[[1,2],[3,4]]"], "the noise has shape [2, 2]; expected"),
+        (["attribute", PROMPT, "--seed", "99999999999999999999"], "seed is 99999999999999999999; expected"),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--target", "a", "--max-new-tokens", "2"], "got both, expected one"),
         (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),

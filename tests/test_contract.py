@@ -19,6 +19,7 @@ import noiser
 from noiser.engine import Engine
 from noiser.errors import DependencyError, UnsupportedModelError
 from noiser.methods import METHODS, make_method
+from noiser.methods.attribute import _describe
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -104,6 +105,24 @@ def test_scores_every_visible_unit_of_every_target_in_every_family(name, family)
     assert len(several.targets) > 1
     assert several.scores[0, len(one.units) :].isnan().all()
     assert_close(several.scores[0, : len(one.units)], one.scores[0], relative=1e-4)
+
+
+@each_method
+def test_a_result_names_what_makes_its_method_again(name):
+    for parameters in ({}, CHEAP.get(name, {})):
+        try:
+            method = make_method(name, **parameters)
+        except DependencyError as error:
+            pytest.skip(str(error))
+        said, kept = _describe(method)
+        assert make_method(said, **kept) == method
+        assert parameters or said == METHODS.get(name).versioned_name
+
+
+def test_a_method_that_equals_a_registered_one_has_its_name_and_no_other():
+    assert _describe(noiser.Noiser(bounding="relative", score="hellinger"))[0] == "noiser_relative@1"
+    assert _describe(noiser.Noiser(bounding="relative"))[0] == "noiser@1"
+    assert _describe(noiser.Noiser(bounding="relative", score="hellinger", samples=3))[0] == "noiser@1"
 
 
 @each_method

@@ -383,7 +383,30 @@ def test_the_command(command, tmp_path):
     data = json.loads(lines.stdout)
     assert [row["prompt"] for row in data["rows"]] == PROMPTS[:2]
     command(PROMPTS[0], "--format", "html", "-o", str(tmp_path / "e.html"), *quick)
-    assert "<table>" in (tmp_path / "e.html").read_text(encoding="utf-8")
+    page = (tmp_path / "e.html").read_text(encoding="utf-8")
+    assert page.startswith('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
+    assert page.count("<table>") == page.count("</html>") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--data", "known", "--chat"], "expected no --data with it"),
+        ([PROMPTS[0], "--judge-set", "budget_usd=1"], "expected --judge with it"),
+        ([PROMPTS[0], "--data-dir", "somewhere"], "expected --data with it"),
+        ([PROMPTS[0], "--category", "river"], "expected --data with them"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(command, arguments, says):
+    refused = command(*arguments)
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+
+
+def test_stdin_that_is_no_text_is_refused(command):
+    refused = command("-", stdin=b"The caf\xe9 is\n")
+    assert refused.exit_code == 2
+    assert "no text" in refused.stderr
 
 
 def test_the_command_takes_a_data_set(command, monkeypatch):

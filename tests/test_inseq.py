@@ -322,7 +322,8 @@ def test_result_of_inseq(name, text, tmp_path):
     ],
 )
 def test_result_to_inseq_and_back(options, tmp_path):
-    att = noiser.attribute(tiny("gemma3"), PROMPT, method="occlusion", **options)
+    name = "occlusion" if "foil" in options else "noiser_relative"
+    att = noiser.attribute(tiny("gemma3"), PROMPT, method=name, **options)
     out = att.to_inseq()
     (sequence,) = out
     assert "fox" in out.show(display=False, return_html=True)
@@ -333,3 +334,21 @@ def test_result_to_inseq_and_back(options, tmp_path):
     loaded = inseq.FeatureAttributionOutput.load(tmp_path / "a.json")
     for source in (out, loaded, tmp_path / "a.json"):
         assert noiser.Attribution.from_inseq(source).to_dict() == att.to_dict()
+
+
+def test_result_that_inseq_has_changed_is_read_as_it_is(tmp_path):
+    att = noiser.attribute(tiny("gemma3"), PROMPT, method=noiser.Occlusion(score="logprob"), target=" dog runs")
+    out = att.to_inseq()
+    out.save(tmp_path / "half.json", scores_precision="float16")
+    assert noiser.Attribution.from_inseq(tmp_path / "half.json").to_dict() == att.to_dict()
+    out[0].target_attributions *= 2
+    out.save(tmp_path / "a.json")
+    for source in (out, tmp_path / "a.json"):
+        found = noiser.Attribution.from_inseq(source)
+        before = len(found.units) - att.scores.shape[1]
+        torch.testing.assert_close(found.scores[:, before:], 2 * att.scores, equal_nan=True)
+        assert (found.method, found.parameters["score"]) == ("occlusion@1", "logprob")
+        assert "noiser" not in found.info["inseq"]
+    joined = att.to_inseq().aggregate("spans", target_spans=(1, 3))
+    found = noiser.Attribution.from_inseq(joined)
+    assert len(found.units) == len(joined[0].target) - 1

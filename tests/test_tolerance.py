@@ -9,7 +9,7 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError
-from noiser.methods import tolerance
+from noiser.methods import make_method, tolerance
 from noiser.methods.noise import draw_noise
 from noiser.methods.tolerance import GRID
 from tiny import tiny
@@ -142,3 +142,12 @@ def test_own_noise_comes_back_from_a_file(tmp_path):
     expected, found = (tolerance(tiny("llama"), each, 1, KS).probabilities for each in (att, stored))
     assert torch.equal(found, expected)
     assert torch.equal(expected, tolerance(tiny("llama"), att, 1, KS, noise=noise).probabilities)
+
+
+def test_noiser_relative_has_its_own_noise_too():
+    noise = torch.randn(10, 1, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
+    method = make_method("noiser_relative", noise=noise)
+    att = attribution(method=method)
+    assert att.method == "noiser_relative@1"
+    found, given = tolerance(tiny("llama"), att, 1, KS), tolerance(tiny("llama"), att, 1, KS, noise=noise)
+    assert torch.equal(found.probabilities, given.probabilities)

@@ -30,16 +30,19 @@ TIE = (
 )
 
 
+NEXT = "What you asked for meanwhile comes next."
+
+
 class View(NamedTuple):
     """What to show while a question is answered, and then.
 
     Attributes:
-        status: a line about the work, or the error.
+        status: a line about the work, or the error; None where that of the visitor's question stays.
         busy: whether it goes on.
         answer: what was found; None as long as there is nothing new to show.
     """
 
-    status: str
+    status: str | None
     busy: bool = False
     answer: Any = None
 
@@ -70,6 +73,7 @@ class Handlers:
             visitor,
             lambda job: check_faithfulness(self.models, given, job),
             lambda found: View(note("Measured."), answer=numbers_html(found)),
+            aside=True,
         )
 
     def tolerance(self, visitor: str, given: Answer, unit_index: int, row: int) -> Iterator[View]:
@@ -78,22 +82,32 @@ class Handlers:
             visitor,
             lambda job: check_tolerance(self.models, given, unit_index, job),
             lambda found: View(note("Done."), answer=tolerance_html(*found, min(row, len(found[1].targets) - 1))),
+            aside=True,
         )
 
-    def _watched(self, visitor: str, work: Callable[[Job[T]], T], show: Callable[[T], View]) -> Iterator[View]:
-        with self.jobs.run(visitor, work) as job:
-            yield View(progress_line(job.state), busy=True)
+    def _watched(
+        self, visitor: str, work: Callable[[Job[T]], T], show: Callable[[T], View], *, aside: bool = False
+    ) -> Iterator[View]:
+        with self.jobs.run(visitor, work, aside=aside) as job:
+            yield self._told(visitor, View(progress_line(job.state), busy=True), aside)
             for state in job.watch():
                 early = job.offered()
                 answer = None if early is None else show(early).answer
-                yield View(progress_line(state), busy=True, answer=answer)
+                yield self._told(visitor, View(progress_line(state), busy=True, answer=answer), aside)
             try:
                 view = show(job.result())
             except StoppedError:
                 view = View(note("Stopped."))
             except Exception as error:
                 view = View(explain(error))
-        yield view
+        yield self._told(visitor, view, aside)
+
+    def _told(self, visitor: str, view: View, aside: bool) -> View:
+        """The view of a job; as long as there is a question, it alone has the status, and says what waits for it."""
+        if aside:
+            return view._replace(status=None) if self.jobs.has(visitor, aside=False) else view
+        waits = view.busy and self.jobs.has(visitor, aside=True)
+        return view._replace(status=f"{view.status}{note(NEXT)}") if waits else view
 
 
 def _answered(found: Answer) -> View:

@@ -132,35 +132,45 @@ class Job(Generic[T]):
 
 
 class Jobs:
-    """The job of each visitor; a new one stops the one before."""
+    """The question of each visitor, and what the visitor asks aside, about an answer; one job of each kind.
+
+    A new question stops all that the visitor has running. What is asked aside stops only what was asked aside before:
+    its turn with the model comes after the question.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job[Any]] = {}
+        self._jobs: dict[tuple[str, bool], Job[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     @contextmanager
-    def run(self, visitor: str, work: Callable[[Job[T]], T]) -> Generator[Job[T]]:
+    def run(self, visitor: str, work: Callable[[Job[T]], T], *, aside: bool = False) -> Generator[Job[T]]:
         """Starts a job; whatever happens, it does not outlive the block."""
+        own = visitor, aside
         with self._lock:
-            if before := self._jobs.pop(visitor, None):
-                before.stop()
-            job = self._jobs[visitor] = Job(work)
+            for kind in {aside, True}:
+                if before := self._jobs.pop((visitor, kind), None):
+                    before.stop()
+            job = self._jobs[own] = Job(work)
         try:
             yield job
         finally:
             job.stop()
             with self._lock:
-                if self._jobs.get(visitor) is job:
-                    del self._jobs[visitor]
+                if self._jobs.get(own) is job:
+                    del self._jobs[own]
+
+    def has(self, visitor: str, *, aside: bool) -> bool:
+        """Whether the visitor has a job of that kind."""
+        return (visitor, aside) in self._jobs
 
     def stop(self, visitor: str) -> None:
-        """Stops the visitor's job, if there is one."""
+        """Stops the visitor's jobs, if there are any."""
         with self._lock:
-            job = self._jobs.get(visitor)
-        if job is not None:
+            jobs = [job for (owner, _), job in self._jobs.items() if owner == visitor]
+        for job in jobs:
             job.stop()
 
 

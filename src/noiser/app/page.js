@@ -77,6 +77,10 @@ const noiserPage = (() => {
       const all = map.querySelectorAll(".u[tabindex='0']");
       if (all.length > 1) all.forEach((one, index) => index && one.setAttribute("tabindex", "-1"));
     }
+    for (const unit of document.querySelectorAll("#noiser-result .u:not([role])")) {
+      unit.setAttribute("role", "button"); // here a click does something; in a saved page it does not
+      unit.setAttribute("aria-label", unit.textContent + ": how much noise it tolerates");
+    }
   }).observe(document.documentElement, { childList: true, subtree: true });
 
   function download(name, blob) {

@@ -25,11 +25,13 @@ Shown = tuple[Any, ...]
 
 LINK = """(query) => {
   if (!query) return "";
+  if (query.length > 60000) return "Too long for a link: keep the answer as JSON or HTML.";
   const own = [...new URLSearchParams(location.search)].filter(([name]) => name.startsWith("__"));
   const all = [query, new URLSearchParams(own).toString()].filter(Boolean).join("&");
   history.replaceState(history.state, "", location.pathname + "?" + all);
   return location.origin + location.pathname + "?" + query;
 }"""
+"""The link, which becomes the page's address too; servers refuse addresses of more than 65,536 characters."""
 
 
 def theme() -> themes.Base:
@@ -97,10 +99,12 @@ class _Page:
         at.stop.click(self.stop, queue=False, **options)
         blocks.unload(self.stop)
 
-        picked = at.result.pick(self.pick, None, [at.unit, at.target], **options)
+        # Also while one waits for the question: the last one counts.
+        aside: dict[str, Any] = {**options, "trigger_mode": "multiple"}
+        picked = at.result.pick(self.pick, None, [at.unit, at.target], **aside)
         for draw in (at.tolerate.click, picked.then):
-            draw(self.tolerance, [at.given, at.unit, at.target], [*work, at.chart], **options)
-        at.measure.click(self.faithfulness, at.given, [*work, at.evaluation], **options)
+            draw(self.tolerance, [at.given, at.unit, at.target], [*work, at.chart], **aside)
+        at.measure.click(self.faithfulness, at.given, [*work, at.evaluation], **aside)
         at.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
         for form, save in (("json", self.save_json), ("html", self.save_html)):
             saved = at.save[form].click(save, at.given, at.file, **options)
@@ -213,7 +217,7 @@ def _nothing(components: int) -> Shown:
 
 
 def _work(view: View) -> Shown:
-    return view.status, gr.update(interactive=not view.busy)
+    return _nothing(2) if view.status is None else (view.status, gr.update(interactive=not view.busy))
 
 
 def _side(view: View) -> Shown:

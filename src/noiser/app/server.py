@@ -56,7 +56,7 @@ def serve(
     blocks.queue(max_size=200, api_open=False, default_concurrency_limit=None)
     try:
         _, address, _ = blocks.launch(
-            server_name=host,
+            server_name=f"[{host}]" if ":" in host and not host.startswith("[") else host,
             server_port=port or _free_port(host),
             auth=login,
             theme=page.theme(),

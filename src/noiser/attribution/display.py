@@ -14,16 +14,19 @@ from noiser.errors import ParameterError
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
+    from noiser.types import Target
 
 __all__ = [
     "DARK_PAPER",
     "Cell",
     "Colour",
+    "asked",
     "cells",
     "check_comparable",
     "check_targets",
     "dark_ink",
     "facts",
+    "headings",
     "label",
     "number_format",
     "parameter_texts",
@@ -152,13 +155,25 @@ def _formatted(spec: str, value: float) -> str:
 
 def facts(att: Attribution, row: int) -> list[str]:
     """What is known about a target: probability, rank, the foil's, and the noise used."""
-    target = att.targets[row]
-    parts = [f"probability {target.probability:.3g}", f"rank {target.rank}"]
-    if att.foil is not None:
-        parts.append(f"rather than “{label(att.foil.text)}” ({att.foil.probability:.3g}, rank {att.foil.rank})")
+    parts = asked(att, row)
     if att.k_min is not None and not math.isnan(k_min := float(att.k_min[row])):
         parts.append(f"k_min {k_min:.3g}")
     return parts
+
+
+def asked(att: Attribution, row: int) -> list[str]:
+    """The same without the noise: what attributions of one question by several methods share."""
+    parts = _prediction(att.targets[row])
+    if att.foil is not None:
+        known = ", ".join(_prediction(att.foil)).removeprefix("probability ")
+        parts.append(f"rather than “{label(att.foil.text)}”" + (f" ({known})" if known else ""))
+    return parts
+
+
+def _prediction(target: Target) -> list[str]:
+    """Probability and rank; a result of Inseq may lack them."""
+    probability = [] if math.isnan(target.probability) else [f"probability {target.probability:.3g}"]
+    return probability + ([f"rank {target.rank}"] if target.rank else [])
 
 
 def provenance(att: Attribution) -> list[str]:
@@ -171,6 +186,17 @@ def provenance(att: Attribution) -> list[str]:
 def parameter_texts(att: Attribution) -> list[str]:
     """Every hyper-parameter as `name=value`, tensors by their shape, safe to show."""
     return [label(f"{name}={_short(value)}") for name, value in att.parameters.items()]
+
+
+def headings(attributions: Sequence[Attribution]) -> list[str]:
+    """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
+    texts: list[str] = []
+    for att in attributions:
+        same = [other.parameters for other in attributions if other.method == att.method]
+        own = {name: _short(value) for name, value in att.parameters.items()}
+        differing = [name for name in own if any(own[name] != _short(parameters.get(name)) for parameters in same)]
+        texts.append(label(" ".join([att.method, *(f"{name}={own[name]}" for name in differing)])))
+    return texts
 
 
 def _short(value: Any) -> str:

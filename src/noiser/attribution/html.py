@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 from noiser.attribution.display import (
     DARK_PAPER,
     Cell,
+    asked,
     cells,
     check_comparable,
     check_targets,
     dark_ink,
     facts,
+    headings,
     label,
     number_format,
     parameter_texts,
@@ -227,7 +229,7 @@ def _facts(att: Attribution, row: int, pieces: Sequence[Cell]) -> str:
     largest = max((abs(piece.score) for piece in pieces if piece.score is not None), default=0.0)
     known = escape(" · ".join(facts(att, row)))
     if not largest:
-        return f"<p class=facts>{known}</p>"
+        return f"<p class=facts>{known}</p>" if known else ""
     show = number_format([largest])
     negative = any(piece.weight < 0 for piece in pieces)
     low, kind = (show(-largest), "scale") if negative else ("0", "scale one")
@@ -238,7 +240,7 @@ def _facts(att: Attribution, row: int, pieces: Sequence[Cell]) -> str:
     ]
     strongest = f"<p class=facts>highest: {' · '.join(best)}</p>" if best else ""
     scale = f'<span dir=ltr>{low}<span class="{kind}" role=img aria-label="colour scale"></span>{show(largest)}</span>'
-    return f"<p class=facts>{known} · {scale}</p>{strongest}"
+    return f"<p class=facts>{known}{' · ' if known else ''}{scale}</p>{strongest}"
 
 
 def _footer(att: Attribution) -> str:
@@ -251,11 +253,11 @@ def _footer(att: Attribution) -> str:
 def _compared(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
     first = attributions[0]
     rows = "".join(
-        f"<div class=row><h3>{escape(label(att.method))}</h3>{_map(att, row, cells(att, row), with_target=False)}</div>"
-        for att in attributions
+        f"<div class=row><h3>{escape(heading)}</h3>{_map(att, row, cells(att, row), with_target=False)}</div>"
+        for att, heading in zip(attributions, headings(attributions), strict=True)
     )
     target = f"<b class=target dir=auto>{escape(label(first.targets[row].text))}</b>"
-    known = f"<p class=facts>{target} {escape(' · '.join(facts(first, row)[:2]))}</p>"
+    known = f"<p class=facts>{target} {escape(' · '.join(asked(first, row)))}</p>"
     same = all(att.units == first.units for att in attributions)
     table = (
         joint_table(attributions, row, most) if same else "".join(score_table(att, row, most) for att in attributions)

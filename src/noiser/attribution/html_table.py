@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from noiser.attribution.display import DARK_PAPER, dark_ink, label, number_format, strongest
+from noiser.attribution.display import DARK_PAPER, dark_ink, headings, label, number_format, strongest
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
@@ -56,7 +56,7 @@ def joint_table(attributions: Sequence[Attribution], row: int, most: int | None 
     if most is not None:
         chosen = sorted({index for att in attributions for index in strongest(att, row, most)})
     lines = [[column[index] for column in columns] for index in chosen]
-    table = _table(first.unit, [att.method for att in attributions], [first.units[i].text for i in chosen], lines)
+    table = _table(first.unit, headings(attributions), [first.units[i].text for i in chosen], lines)
     return table + _left_out(len(chosen), len(first.units))
 
 

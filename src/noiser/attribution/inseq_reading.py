@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution.inseq_tokens import place_tokens
+from noiser.attribution.inseq_writing import written
 from noiser.attribution.record import Attribution
 from noiser.attribution.restore import from_dict
 from noiser.errors import ParameterError, StoredFileError
@@ -62,10 +64,23 @@ def from_inseq(source: Any, index: int = 0) -> Attribution:
         sequences, info = [vars(item) | {"kind": type(item).__name__} for item in source], source.info
     if not -len(sequences) <= index < len(sequences):
         raise ParameterError(f"index is {index}; expected one below {len(sequences)}, the number of sequences.")
-    own = info.get("noiser")
-    if isinstance(own, list) and len(own) == len(sequences):
-        return from_dict(own[index])
-    return _attribution(_sequence(sequences[index]), info, index)
+    sequence, own = _sequence(sequences[index]), info.get("noiser")
+    if not isinstance(own, list) or len(own) != len(sequences):
+        return _attribution(sequence, info, index)
+    record = from_dict(own[index])
+    if _is_written(record, sequence):
+        return record
+    return replace(_attribution(sequence, info, index), parameters=record.parameters, seed=record.seed)
+
+
+def _is_written(record: Attribution, sequence: _Sequence) -> bool:
+    """Whether the sequence is what `to_inseq` makes of the record, perhaps saved in less precision."""
+    tokens, scores, start = written(record)
+    if (tokens, start, scores.shape) != (sequence.tokens, sequence.start, sequence.scores.shape):
+        return False
+    found = sequence.scores.float()
+    rounded = [scores.to(dtype).float() for dtype in (torch.float32, torch.float16, torch.float8_e4m3fn)]
+    return any(torch.allclose(found, each, rtol=0, atol=0, equal_nan=True) for each in rounded)
 
 
 def reduce_trailing(
@@ -131,7 +146,7 @@ def _attribution(sequence: _Sequence, info: Mapping[str, Any], index: int) -> At
             architecture=info.get("model_class") or "unknown",
         ),
         prompt=text[: places[start - 1][1]],
-        info={"inseq": {key: value for key, value in info.items() if not key.endswith("_texts")}},
+        info={"inseq": {key: value for key, value in info.items() if not key.endswith("_texts") and key != "noiser"}},
     )
 
 
@@ -149,6 +164,8 @@ def _characters(places: list[tuple[int, int]]) -> list[list[int]]:
 def _method(info: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
     """Our name, hyper-parameters and seed of what Inseq ran."""
     name, arguments = str(info.get("attribution_method")), dict(info.get("attribution_args") or {})
+    if "@" in name:  # written by `to_inseq`
+        return name, arguments, 0
     if name.startswith("noiser"):
         arguments.pop("special_tokens", None)
         return f"{name}@1", arguments, int(arguments.pop("seed", 0))

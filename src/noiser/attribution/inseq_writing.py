@@ -5,24 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from noiser.errors import DependencyError
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
 
-__all__ = ["to_inseq"]
+__all__ = ["to_inseq", "written"]
 
 
 def to_inseq(att: Attribution) -> Any:
     """Inseq's object of the same scores; see `Attribution.to_inseq`."""
     data, token = _inseq()
-    entries, start = _entries(att)
-    scores = torch.full((len(entries), len(att.targets)), torch.nan)
-    for row, (_, _, unit) in enumerate(entries):
-        if unit is not None:
-            scores[row] = att.scores[:, unit] / _tokens_of(entries, unit)
-    tokens = [token(text, identity) for text, identity, _ in entries]
+    named, scores, start = written(att)
+    tokens = [token(*each) for each in named]
     sequence = data.attribution.CoarseFeatureAttributionSequenceOutput(
         source=tokens[:start],
         target=tokens,
@@ -33,6 +31,16 @@ def to_inseq(att: Attribution) -> Any:
         attr_pos_end=len(tokens),
     )
     return data.FeatureAttributionOutput(sequence_attributions=[sequence], info=_info(att, start, len(tokens)))
+
+
+def written(att: Attribution) -> tuple[list[tuple[str, int]], Float[Tensor, "tokens targets"], int]:
+    """The tokens, as text and id, their scores, and how many of them stand before the first target."""
+    entries, start = _entries(att)
+    scores = torch.full((len(entries), len(att.targets)), torch.nan)
+    for row, (_, _, unit) in enumerate(entries):
+        if unit is not None:
+            scores[row] = att.scores[:, unit] / _tokens_of(entries, unit)
+    return [(text, identity) for text, identity, _ in entries], scores, start
 
 
 Entry = tuple[str, int, int | None]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from noiser.attribution.display import cells, label, number_format, strongest, visible
+from noiser.attribution.display import cells, headings, label, number_format, strongest, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,6 +17,8 @@ __all__ = ["ASCII", "bars", "error_text", "line", "prompt_line", "score_columns"
 
 _MOST_UNITS = 60
 _BAR = 24
+_UNIT, _HEADING, _GAP = 30, 14, 2
+"""Characters of the widest unit, of the narrowest heading that is folded, and between columns."""
 
 ASCII = str.maketrans(
     {"→": "->", "±": "+/-", "·": "|", "█": "#", "░": "-", "↵": "\\n", "⇥": "\\t", "␣": "_", "…": "..."}
@@ -52,7 +54,7 @@ def bars(att: Attribution, row: int) -> RenderableType:
     show = number_format(scores)
     largest = max(abs(scores[column]) for column in chosen) or 1.0
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(max_width=30, no_wrap=True)
+    table.add_column(max_width=_UNIT, no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True, overflow="crop")
     for column in chosen:
@@ -62,30 +64,62 @@ def bars(att: Attribution, row: int) -> RenderableType:
     return Group(table, *_left_out(len(chosen), scores))
 
 
-def score_columns(attributions: Sequence[Attribution], row: int) -> RenderableType:
-    """Units by methods, for attributions of the same units; of a long prompt the strongest units."""
-    from rich.console import Group
+def score_columns(attributions: Sequence[Attribution], row: int, width: int) -> Iterator[RenderableType]:
+    """Units by methods, for attributions of the same units; of a long prompt the strongest units.
+
+    Numbers stay whole: where `width` is too small for all methods, headings are folded, and then what does not fit is
+    in further tables.
+    """
+    from rich.cells import cell_len
+
+    first, every = attributions[0], len(attributions)
+    chosen = sorted({column for att in attributions for column in strongest(att, row, max(1, _MOST_UNITS // every))})
+    if len(first.units) <= _MOST_UNITS:
+        chosen = list(range(len(first.units)))
+    units = [f"  {first.unit}", *("  " + label(first.units[column].text) for column in chosen)]
+    methods = [
+        [heading, *_numbers(att.scores[row].tolist(), chosen)]
+        for att, heading in zip(attributions, headings(attributions), strict=True)
+    ]
+    widths = [max(map(cell_len, texts)) for texts in methods]
+    widest = min(_UNIT, max(map(cell_len, units)))
+    if widest + sum(widths) + _GAP * (every + 1) > width:
+        widths = [max(map(cell_len, [texts[0][:_HEADING], *texts[1:]])) for texts in methods]
+    widest = max(2, min(widest, width - max(widths) - 2 * _GAP))
+    for index, places in enumerate(_fitting(widths, width - widest - _GAP)):
+        if index:
+            yield line("")
+        yield _table([(units, widest), *((methods[i], widths[i]) for i in places)])
+    yield from _left_out(len(chosen), first.scores[row].tolist())
+
+
+def _numbers(scores: list[float], chosen: Sequence[int]) -> list[str]:
+    show = number_format(scores)
+    return ["" if math.isnan(scores[column]) else show(scores[column]) for column in chosen]
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The columns of each table, in order; at least one."""
+    tables: list[list[int]] = [[]]
+    for index, width in enumerate(widths):
+        if tables[-1] and sum(widths[i] + _GAP for i in tables[-1]) + width + _GAP > room:
+            tables.append([])
+        tables[-1].append(index)
+    return tables
+
+
+def _table(columns: Sequence[tuple[list[str], int]]) -> RenderableType:
+    """A table of columns, heading first, with their widths; the first has texts, the others numbers."""
     from rich.table import Table
     from rich.text import Text
 
-    first = attributions[0]
-    most = max(1, _MOST_UNITS // len(attributions))
-    chosen = sorted({column for att in attributions for column in strongest(att, row, most)})
-    if len(first.units) <= _MOST_UNITS:
-        chosen = list(range(len(first.units)))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
-    table.add_column(Text(f"  {first.unit}"), max_width=30, no_wrap=True)
-    for att in attributions:
-        table.add_column(Text(label(att.method)), justify="right", overflow="fold")
-    rows: list[list[float]] = [att.scores[row].tolist() for att in attributions]
-    shows = [number_format(scores) for scores in rows]
-    for column in chosen:
-        numbers = [
-            "" if math.isnan(scores[column]) else show(scores[column])
-            for show, scores in zip(shows, rows, strict=True)
-        ]  # fmt: skip
-        table.add_row(Text("  " + label(first.units[column].text)), *map(Text, numbers))
-    return Group(table, *_left_out(len(chosen), rows[0]))
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="")
+    for index, (texts, width) in enumerate(columns):
+        heading = Text(texts[0], no_wrap=not index, overflow="fold" if index else None)
+        table.add_column(heading, justify="right" if index else "left", width=width)
+    for texts in zip(*(texts[1:] for texts, _ in columns), strict=True):
+        table.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in texts))
+    return table
 
 
 def error_text(att: Attribution, row: int, column: int, show: Callable[[float], str]) -> str:

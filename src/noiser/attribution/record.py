@@ -200,7 +200,7 @@ class Attribution:
 
         A unit of the prompt is one token of Inseq's; text in no unit, such as a chat template, is a token without
         scores. A unit of several continuation tokens gives each of them an equal share. Everything else goes along in
-        `info["noiser"]`, so that `from_inseq` brings the whole record back.
+        `info["noiser"]`, so that `from_inseq` brings the whole record back, unless Inseq has changed tokens or scores.
 
         Raises:
             DependencyError: Inseq is not installed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,12 @@ from noiser.attribution.display import (
     DARK_PAPER,
     Cell,
     Colour,
+    asked,
     cells,
     check_comparable,
     dark_ink,
     facts,
+    headings,
     label,
     number_format,
     provenance,
@@ -52,24 +55,29 @@ class Comparison:
             present = [att for att in self.attributions if row < len(att.targets)]
             if row:
                 yield line("")
-            yield from (_compared if _has_colours(console) else _compared_plainly)(present, row)
+            yield from (_compared if _has_colours(console) else _compared_plainly)(present, row, options.max_width)
         yield from _left_out(count)
         for att in self.attributions:
             yield line(" · ".join(provenance(att)), "dim", indent=2)
 
 
-def to_text(att: Attribution) -> str:
-    """What `print` shows: escape sequences only if stdout is a terminal and NO_COLOR is not set."""
-    return _captured(att)
+def to_text(att: Attribution, *, plain: bool = False) -> str:
+    """What `print` shows: escape sequences only if stdout is a terminal and NO_COLOR is not set.
+
+    Args:
+        att: what is shown.
+        plain: without escape sequences and in Unicode whatever stdout is, for a file.
+    """
+    return _captured(att, plain)
 
 
-def compare_text(attributions: Sequence[Attribution]) -> str:
+def compare_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
     """Several attributions of one prompt below each other, as `to_text` shows one.
 
     Raises:
         ParameterError: no attribution, or different prompts.
     """
-    return _captured(Comparison(attributions))
+    return _captured(Comparison(attributions), plain)
 
 
 def render(att: Attribution, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:  # noqa: ARG001
@@ -79,24 +87,23 @@ def render(att: Attribution, console: Console, options: ConsoleOptions) -> Itera
             yield line("")
         if _has_colours(console):
             yield _heat_map(att, row)
-            yield line(" · ".join(facts(att, row)), "dim", indent=2)
+            yield from _facts_line(facts(att, row), "dim")
             yield from _strongest(att, row)
         else:
             yield prompt_line(att, row)
-            yield line(" · ".join(facts(att, row)), indent=2)
+            yield from _facts_line(facts(att, row))
             yield bars(att, row)
     yield from _left_out(len(att.targets))
     yield line(" · ".join(provenance(att)), "dim", indent=2)
 
 
-def _captured(renderable: RenderableType) -> str:
+def _captured(renderable: RenderableType, plain: bool) -> str:
     from rich.console import Console
 
-    console = Console(file=sys.stdout, force_jupyter=False)
-    if os.environ.get("NO_COLOR") or not console.is_terminal:
-        console = Console(
-            file=sys.stdout, force_jupyter=False, color_system=None, force_terminal=False, width=console.width
-        )
+    file = io.StringIO() if plain else sys.stdout
+    console = Console(file=file, force_jupyter=False)
+    if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
+        console = Console(file=file, force_jupyter=False, color_system=None, force_terminal=False, width=console.width)
     with console.capture() as capture:
         console.print(renderable)
     text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
@@ -105,24 +112,29 @@ def _captured(renderable: RenderableType) -> str:
     return text.translate(ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def _compared(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
-    yield line(" · ".join(facts(attributions[0], row)[:2]), "dim", indent=2)
-    for att in attributions:
-        yield line(label(att.method), "bold", indent=1)
+def _compared(attributions: Sequence[Attribution], row: int, _width: int) -> Iterator[RenderableType]:
+    yield from _facts_line(asked(attributions[0], row), "dim")
+    for att, heading in zip(attributions, headings(attributions), strict=True):
+        yield line(heading, "bold", indent=1)
         yield _heat_map(att, row)
         yield from _strongest(att, row)
 
 
-def _compared_plainly(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
+def _compared_plainly(attributions: Sequence[Attribution], row: int, width: int) -> Iterator[RenderableType]:
     first = attributions[0]
     yield prompt_line(first, row)
-    yield line(" · ".join(facts(first, row)[:2]), indent=2)
+    yield from _facts_line(asked(first, row))
     if all(att.units == first.units for att in attributions):
-        yield score_columns(attributions, row)
+        yield from score_columns(attributions, row, width)
         return
-    for att in attributions:
-        yield line(label(att.method), indent=2)
+    for att, heading in zip(attributions, headings(attributions), strict=True):
+        yield line(heading, indent=2)
         yield bars(att, row)
+
+
+def _facts_line(known: Sequence[str], style: str = "") -> Iterator[RenderableType]:
+    if known:
+        yield line(" · ".join(known), style, indent=2)
 
 
 def _has_colours(console: Console) -> bool:

@@ -52,15 +52,15 @@ def attribute(
     parameters = parse_parameters(set_ or ())
 
     from noiser.attribution.store import dumps
+    from noiser.attribution.terminal import to_text
     from noiser.methods import make_method
 
     chosen = make_method(method, **parameters)
     lm = loading.load(model)
     att = _attribute(lm, chosen, asked, "Attributing")
-    if format_ == "text" and output is None:
-        print(att)
-    else:
-        o.write({"text": lambda: f"{att}\n", "json": lambda: dumps(att), "html": att.to_html}[format_](), output)
+    plain = output is not None
+    forms = {"text": lambda: to_text(att, plain=plain) + "\n", "json": lambda: dumps(att), "html": att.to_html}
+    o.write(forms[format_](), output, format_)
 
 
 @o.loads_a_model
@@ -99,9 +99,10 @@ def compare(
     lm = loading.load(model)
     found = [_attribute(lm, method, asked, name) for name, method in zip(names, chosen, strict=True)]
     if format_ == "json":
-        o.write(json.dumps([att.to_dict() for att in found], ensure_ascii=False, indent=1) + "\n", output)
+        text = json.dumps([att.to_dict() for att in found], ensure_ascii=False, indent=1)
     else:
-        o.write((compare_html if format_ == "html" else compare_text)(found).rstrip("\n") + "\n", output)
+        text = compare_html(found) if format_ == "html" else compare_text(found, plain=output is not None)
+    o.write(text.rstrip("\n") + "\n", output, format_)
 
 
 def _question(

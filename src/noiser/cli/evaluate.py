@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.parsing import check_writable, parse_parameters, parse_prompt
+from noiser.cli.parsing import check_writable, parse_parameters, parse_prompt, read_stdin
 from noiser.cli.progress import progress_bar
 from noiser.errors import ParameterError
 from noiser.types import Prompt
@@ -61,13 +60,13 @@ def evaluate(
     check_writable(output)
     if data and prompts:
         raise ParameterError("PROMPT and --data: got both, expected one of them.")
-    if not data and (category is not None or sample_seed is not None):
-        raise ParameterError("--category and --sample-seed choose from a data set; expected --data with them.")
+    _check_company(data, data_dir, category, sample_seed, judge, judge_set, chat=chat)
     asked = _examples(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat=chat)[:limit]
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     parameters, judge_parameters = parse_parameters(set_ or ()), parse_parameters(judge_set or ())
 
     from noiser.evaluation import evaluate as run
+    from noiser.evaluation.display import as_page
     from noiser.judges import make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
@@ -94,8 +93,29 @@ def evaluate(
         )
     if bill := getattr(asks, "bill", None):  # what an endpoint was asked, and what it cost
         typer.echo(str(bill), err=True)
-    text = {"text": str, "json": type(result).dumps, "html": type(result).to_html}[format_](result)
-    o.write(text.rstrip("\n") + "\n", output)
+    text = {"text": str, "json": type(result).dumps, "html": as_page}[format_](result)
+    o.write(text.rstrip("\n") + "\n", output, format_)
+
+
+def _check_company(
+    data: str | None,
+    data_dir: Path | None,
+    category: str | None,
+    sample_seed: int | None,
+    judge: str | None,
+    judge_set: list[str] | None,
+    *,
+    chat: bool,
+) -> None:
+    """Refuses options that would be ignored."""
+    if not data and (category is not None or sample_seed is not None):
+        raise ParameterError("--category and --sample-seed choose from a data set; expected --data with them.")
+    if not data and data_dir is not None:
+        raise ParameterError("--data-dir is the folder of a data set; expected --data with it.")
+    if data and chat:
+        raise ParameterError("--chat says how PROMPT is read; expected no --data with it. Leave one of them out.")
+    if not judge and judge_set:
+        raise ParameterError("--judge-set is a setting of a judge; expected --judge with it.")
 
 
 def _examples(
@@ -113,7 +133,7 @@ def _examples(
 
 def _read(typed: list[str], *, chat: bool) -> list[Prompt]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
-    texts = [text for prompt in typed for text in (sys.stdin.read().splitlines() if prompt == "-" else [prompt])]
+    texts = [text for prompt in typed for text in (read_stdin().splitlines() if prompt == "-" else [prompt])]
     prompts = [parse_prompt(text, chat=chat) for text in texts if text.strip()]
     if not prompts:
         raise ParameterError(

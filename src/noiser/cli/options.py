@@ -127,11 +127,14 @@ def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
     return loading
 
 
-def write(text: str, output: Path | None) -> None:
-    """A result to a file, all or nothing, or to stdout."""
+def write(text: str, output: Path | None, format_: str) -> None:
+    """A result to a file, all or nothing, or to stdout: text in its encoding, JSON and HTML in UTF-8 always."""
     from noiser.files import write_text
 
-    if output is None:
-        sys.stdout.write(text)
-    else:
+    if output is not None:
         write_text(output, text)
+        return
+    encoding = sys.stdout.encoding if format_ == "text" else "utf-8"
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode(encoding, "backslashreplace"))
+    sys.stdout.buffer.flush()

@@ -8,15 +8,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from noiser.errors import ParameterError
+from noiser.errors import ParameterError, PromptError
 from noiser.types import Prompt
 
-__all__ = ["check_writable", "parse_parameters", "parse_prompt"]
+__all__ = ["check_writable", "parse_parameters", "parse_prompt", "read_stdin"]
 
 
 def parse_prompt(typed: str, *, chat: bool) -> Prompt:
-    """The prompt: `-` stands for stdin. With `chat`, a JSON list of messages, or the text of one user message."""
-    text = sys.stdin.read().removesuffix("\n") if typed == "-" else typed
+    """The prompt: `-` stands for stdin. With `chat`, a JSON list of messages, or the text of one user message.
+
+    Raises:
+        PromptError: it is no text.
+    """
+    text = read_stdin().removesuffix("\n") if typed == "-" else typed
+    if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
+        raise _not_text(f"The prompt has bytes that are no text, such as {wrong[0]!r} in Python's spelling")
     if not chat:
         return text
     try:
@@ -26,6 +32,18 @@ def parse_prompt(typed: str, *, chat: bool) -> Prompt:
     if isinstance(messages, list) and messages and all(isinstance(item, dict) for item in cast("list[Any]", messages)):
         return cast("list[dict[str, str]]", messages)
     return [{"role": "user", "content": text}]
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises PromptError where it is not in the encoding that Python expects."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise _not_text(f"stdin has bytes that are no text, such as {error.object[error.start]:#04x}") from None
+
+
+def _not_text(what: str) -> PromptError:
+    return PromptError(f"{what}; expected UTF-8. Convert it first, such as by: iconv -f latin1 -t utf-8")
 
 
 def parse_parameters(pairs: Iterable[str]) -> dict[str, Any]:

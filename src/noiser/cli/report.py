@@ -42,7 +42,7 @@ def report(
     if output is None and format_ != "all":
         with progress_bar("Reporting") as progress:
             text = render(results, format_, progress)
-        o.write(text, None)
+        o.write(text, None, format_)
         return
     assert output is not None
     forms = FORMATS if format_ == "all" else (format_,)

@@ -11,7 +11,7 @@ from noiser.attribution.display import label
 if TYPE_CHECKING:
     from noiser.evaluation.result import Evaluation
 
-__all__ = ["as_html", "as_text"]
+__all__ = ["as_html", "as_page", "as_text"]
 
 _SHOWN = 10
 """Skipped prompts that are shown one by one; `skipped` has all."""
@@ -36,6 +36,20 @@ def as_html(evaluation: Evaluation) -> str:
     notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(evaluation) if note)
     caption = f"<caption>{escape(_title(evaluation))}</caption>"
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+
+
+def as_page(evaluation: Evaluation) -> str:
+    """A complete page with that table, which needs nothing else."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(_title(evaluation))}</title>\n"
+        "<style>:root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
+        "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }</style>\n"
+        f"</head>\n<body>\n{as_html(evaluation)}\n</body>\n</html>\n"
+    )
 
 
 def _title(evaluation: Evaluation) -> str:

@@ -7,15 +7,17 @@ behind the clean prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.engine import Engine, Objective, ObjectiveScore
+from noiser.errors import ModelError, NoiserError, ParameterError
 from noiser.integrations.captum_catalog import arguments_of, captum_methods, class_of, constructor_of, names_of
 from noiser.integrations.captum_function import TargetFunction
 from noiser.integrations.isolation import Pause, seeded
@@ -25,6 +27,7 @@ from noiser.methods.checks import check_choice
 from noiser.methods.gradients import Reduce, objectives_of, reduce_dimensions
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
+from noiser.model.memory import is_out_of_memory
 from noiser.model.query import Query
 from noiser.version import version_of
 
@@ -57,7 +60,8 @@ class CaptumMethod:
         DependencyError: Captum is not installed.
         UnknownNameError: no such method, or an unknown value.
         ParameterError: the method cannot work on embeddings alone, or has no such argument, or (when called) the
-            tokenizer lacks the baseline's token.
+            tokenizer lacks the baseline's token, or Captum refuses the arguments or the prompt.
+        ModelError: Captum failed (when called).
     """
 
     name: str
@@ -119,7 +123,8 @@ class CaptumMethod:
         replaces = features is not None or "sliding_window_shapes" in arguments
         if features is not None:
             arguments["feature_mask"] = features[:, None].to(rows.device).expand(rows.shape).contiguous()
-        found = cls(function, **self.constructor).attribute(rows.requires_grad_(not replaces), **arguments)
+        with _explained(self):
+            found = cls(function, **self.constructor).attribute(rows.requires_grad_(not replaces), **arguments)
         found, delta = found if isinstance(found, tuple) else (found, None)
         # What is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
         each = found[0, :, 0] if replaces else reduce_dimensions(found[0], self.reduce)
@@ -131,7 +136,7 @@ class CaptumMethod:
         return row, [] if delta is None else [float(delta.mean())]
 
     def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
-        names, given = names_of(cls.attribute), dict(self.arguments)
+        names, given = names_of(cls.attribute), {name: _as_tuple(value) for name, value in self.arguments.items()}
         if "baselines" in names:
             given["baselines"] = base.expand_as(rows).clone()
         if "perturbations_per_eval" in names:
@@ -139,6 +144,30 @@ class CaptumMethod:
         if "sliding_window_shapes" in names:
             given.setdefault("sliding_window_shapes", (1, rows.shape[-1]))
         return given
+
+
+@contextlib.contextmanager
+def _explained(method: CaptumMethod) -> Generator[None]:
+    """What Captum raises, as errors that say which settings it was given."""
+    try:
+        yield
+    except NoiserError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        refused = isinstance(error, AssertionError | LookupError | TypeError | ValueError)
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise (ParameterError if refused else ModelError)(
+            f"Captum's {method.name} cannot take this prompt with arguments={dict(method.arguments)} and "
+            f"constructor={dict(method.constructor)} ({text}). Change them, or use another method; `noiser methods` "
+            "lists those that need no Captum."
+        ) from error
+
+
+def _as_tuple(value: Any) -> Any:
+    """Lists, which is what JSON has, as the tuples that Captum takes."""
+    return tuple(map(_as_tuple, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def factory(name: str) -> Callable[..., CaptumMethod]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from noiser.errors import ParameterError
 
@@ -46,8 +46,14 @@ class FlatFactory(Generic[T]):
         """The method. Raises ParameterError for a name that is not its own; `make` checks the rest."""
         if (name := given.pop("name", self.name)) != self.name:
             raise ParameterError(f"Got name={name!r} for the method {self.name!r}; expected no other name.")
-        nested = {key: dict(given.pop(key, {})) for key in ("arguments", "constructor")}
+        nested = {key: _keywords(key, given.pop(key, {})) for key in ("arguments", "constructor")}
         fields = {key: given.pop(key) for key in self.fields if key in given}
         for key, value in given.items():
             nested["constructor" if key in self.constructor else "arguments"][key] = value
         return self.make(self.name, **fields, **nested)
+
+
+def _keywords(kind: str, got: object) -> dict[str, Any]:
+    if not isinstance(got, Mapping):
+        raise ParameterError(f"{kind} is {got!r}; expected names with values, or each as a keyword of its own.")
+    return dict(cast("Mapping[str, Any]", got))

@@ -18,6 +18,7 @@ from noiser.methods.refine import Budget, refine
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import build_query
 from noiser.model.text import token_texts
+from noiser.registry import Entry
 from noiser.types import AutoUnit, Prompt, Prompts, Span, Target, Unit
 from noiser.version import __version__, version_of
 
@@ -122,8 +123,8 @@ def attribute(
 
     def ask(lm: LanguageModel, asked: Asked) -> Attribution:
         prompt, target, foil, seed, progress = asked
-        if not isinstance(seed, int):
-            raise ParameterError(f"seed is {seed!r}; expected an integer.")
+        if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+            raise ParameterError(f"seed is {seed!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
         query = build_query(
             lm,
             prompt,
@@ -195,11 +196,27 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
 
 
 def _describe(method: Method) -> tuple[str, Mapping[str, Any]]:
-    entry = METHODS.entry_of(type(method))
+    entry = _entry_of(method)
     qualified = f"{type(method).__module__}.{type(method).__qualname__}"
     name = entry.versioned_name if entry else getattr(method, "registry_name", qualified)
     fields = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
     return name, {field.name: getattr(method, field.name) for field in fields}
+
+
+def _entry_of(method: Method) -> Entry[Method] | None:
+    """That of the method's class; but that of a function, such as "noiser_relative", where it makes an equal method."""
+    own = METHODS.entry_of(type(method))
+    if own is None or _makes(own, method):
+        return own
+    functions = [entry for entry in map(METHODS.get, METHODS.names()) if not isinstance(entry.factory, type)]
+    return next((entry for entry in functions if _makes(entry, method)), own)
+
+
+def _makes(entry: Entry[Method], method: Method) -> bool:
+    try:
+        return entry.factory() == method
+    except Exception:  # a plugin's method may need an argument
+        return False
 
 
 def _target(engine: Engine, row: int, token: int, text: str) -> Target:

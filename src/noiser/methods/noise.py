@@ -54,6 +54,7 @@ def check_noise(noise: Tensor, longest_unit: int, dim: int) -> Float[Tensor, "sa
         ParameterError: it is neither [samples, dim] with units of one token, nor [samples, positions, dim] with
             enough positions for the longest unit, it has no sample, or it is not finite.
     """
+    noise = torch.as_tensor(noise)  # on a command line it is lists
     got = list(noise.shape)
     if got[:1] == [0]:
         raise ParameterError(f"The noise has shape {got}, no sample at all; expected at least one.")

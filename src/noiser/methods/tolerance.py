@@ -144,7 +144,7 @@ def _noise(
 ) -> Float[Tensor, "samples positions dim"]:
     """The caller's noise, or what Noiser draws for this attribution."""
     longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
-    own = att.parameters if unversioned(att.method) == "noiser" else {}
+    own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
     if noise is not None:
         count_samples(noise, samples)
     given = own.get("noise") if noise is None and samples is None else noise
