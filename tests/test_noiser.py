@@ -224,6 +224,10 @@ def test_own_noise_says_how_many_samples_there_are():
     assert noiser.Noiser(noise=noise).samples == noiser.Noiser(samples=3, noise=noise).samples == 3
     with pytest.raises(noiser.errors.ParameterError, match="samples is 7 and the noise has 3; expected the number in"):
         noiser.Noiser(samples=7, noise=noise)
+    assert torch.equal(noiser.Noiser(noise=noise.tolist()).noise, noise)  # as a command line has it
+    for bad in ([[1, 2], [3]], "x", [["x"]]):
+        with pytest.raises(noiser.errors.ParameterError, match="The noise is no array of numbers"):
+            noiser.Noiser(noise=bad)
 
 
 def test_one_random_k_a_prompt_whatever_its_units_and_targets():

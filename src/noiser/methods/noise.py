@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.errors import ParameterError
 
-__all__ = ["NormName", "check_noise", "count_samples", "draw_k", "draw_noise", "expected_norm"]
+__all__ = ["NormName", "as_noise", "check_noise", "count_samples", "draw_k", "draw_noise", "expected_norm"]
 
 NormName = Literal["l1", "l2", "linf"]
 
@@ -33,13 +33,27 @@ def draw_k(generator: torch.Generator) -> float:
     return float(torch.rand((), generator=generator, dtype=torch.float64))
 
 
+def as_noise(noise: object) -> Tensor:
+    """The caller's own noise as a tensor; on a command line, and in what was saved, it is lists.
+
+    Raises:
+        ParameterError: it is no array of numbers.
+    """
+    try:
+        return torch.as_tensor(noise)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ParameterError(
+            f"The noise is no array of numbers ({error}); expected [samples, dim] or [samples, positions, dim]."
+        ) from error
+
+
 def count_samples(noise: Tensor, samples: int | None) -> int:
     """How many samples the caller's noise has.
 
     Raises:
         ParameterError: `samples` says otherwise.
     """
-    found = len(torch.atleast_1d(torch.as_tensor(noise)))
+    found = len(torch.atleast_1d(noise))
     if samples not in (None, found):
         raise ParameterError(
             f"samples is {samples!r} and the noise has {found}; expected the number in the noise. Leave samples out."
@@ -54,7 +68,6 @@ def check_noise(noise: Tensor, longest_unit: int, dim: int) -> Float[Tensor, "sa
         ParameterError: it is neither [samples, dim] with units of one token, nor [samples, positions, dim] with
             enough positions for the longest unit, it has no sample, or it is not finite.
     """
-    noise = torch.as_tensor(noise)  # on a command line it is lists
     got = list(noise.shape)
     if got[:1] == [0]:
         raise ParameterError(f"The noise has shape {got}, no sample at all; expected at least one.")

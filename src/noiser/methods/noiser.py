@@ -16,7 +16,7 @@ from noiser.engine import Engine, Perturbation, add_noise
 from noiser.errors import ParameterError
 from noiser.methods.certified import Certified
 from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
-from noiser.methods.noise import NormName, check_noise, count_samples, draw_k, draw_noise, expected_norm
+from noiser.methods.noise import NormName, as_noise, check_noise, count_samples, draw_k, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, Reading, ScoreName, read_all
 from noiser.methods.search import Answer, Bisection, Mode, Probe, Search
@@ -90,6 +90,7 @@ class Noiser:
         check_count("samples", self.samples)
         if self.noise is not None:
             samples = None if self.samples == Noiser.samples else self.samples
+            object.__setattr__(self, "noise", as_noise(self.noise))
             object.__setattr__(self, "samples", count_samples(self.noise, samples))
         check_count("steps", self.steps)
         if isinstance(self.bounding, str):

@@ -14,7 +14,7 @@ from noiser.attribution import Attribution
 from noiser.engine import Engine, Progress, add_noise
 from noiser.errors import ParameterError
 from noiser.methods.checks import check_count
-from noiser.methods.noise import check_noise, count_samples, draw_k, draw_noise
+from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.readings import Question, fetch
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
@@ -146,10 +146,10 @@ def _noise(
     longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
     own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
     if noise is not None:
-        count_samples(noise, samples)
+        count_samples(as_noise(noise), samples)
     given = own.get("noise") if noise is None and samples is None else noise
     if given is not None:  # in a saved attribution as lists
-        found = check_noise(torch.as_tensor(given), longest, dim)
+        found = check_noise(as_noise(given), longest, dim)
     else:
         count = samples if samples is not None else own.get("samples", 10)
         check_count("samples", count)
