@@ -270,6 +270,15 @@ def test_numbers_of_a_comparison_stay_whole_in_every_width():
         assert bool(re.search(r"token .*sequential_integrated_gradients@1", text)) == (width == 200)
 
 
+def test_headings_are_folded_between_the_parts_of_a_name():
+    names = ("noiser_relative@1", "input_x_gradient@1", "attention_rollout@1")
+    file = io.StringIO()
+    Console(file=file, width=48).print(Comparison([replace(rich_example(), method=name) for name in names]))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert ["noiser_", "input_x_", "attention_"] in lines
+    assert ["token", "relative@1", "gradient@1", "rollout@1"] in lines
+
+
 def test_methods_of_one_name_are_told_apart_by_what_differs():
     one = make(parameters={"samples": 10, "bounding": "k_min", "noise": None})
     other = replace(one, parameters={"samples": 10, "bounding": "k_max", "noise": torch.zeros(2, 3)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ __all__ = ["ASCII", "bars", "error_text", "line", "prompt_line", "score_columns"
 
 _MOST_UNITS = 60
 _BAR = 24
-_UNIT, _HEADING, _GAP = 30, 14, 2
-"""Characters of the widest unit, of the narrowest heading that is folded, and between columns."""
+_UNIT, _GAP = 30, 2
+"""Characters of the widest unit, and between columns."""
 
 ASCII = str.maketrans(
     {"→": "->", "±": "+/-", "·": "|", "█": "#", "░": "-", "↵": "\\n", "⇥": "\\t", "␣": "_", "…": "..."}
@@ -84,7 +85,7 @@ def score_columns(attributions: Sequence[Attribution], row: int, width: int) -> 
     widths = [max(map(cell_len, texts)) for texts in methods]
     widest = min(_UNIT, max(map(cell_len, units)))
     if widest + sum(widths) + _GAP * (every + 1) > width:
-        widths = [max(map(cell_len, [texts[0][:_HEADING], *texts[1:]])) for texts in methods]
+        widths = [max(map(cell_len, [*_pieces(texts[0]), *texts[1:]])) for texts in methods]
     widest = max(2, min(widest, width - max(widths) - 2 * _GAP))
     for index, places in enumerate(_fitting(widths, width - widest - _GAP)):
         if index:
@@ -96,6 +97,21 @@ def score_columns(attributions: Sequence[Attribution], row: int, width: int) -> 
 def _numbers(scores: list[float], chosen: Sequence[int]) -> list[str]:
     show = number_format(scores)
     return ["" if math.isnan(scores[column]) else show(scores[column]) for column in chosen]
+
+
+def _pieces(heading: str) -> list[str]:
+    """What a heading is folded between: words, and parts of a name."""
+    return re.findall(r".+?(?:[_ ]|$)", heading)
+
+
+def _folded(heading: str, width: int) -> list[str]:
+    """A heading in lines of at most `width` characters, where its pieces are not longer."""
+    lines = [""]
+    for piece in _pieces(heading):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[list[int]]:
@@ -115,7 +131,7 @@ def _table(columns: Sequence[tuple[list[str], int]]) -> RenderableType:
 
     table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="")
     for index, (texts, width) in enumerate(columns):
-        heading = Text(texts[0], no_wrap=not index, overflow="fold" if index else None)
+        heading = Text("\n".join(_folded(texts[0], width)) if index else texts[0], no_wrap=True)
         table.add_column(heading, justify="right" if index else "left", width=width)
     for texts in zip(*(texts[1:] for texts, _ in columns), strict=True):
         table.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in texts))
