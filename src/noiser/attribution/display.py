@@ -165,14 +165,14 @@ def asked(att: Attribution, row: int) -> list[str]:
     """The same without the noise: what attributions of one question by several methods share."""
     parts = _prediction(att.targets[row])
     if att.foil is not None:
-        known = ", ".join(_prediction(att.foil)).removeprefix("probability ")
+        known = ", ".join(_prediction(att.foil, ""))
         parts.append(f"rather than “{label(att.foil.text)}”" + (f" ({known})" if known else ""))
     return parts
 
 
-def _prediction(target: Target) -> list[str]:
+def _prediction(target: Target, word: str = "probability ") -> list[str]:
     """Probability and rank; a result of Inseq may lack them."""
-    probability = [] if math.isnan(target.probability) else [f"probability {target.probability:.3g}"]
+    probability = [] if math.isnan(target.probability) else [f"{word}{target.probability:.3g}"]
     return probability + ([f"rank {target.rank}"] if target.rank else [])
 
 

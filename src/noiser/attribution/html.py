@@ -33,6 +33,7 @@ from noiser.attribution.display import (
     visible,
 )
 from noiser.attribution.html_table import joint_table, score_table
+from noiser.pages import html_page
 
 if TYPE_CHECKING:
     from noiser.attribution.record import Attribution
@@ -119,15 +120,7 @@ def css() -> str:
 
 
 def _page(body: str, title: str) -> str:
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n"
-        "<style>:root { color-scheme: light dark; }\nbody { margin: 1.5rem; }\n"
-        f"{css()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    return html_page(title, f":root {{ color-scheme: light dark; }}\nbody {{ margin: 1.5rem; }}\n{css()}", body)
 
 
 def _card(inner: str) -> str:

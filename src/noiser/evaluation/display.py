@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from noiser.attribution.display import label
+from noiser.pages import html_page
 
 if TYPE_CHECKING:
     from noiser.evaluation.result import Evaluation
@@ -40,16 +41,11 @@ def as_html(evaluation: Evaluation) -> str:
 
 def as_page(evaluation: Evaluation) -> str:
     """A complete page with that table, which needs nothing else."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(_title(evaluation))}</title>\n"
-        "<style>:root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
-        "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }</style>\n"
-        f"</head>\n<body>\n{as_html(evaluation)}\n</body>\n</html>\n"
+    style = (
+        ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
+        "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
     )
+    return html_page(_title(evaluation), style, as_html(evaluation))
 
 
 def _title(evaluation: Evaluation) -> str:

@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
+from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
-from noiser.methods.checks import check_choice, check_count
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.checks import check_shares

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from noiser.checks import check_choice
 from noiser.engine import Engine, Objective, ObjectiveScore
 from noiser.errors import ModelError, NoiserError, ParameterError
 from noiser.integrations.captum_catalog import arguments_of, captum_methods, class_of, constructor_of, names_of
@@ -23,7 +24,6 @@ from noiser.integrations.captum_function import TargetFunction
 from noiser.integrations.isolation import Pause, seeded
 from noiser.integrations.keywords import FlatFactory, check_keywords
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
-from noiser.methods.checks import check_choice
 from noiser.methods.gradients import Reduce, objectives_of, reduce_dimensions
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units

@@ -19,11 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution.inseq_reading import Reduction, reduce_trailing
+from noiser.checks import check_choice
 from noiser.engine import Engine
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
 from noiser.integrations.isolation import copied_tokenizer, seeded, twin
 from noiser.integrations.keywords import FlatFactory, check_keywords
-from noiser.methods.checks import check_choice
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import sum_over_units
 from noiser.model.attention import eager_attention

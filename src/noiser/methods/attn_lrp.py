@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import check_choice
 from noiser.engine import Engine
 from noiser.engine.interception import Interception
 from noiser.engine.multipliers import multipliers
 from noiser.errors import UnsupportedModelError
-from noiser.methods.checks import check_choice
 from noiser.methods.protocol import Scores
 from noiser.methods.relevance import Softmax, identity, relevance_rules
 from noiser.methods.tokens import sum_over_units

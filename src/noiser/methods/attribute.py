@@ -9,9 +9,9 @@ from typing import Any, Literal, overload
 import torch
 
 from noiser.attribution import Attribution
+from noiser.checks import check_choice
 from noiser.engine import Engine, Progress
 from noiser.errors import ParameterError
-from noiser.methods.checks import check_choice
 from noiser.methods.many import Asked, attribute_many, is_many
 from noiser.methods.protocol import METHODS, Method, Scores
 from noiser.methods.refine import Budget, refine

@@ -1,38 +1,11 @@
-"""Checks of hyper-parameters that several methods share; each error says what, got, expected."""
+"""Checks of questions that several methods share."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-from noiser.errors import ParameterError, UnknownNameError
+from noiser.errors import ParameterError
 from noiser.model.query import Query
 
-__all__ = ["check_choice", "check_count", "check_positive", "check_probability", "refuse_foil"]
-
-
-def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
-    """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of `known`."""
-    if got not in known:
-        raise UnknownNameError(kind, got, known, hint)
-
-
-def check_count(name: str, got: object, least: int = 1) -> None:
-    """Raises ParameterError unless `got` is an integer of at least `least`."""
-    if not isinstance(got, int) or isinstance(got, bool) or got < least:
-        raise ParameterError(f"{name} is {got!r}; expected an integer of at least {least}.")
-
-
-def check_positive(name: str, got: object) -> None:
-    """Raises ParameterError unless `got` is a finite number above 0."""
-    if not _is_number(got) or not math.isfinite(got) or got <= 0:  # pyright: ignore
-        raise ParameterError(f"{name} is {got!r}; expected a positive number.")
-
-
-def check_probability(name: str, got: object) -> None:
-    """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
-    if not _is_number(got) or not 0 < got < 1:  # pyright: ignore
-        raise ParameterError(f"{name} is {got!r}; expected a number between 0 and 1, both excluded.")
+__all__ = ["refuse_foil"]
 
 
 def refuse_foil(query: Query, score: str) -> None:
@@ -41,7 +14,3 @@ def refuse_foil(query: Query, score: str) -> None:
         raise ParameterError(
             "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' with one."
         )
-
-
-def _is_number(got: object) -> bool:
-    return isinstance(got, int | float) and not isinstance(got, bool)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from noiser.checks import check_choice, check_count, check_positive, check_probability
 from noiser.engine import Engine
 from noiser.methods.baseline import BASELINES, BaselineName
-from noiser.methods.checks import check_choice, check_count, check_positive, check_probability
 from noiser.methods.coalitions import Coalitions, draw_per_unit
 from noiser.methods.protocol import Scores
 from noiser.methods.surrogate import lasso

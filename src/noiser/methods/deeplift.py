@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import check_choice
 from noiser.engine import Engine, ObjectiveScore
 from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception, widened
 from noiser.engine.multipliers import multipliers
 from noiser.methods.baseline import BaselineName, baseline_row
-from noiser.methods.checks import check_choice
 from noiser.methods.gradients import objectives_of
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import check_choice
 from noiser.engine import Engine, Objective, ObjectiveScore, gradients, unchanged
-from noiser.methods.checks import check_choice
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
 from noiser.model.query import Query

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import check_choice, check_count
 from noiser.engine import Engine, Gradient, ObjectiveScore, Perturbation, gradients, replace_rows, unchanged
 from noiser.errors import ParameterError
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
-from noiser.methods.checks import check_choice, check_count
 from noiser.methods.gradients import (
     Reduce,
     clean_values,

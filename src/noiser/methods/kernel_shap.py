@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from noiser.checks import check_choice, check_count
 from noiser.engine import Engine
 from noiser.methods.baseline import BASELINES, BaselineName
-from noiser.methods.checks import check_choice, check_count
 from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.protocol import Scores
 
@@ -59,13 +59,16 @@ class KernelShap:
 
     def inputs_for(self, units: int) -> int:
         """The most inputs that are run for so many units."""
-        return min(1 + (self.samples or 16 * units + 128), 2**units - 1)
+        return min(1 + self._samples_for(units), 2**units - 1)
+
+    def _samples_for(self, units: int) -> int:
+        return self.samples or 16 * units + 128
 
     def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
         """Runs every coalition once for all targets, then solves for each target."""
         coalitions = Coalitions(engine, self.baseline, self.score)
         counts = [len(seen) for seen in coalitions.seen]
-        samples = self.samples or 16 * counts[0] + 128
+        samples = self._samples_for(counts[0])
         order = engine.query.visible.sum(0).argsort(descending=True, stable=True)
         exact = [samples >= 2**count for count in counts]
         start = max([count for count, all_of_them in zip(counts, exact, strict=True) if all_of_them] or counts[:1])

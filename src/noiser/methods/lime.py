@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from noiser.checks import check_choice, check_count, check_positive, check_probability
 from noiser.engine import Engine
 from noiser.methods.baseline import BASELINES, BaselineName
-from noiser.methods.checks import check_choice, check_count, check_positive, check_probability
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
 from noiser.methods.surrogate import ridge

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import check_choice, check_count, check_positive
 from noiser.engine import Engine, Perturbation, add_noise
 from noiser.errors import ParameterError
 from noiser.methods.certified import Certified
-from noiser.methods.checks import check_choice, check_count, check_positive, refuse_foil
+from noiser.methods.checks import refuse_foil
 from noiser.methods.noise import NormName, as_noise, check_noise, count_samples, draw_k, draw_noise, expected_norm
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, Reading, ScoreName, read_all

@@ -8,9 +8,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from noiser.checks import check_choice
 from noiser.engine import Engine, replace_rows
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
-from noiser.methods.checks import check_choice, refuse_foil
+from noiser.methods.checks import refuse_foil
 from noiser.methods.protocol import Scores
 from noiser.methods.readings import Question, ScoreName, read_all
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import check_choice, check_count
 from noiser.engine import Engine, Objective, ObjectiveScore, gradients, replace_rows
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
-from noiser.methods.checks import check_choice, check_count
 from noiser.methods.gradients import (
     Reduce,
     clean_values,

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.checks import check_count
 from noiser.engine import Engine, Progress, add_noise
 from noiser.errors import ParameterError
-from noiser.methods.checks import check_count
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.readings import Question, fetch
 from noiser.model import LanguageModel, rebuild_query
@@ -145,11 +145,11 @@ def _noise(
     """The caller's noise, or what Noiser draws for this attribution."""
     longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
     own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
-    if noise is not None:
-        count_samples(as_noise(noise), samples)
     given = own.get("noise") if noise is None and samples is None else noise
-    if given is not None:  # in a saved attribution as lists
-        found = check_noise(as_noise(given), longest, dim)
+    if given is not None:
+        given = as_noise(given)  # in a saved attribution it is lists
+        count_samples(given, samples)
+        found = check_noise(given, longest, dim)
     else:
         count = samples if samples is not None else own.get("samples", 10)
         check_count("samples", count)

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 
 from noiser.errors import ParameterError
 
-__all__ = ["check_count", "check_shares"]
-
-
-def check_count(name: str, value: object) -> int:
-    """An integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ParameterError(f"{name} is {value!r}; expected an integer of at least 1.")
-    return value
+__all__ = ["check_shares"]
 
 
 def check_shares(name: str, values: Sequence[float], *, at_least: int = 1) -> tuple[float, ...]:

@@ -16,8 +16,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.checks import check_count
 from noiser.engine import Progress
-from noiser.metrics.checks import check_count, check_shares
+from noiser.metrics.checks import check_shares
 from noiser.metrics.subject import Mask, Subject
 from noiser.model import LanguageModel
 

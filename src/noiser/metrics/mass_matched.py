@@ -11,10 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.checks import check_count
 from noiser.engine import Progress
 from noiser.engine.distances import DistanceName
 from noiser.errors import ParameterError, UnknownNameError
-from noiser.metrics.checks import check_count, check_shares
+from noiser.metrics.checks import check_shares
 from noiser.metrics.references import permuted_scores, random_scores, ranks
 from noiser.metrics.subject import Mask, Subject, uniforms
 from noiser.model import LanguageModel

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
+from noiser.checks import check_count
 from noiser.engine import Progress
 from noiser.engine.distances import DistanceName
-from noiser.metrics.checks import check_count
 from noiser.metrics.subject import Mask, Profile, Subject, uniforms
 from noiser.model import LanguageModel
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from noiser.bench.plan import DataEntry, MethodEntry
 from noiser.report.choices import AREAS, Source, everywhere, ordinary, together, without_boundings
 from noiser.report.grid import Asked, Printed, grid
-from noiser.report.paper import bounding_of, comparable, data_of, method_of, published
+from noiser.report.paper import bounding_of, data_of, method_of, published
 from noiser.report.results import Results
 from noiser.report.table import Table
 
@@ -60,9 +60,7 @@ def _scores(
         title=source.title(title, data),
         data=data.label,
         methods=methods,
-        asked=[
-            Asked.of(source, "faithfulness", "faithfulness", printed=printed if comparable(source.measure) else None)
-        ],
+        asked=[Asked.of(source, "faithfulness", "faithfulness", printed=printed)],
         notes=[*notes, SCORE_NOTE, *_sample(data)],
     )
 
@@ -71,8 +69,8 @@ def soft_scores(results: Results) -> Iterator[Table]:
     """Soft-NS and Soft-NC: the log-ratios that the paper prints, and the means that they are made of."""
     for data, source in everywhere(results, "faithfulness"):
         asked = [
-            Asked.of(source, "log_ratio_ns", "log-ratio Soft-NS", printed=_part(data, source, "soft_ns")),
-            Asked.of(source, "log_ratio_nc", "log-ratio Soft-NC", printed=_part(data, source, "soft_nc")),
+            Asked.of(source, "log_ratio_ns", "log-ratio Soft-NS", printed=_part(data, "soft_ns")),
+            Asked.of(source, "log_ratio_nc", "log-ratio Soft-NC", printed=_part(data, "soft_nc")),
             Asked.of(source, "soft_ns", "mean Soft-NS"),
             Asked.of(source, "soft_nc", "mean Soft-NC"),
         ]
@@ -106,12 +104,7 @@ def _bounding(
         return published("bounding_known", [bounding], model) if data_of(data.name) == "known" and bounding else None
 
     asked = [
-        Asked.of(
-            source,
-            name,
-            AREAS.get(name, name),
-            printed=printed if name == "faithfulness" and comparable(source.measure) else None,
-        )
+        Asked.of(source, name, AREAS.get(name, name), printed=printed if name == "faithfulness" else None)
         for name, source in found.items()
         if sum(results.planned(method.label, source.measure.label, data.label) for method in methods) > 1
     ]
@@ -129,9 +122,7 @@ def _bounding(
     )
 
 
-def _part(data: DataEntry, source: Source, column: str) -> Printed | None:
-    if not comparable(source.measure):
-        return None
+def _part(data: DataEntry, column: str) -> Printed:
     return lambda method, model: _published(data, "soft_ns_nc", method, model, column)
 
 

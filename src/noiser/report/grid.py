@@ -10,7 +10,7 @@ from noiser.bench.plan import MethodEntry, ModelEntry
 from noiser.metrics.metric import Summary
 from noiser.report.choices import Source
 from noiser.report.names import method_title
-from noiser.report.paper import MODELS, model_of
+from noiser.report.paper import MODELS, comparable, model_of
 from noiser.report.results import Cell, Results, is_clear
 from noiser.report.table import Cell as TableCell
 from noiser.report.table import Form, Head, Line, Number, Quoted, Table
@@ -51,8 +51,9 @@ class Asked(NamedTuple):
     def of(
         cls, source: Source, number: str, name: str, form: Form = "decimal", printed: Printed | None = None
     ) -> Asked:
-        """A column of a number that a metric has by name."""
-        return cls(name, source.measure.label, source.summaries[number], form, printed)
+        """A column of a number that a metric has by name; without the paper's number where it cannot be compared."""
+        measure = source.measure
+        return cls(name, measure.label, source.summaries[number], form, printed if comparable(measure) else None)
 
     def cell(self, model: str, data: str, method: str) -> Cell:
         """The rows that it is taken over."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.report.choices import Source, everywhere, ordinary, sources
 from noiser.report.grid import Asked, Printed, grid
-from noiser.report.paper import comparable, data_of, method_of, published
+from noiser.report.paper import data_of, method_of, published
 from noiser.report.results import Results
 from noiser.report.table import Table
 
@@ -39,8 +39,8 @@ def answerability(results: Results) -> Iterator[Table]:
 
 def _answers(results: Results, data: DataEntry, source: Source, prefix: str) -> list[Table]:
     table, what = _KINDS[prefix]
-    rate = Asked.of(source, f"{prefix}rate", "rate", "percent", _printed(data, source, table, "rate_percent"))
-    score = Asked.of(source, f"{prefix}score", "score", printed=_printed(data, source, table, "score"))
+    rate = Asked.of(source, f"{prefix}rate", "rate", "percent", _printed(data, table, "rate_percent"))
+    score = Asked.of(source, f"{prefix}score", "score", printed=_printed(data, table, "score"))
     unreadable = Asked.of(source, f"{prefix}unscored", "unreadable", "percent")
     return grid(
         results,
@@ -83,8 +83,8 @@ def minimum(results: Results) -> Iterator[Table]:
         )
 
 
-def _printed(data: DataEntry, source: Source, table: str, column: str) -> Printed | None:
-    if data_of(data.name) != "known" or not comparable(source.measure):
+def _printed(data: DataEntry, table: str, column: str) -> Printed | None:
+    if data_of(data.name) != "known":
         return None
 
     def printed(method: MethodEntry, model: str | None) -> float | None:

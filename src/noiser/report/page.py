@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from noiser.attribution.html import compare_fragment
 from noiser.attribution.html import css as attribution_css
+from noiser.pages import html_page
 from noiser.report.about import about, title
 from noiser.report.drawing import Picture, inline_svg
 from noiser.report.heatmaps import Shown
@@ -43,16 +44,14 @@ def page(
     known = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in about(results))
     reading = "".join(f"<li>{escape(text)}</li>" for text in READING)
     links = _links("Figures", [*drawn, *maps]) + _links("Tables", written)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title(results))}</title>\n<style>{_css(maps=bool(maps))}</style>\n</head>\n<body>\n"
+    return html_page(
+        title(results),
+        _css(maps=bool(maps)),
         f"<header class=top><h1>{escape(title(results))}</h1><dl class=about>{known}</dl>"
         f"<details open><summary>How to read the tables</summary><ul class=reading>{reading}</ul></details>"
         f"<nav aria-label=Contents><details><summary>Contents</summary>{links}</details></nav></header>\n"
-        f"<main>{body}<footer class=end>Made from stored rows; no model ran for this page.</footer></main>\n"
-        "</body>\n</html>\n"
+        f"<main>{body}<footer class=end>Made from stored rows; no model ran for this page.</footer></main>",
+        policy=_POLICY,
     )
 
 

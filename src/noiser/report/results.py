@@ -106,11 +106,9 @@ class Results:
             found.setdefault(Cell(cost.model, cost.data, cost.method, cost.metric), []).append(cost)
         return found
 
-    def _limit(self, cell: Cell) -> int | None:
-        """How many examples the plan has for a cell; None for all, 0 if it has no such cell."""
-        kinds = self.plan.kinds(cell.model, cell.data)
-        found = [limit for method, metric, limit in kinds if (method, metric) == (cell.method, cell.metric)]
-        return found[0] if found else 0
+    @cached_property
+    def _wanted(self) -> Callable[[Row | Cost], bool]:
+        return self.plan.wanted()
 
     def planned(self, method: str, metric: str, data: str) -> bool:
         """Whether the plan has a metric for a method on a data set, with any model."""
@@ -150,12 +148,12 @@ class Results:
         """
         rows = self.rows(cell)
         found = Counter(_kind(row.error) for row in rows.values() if row.error)
-        if cell.metric != ATTRIBUTION and (limit := self._limit(cell)) != 0:
+        if cell.metric != ATTRIBUTION:
             failed = self.rows(cell._replace(metric=ATTRIBUTION))
             found.update(
                 _kind(row.error)
                 for example, row in failed.items()
-                if row.error and example not in rows and (limit is None or row.index < limit)
+                if row.error and example not in rows and self._wanted(row._replace(metric=cell.metric))
             )
         return found
 

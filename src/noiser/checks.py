@@ -1,0 +1,39 @@
+"""Checks of arguments; each error says what, got, expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from noiser.errors import ParameterError, UnknownNameError
+
+__all__ = ["check_choice", "check_count", "check_positive", "check_probability"]
+
+
+def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
+    """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of `known`."""
+    if got not in known:
+        raise UnknownNameError(kind, got, known, hint)
+
+
+def check_count(name: str, got: object, least: int = 1) -> int:
+    """The number. Raises ParameterError unless it is an integer of at least `least`."""
+    if not isinstance(got, int) or isinstance(got, bool) or got < least:
+        raise ParameterError(f"{name} is {got!r}; expected an integer of at least {least}.")
+    return got
+
+
+def check_positive(name: str, got: object) -> None:
+    """Raises ParameterError unless `got` is a finite number above 0."""
+    if not _is_number(got) or not math.isfinite(got) or got <= 0:  # pyright: ignore
+        raise ParameterError(f"{name} is {got!r}; expected a positive number.")
+
+
+def check_probability(name: str, got: object) -> None:
+    """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
+    if not _is_number(got) or not 0 < got < 1:  # pyright: ignore
+        raise ParameterError(f"{name} is {got!r}; expected a number between 0 and 1, both excluded.")
+
+
+def _is_number(got: object) -> bool:
+    return isinstance(got, int | float) and not isinstance(got, bool)
