@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
+    from noiser.explain import attribute as attribute
+    from noiser.explain import tolerance as tolerance
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
     from noiser.methods import ContextCite as ContextCite
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from noiser.methods import Random as Random
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
     from noiser.methods import ShapleySampling as ShapleySampling
-    from noiser.methods import attribute as attribute
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
     from noiser.model import wrap as wrap
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": ["Attribution"],
     "evaluation": ["Evaluation", "evaluate"],
+    "explain": ["attribute", "tolerance"],
     "methods": [
         "AttentionRollout",
         "AttnLrp",
@@ -60,7 +62,6 @@ _NAMES = {
         "Random",
         "SequentialIntegratedGradients",
         "ShapleySampling",
-        "attribute",
     ],
     "model": ["LanguageModel", "load_model", "wrap"],
 }
@@ -72,6 +73,7 @@ _ROOMS = {
     "engine",
     "errors",
     "evaluation",
+    "explain",
     "judges",
     "methods",
     "metrics",

@@ -1,72 +1,62 @@
-"""Values of an objective, and its gradients with respect to rows of the embedding table.
+"""Gradients of objectives with respect to rows of the embedding table, and relevance by other rules.
 
-Works on perturbations as `Engine.distributions` does: in batches under a token budget, behind the clean prefix, halved
-when memory runs out. One forward pass serves all targets; each target then has a backward pass of its own. Only the
-inputs get gradients: no parameter's gradient is computed, and nothing is kept for one.
+Inputs run in batches under a token budget, after the clean prefix, halved when memory runs out. One forward pass serves
+all targets; each target then has a backward pass of its own. Only the inputs get gradients: no parameter's gradient is
+computed, and nothing is kept for one.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from noiser.engine.engine import Engine
-from noiser.engine.perturbation import Perturbation
+from noiser.engine.perturbation import Interpolate, Perturbation
 from noiser.engine.plan import Batch
-from noiser.errors import NumericalError
-from noiser.model.language_model import check_finite
+from noiser.engine.requests import (
+    Gradients,
+    GradientTable,
+    Integrals,
+    ObjectiveName,
+    PathIntegrals,
+    Relevance,
+    RelevanceTable,
+)
+from noiser.errors import ModelError, NumericalError
+from noiser.model.attention import eager_attention
+from noiser.model.clean import Passes
+from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
 
-__all__ = ["AnyObjective", "Gradient", "Objective", "ObjectiveScore", "backward", "frozen_parameters", "gradients"]
+if TYPE_CHECKING:
+    from noiser.engine.local import Session
 
-AnyObjective = Callable[[Float[Tensor, "batch vocab"]], Float[Tensor, " batch"]]
-"""From the logits of each sequence to what is differentiated."""
-
-ObjectiveScore = Literal["prob", "logprob"]
+__all__ = ["objective", "path_integrals", "point_gradients", "relevance"]
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
 CPU it is not memory that limits batches, and a backward pass gains from large ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """The number that is differentiated: p(target) or log p(target), less the foil's where there is one.
-
-    Attributes:
-        target: token id.
-        foil: token id, or None.
-        score: "prob" or "logprob".
-    """
-
-    target: int
-    foil: int | None = None
-    score: ObjectiveScore = "prob"
-
-    def __call__(self, logits: Float[Tensor, "samples vocab"]) -> Float[Tensor, " samples"]:
-        """The objective of float32 logits."""
-        values = logits.log_softmax(-1) if self.score == "logprob" else logits.softmax(-1)
-        return values[:, self.target] - (0 if self.foil is None else values[:, self.foil])
+def objective(
+    logits: Float[Tensor, "samples vocab"], target: int, foil: int | None, name: ObjectiveName
+) -> Float[Tensor, " samples"]:
+    """p(target), its logarithm, or its logit, less the foil's where there is one."""
+    values = {"prob": lambda: logits.softmax(-1), "logprob": lambda: logits.log_softmax(-1)}.get(name, lambda: logits)()
+    return values[:, target] - (0 if foil is None else values[:, foil])
 
 
-class Gradient(NamedTuple):
-    """What one batch tells about one perturbation and one target.
+class _Part(NamedTuple):
+    """What one batch tells about samples `first` to `last` of one perturbation, and one target.
 
-    Attributes:
-        perturbation: its index.
-        first: first of its samples that are here.
-        last: behind the last of its samples that are here.
-        target: index of the target.
-        values: [samples], the objective, float32.
-        gradients: [samples, positions, dim], with respect to the perturbed rows of the embedding table, float32; zero
-            at positions behind the target's row, and for a perturbation that is not differentiable.
+    `gradients` [samples, positions, dim] are with respect to the perturbed rows of the embedding table, float32; zero
+    at positions after the target's row, and for a sequence whose gradients are not wanted.
     """
 
     perturbation: int
@@ -77,55 +67,103 @@ class Gradient(NamedTuple):
     gradients: Float[Tensor, "samples positions dim"]
 
 
-def gradients(
-    engine: Engine, perturbations: Sequence[Perturbation], objectives: Sequence[Objective]
-) -> Iterator[Gradient]:
-    """The objective of every wanted target under each perturbation, and its gradient.
+def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals]:
+    """Answers `PathIntegrals`; the clean input runs with the paths if nothing has run it yet."""
+    paths, query, rows = list(request.paths), session.query, session.embeddings
+    yield from session.prepare_prefix(paths)
+    if not session.knows_clean and not any(path.is_clean and path.targets is None for path in paths):
+        paths.append(Interpolate((len(rows) - 1,), weights=None))
+    count = len(query.logit_positions)
+    contributions = torch.zeros(count, *rows.shape, device=rows.device)
+    sums = torch.zeros(len(request.paths), count, len(rows), device=rows.device)
+    values = [torch.full((path.samples, count), torch.nan) for path in request.paths]
+    slopes: dict[tuple[int, int], Tensor] = {}
+    for part in _parts(session, paths, request.objective, [path.weights is not None for path in paths]):
+        if part.perturbation >= len(request.paths):
+            continue
+        path, here = paths[part.perturbation], slice(part.first, part.last)
+        values[part.perturbation][here, part.target] = part.values.cpu()
+        if path.weights is None:
+            continue
+        weights = torch.tensor(path.weights[here]).to(part.gradients)
+        slope = torch.einsum("s,spd->pd", weights, part.gradients)
+        key = (part.perturbation, part.target)
+        slopes[key] = slopes[key] + slope if key in slopes else slope
+    for (index, target), slope in slopes.items():
+        path = paths[index]
+        at = session.at(path.positions)
+        product = slope * path.direction(rows[at], session.baseline)
+        contributions[target, at] += product
+        sums[index, target, at] = product.sum(-1)
+    clean = yield from session.clean()
+    logits = clean.probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
+    at_rest = [
+        objective(logits[g][None], token, query.foil_id, request.objective) for g, token in enumerate(query.target_ids)
+    ]
+    return Integrals(contributions=contributions, sums=sums.cpu(), values=tuple(values), clean=torch.cat(at_rest).cpu())
 
-    Args:
-        engine: the model and the query. A backward pass is booked as one more pass over its tokens.
-        perturbations: the inputs, each with the positions whose gradients are wanted and the targets.
-        objectives: one for each target of the query.
 
-    Yields:
-        Each sample of each perturbation once for each of its targets, in pieces, in the order in which they get ready.
+def point_gradients(session: Session, request: Gradients) -> Passes[GradientTable]:
+    """Answers `Gradients`."""
+    point, targets = request.point, session.targets_of(request.point)
+    yield from session.prepare_prefix([point])
+    rows = session.embeddings
+    values = torch.zeros(point.samples, len(targets), device=rows.device)
+    slopes = torch.zeros(len(targets), point.samples, len(point.positions), rows.shape[-1], device=rows.device)
+    for part in _parts(session, [point], request.objective, [True]):
+        column = targets.index(part.target)
+        values[part.first : part.last, column] = part.values.to(values)
+        slopes[column, part.first : part.last] = part.gradients
+    return GradientTable(values=values, gradients=slopes)
+
+
+def _parts(
+    session: Session, perturbations: Sequence[Perturbation], name: ObjectiveName, wanted: Sequence[bool]
+) -> Iterator[_Part]:
+    """Each sample of each perturbation once for each of its targets, in the order in which they get ready.
 
     Raises:
         NumericalError: a logit or a gradient is NaN or infinite.
         ModelError: memory does not suffice for a single sequence.
     """
-    engine.prepare_prefix(perturbations)
-    copies = 1 if engine.lm.device.type == "cpu" else COPIES
-    for batch in engine.plan(perturbations, copies=copies):
-        yield from engine.run(batch, partial(_passes, engine, perturbations, objectives), copies=copies)
+    copies = 1 if session.lm.device.type == "cpu" else COPIES
+    run = partial(_passes, session, perturbations, name, wanted)
+    batches = session.plan(perturbations, range(len(perturbations)), copies=copies)
+    backward_passes = len(session.query.logit_positions)
+    expected = session.counters.token_forwards + sum(batch.tokens for batch in batches) * (1 + backward_passes)
+    for batch in batches:
+        for part in session.run_directly(batch, run, copies):
+            yield part
+            session.report(expected)
 
 
 def _passes(
-    engine: Engine, perturbations: Sequence[Perturbation], objectives: Sequence[Objective], batch: Batch
-) -> Iterator[Gradient]:
-    """One forward pass of a batch, one backward pass for each target, cut into pieces."""
-    rows = engine.batch_rows(batch, perturbations)
-    model = engine.lm.model
-    with engine.lm.running(gradients=True), frozen_parameters(model), fast_products(model):
-        inputs = engine.inputs(batch, perturbations).detach().requires_grad_()
-        positions = [row - batch.start for row in rows]
-        logits = engine.lm.logits(inputs, positions=positions, prefix=engine.prefix(batch))
-        check_finite(logits.detach().softmax(-1), engine.lm.dtype)
-        _hand_over_clean(engine, perturbations, batch, rows, logits)
-        engine.count(batch, batch.sequences * len(rows), passes=1 + len(rows))
-        wanted = _differentiable(perturbations, batch)
+    session: Session, perturbations: Sequence[Perturbation], name: ObjectiveName, wanted: Sequence[bool], batch: Batch
+) -> Iterator[_Part]:
+    """One forward pass of a batch, one backward pass for each target, cut into parts."""
+    query, lm = session.query, session.lm
+    rows = session.batch_rows(batch, perturbations)
+    with lm.running(gradients=True), frozen_parameters(lm.model), fast_products(lm.model):
+        inputs = session.inputs(batch, perturbations).detach().requires_grad_()
+        logits = lm.logits(inputs, positions=[row - batch.start for row in rows], prefix=session.prefix(batch))
+        check_finite(logits.detach().softmax(-1), lm.dtype)
+        _hand_over_clean(session, perturbations, batch, rows, logits)
+        session.count(batch.tokens, batch.sequences * len(rows), passes=1 + len(rows))
+        differentiated = torch.tensor([wanted[p.perturbation] for p in batch.pieces for _ in range(p.samples)])
         for number, row in enumerate(rows):
-            target = engine.query.rows.index(row)
-            values, found = backward(logits, number, inputs, objectives[target], wanted, keep=number + 1 < len(rows))
-            found *= engine.lm.embedding_scale
-            yield from _pieces(batch, perturbations, target, row, values, found)
+            target = query.logit_positions.index(row)
+            of_target = partial(objective, target=query.target_ids[target], foil=query.foil_id, name=name)
+            keep = number + 1 < len(rows)
+            values, slopes = _backward(logits, number, inputs, of_target, differentiated, keep=keep)
+            slopes *= lm.embedding_scale
+            yield from _split(batch, perturbations, target, row, values, slopes)
 
 
-def backward(
+def _backward(
     logits: Float[Tensor, "batch positions vocab"],
     number: int,
     inputs: Float[Tensor, "batch length dim"],
-    objective: AnyObjective,
+    of_target: Callable[[Tensor], Tensor],
     wanted: Bool[Tensor, " batch"],
     *,
     keep: bool,
@@ -136,7 +174,7 @@ def backward(
     sequence's is brought to size 1 for the way through the model, and the factor put back afterwards.
     """
     head = logits[:, number].detach().requires_grad_()
-    values = objective(head)
+    values = of_target(head)
     (slope,) = torch.autograd.grad(values.sum(), head)
     slope = slope * wanted.to(slope)[:, None]
     size = slope.abs().amax(-1, keepdim=True)
@@ -152,35 +190,31 @@ def backward(
     return values.detach(), found
 
 
-def _differentiable(perturbations: Sequence[Perturbation], batch: Batch) -> Bool[Tensor, " batch"]:
-    """For each sequence of a batch, whether its gradient is wanted."""
-    each = [(perturbations[piece.perturbation].differentiable, piece.samples) for piece in batch.pieces]
-    return torch.tensor([wanted for wanted, samples in each for _ in range(samples)])
-
-
 def _hand_over_clean(
-    engine: Engine,
+    session: Session,
     perturbations: Sequence[Perturbation],
     batch: Batch,
     rows: Sequence[int],
     logits: Float[Tensor, "batch positions vocab"],
 ) -> None:
-    """Gives the engine the clean sequence's logits, where one of the batch is the clean sequence, with all targets."""
+    """Gives the session the clean sequence's logits, where one of the batch is the clean sequence, with all targets."""
     offset = 0
     for piece in batch.pieces:
-        if perturbations[piece.perturbation].clean and list(rows) == list(engine.query.rows):
-            engine.take_clean(logits[offset])
+        perturbation = perturbations[piece.perturbation]
+        clean = isinstance(perturbation, Interpolate) and perturbation.is_clean
+        if clean and list(rows) == list(session.query.logit_positions):
+            session.take_clean(logits[offset])
         offset += piece.samples
 
 
-def _pieces(
+def _split(
     batch: Batch,
     perturbations: Sequence[Perturbation],
     target: int,
     row: int,
     values: Float[Tensor, " batch"],
     found: Float[Tensor, "batch length dim"],
-) -> Iterator[Gradient]:
+) -> Iterator[_Part]:
     offset = 0
     for index, first, last, *_ in batch.pieces:
         samples = slice(offset, offset + last - first)
@@ -192,7 +226,66 @@ def _pieces(
         inside = (positions <= row) & (positions < batch.stop)
         part = found.new_zeros(last - first, len(positions), found.shape[-1])
         part[:, inside] = found[samples][:, positions[inside] - batch.start]
-        yield Gradient(index, first, last, target, values[samples], part)
+        yield _Part(index, first, last, target, values[samples], part)
+
+
+def relevance(session: Session, request: Relevance) -> RelevanceTable:
+    """Answers `Relevance`: one forward pass under the rules, and one backward pass for each target.
+
+    Raises:
+        NumericalError: a logit or a gradient is NaN or infinite.
+        ModelError: memory does not suffice.
+    """
+    clean = session.embeddings
+    inputs = clean[None]
+    if request.reference is not None:
+        reference = clean.clone()
+        at = session.at(request.reference.positions)
+        reference[at] = request.reference.rows(clean[at], session.baseline)[0]
+        inputs = torch.stack([clean, reference])
+    try:
+        values, slopes = _ruled_passes(session, request, inputs)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"Not enough memory on {session.lm.device} for a backward pass through {inputs.shape[0]} sequence(s) of "
+            f"{inputs.shape[1]} tokens. Shorten the prompt, or load the model in a smaller dtype."
+        ) from error
+    moved = (clean - inputs[1] if len(inputs) > 1 else clean).cpu().double()  # small differences of large sums
+    contributions = torch.stack([(moved * slope.cpu()).sum(-1) for slope in slopes])
+    return RelevanceTable(values=torch.stack(values).cpu(), contributions=contributions)
+
+
+def _ruled_passes(
+    session: Session, request: Relevance, rows: Float[Tensor, "batch length dim"]
+) -> tuple[list[Float[Tensor, " batch"]], list[Float[Tensor, "length dim"]]]:
+    query, lm = session.query, session.lm
+    in_python = _attention_in_python(lm) if request.in_python else contextlib.nullcontext()
+    with lm.running(gradients=True), in_python, frozen_parameters(lm.model):
+        inputs = (rows * lm.embedding_scale).to(lm.dtype).requires_grad_()
+        with request.rules:
+            logits = lm.logits(inputs, positions=query.logit_positions)
+        check_finite(logits.detach().softmax(-1), lm.dtype)
+        session.take_clean(logits[0])
+        wanted = torch.arange(len(rows)) == 0
+        values: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for number, token in enumerate(query.target_ids):
+            of_target = partial(objective, target=token, foil=query.foil_id, name=request.objective)
+            keep = number + 1 < len(query.target_ids)
+            value, slope = _backward(logits, number, inputs, of_target, wanted, keep=keep)
+            values.append(value)
+            slopes.append(slope[0] * lm.embedding_scale)
+    session.count(rows.shape[0] * rows.shape[1], rows.shape[0] * len(values), passes=1 + len(values))
+    session.report()
+    return values, slopes
+
+
+def _attention_in_python(lm: LanguageModel) -> contextlib.AbstractContextManager[None]:
+    """Attention by functions that can be intercepted: eager, where the model has kernels from elsewhere."""
+    kind = getattr(lm.model.config, "_attn_implementation", "eager")
+    return contextlib.nullcontext() if kind in ("eager", "sdpa") else eager_attention(lm.model)
 
 
 @contextlib.contextmanager

@@ -1,95 +1,220 @@
-"""Perturbations: what stands at some positions instead of the clean embeddings.
+"""Perturbations: what takes the place of the clean embeddings at some positions, as plain data.
 
-All of them act on rows of the embedding table, before any factor that the embedding module puts on them.
+All of them act on unscaled rows of the embedding table, before any factor that the embedding module puts on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, get_args
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["Perturbation", "add_noise", "keep_dimensions", "replace_rows", "unchanged"]
+__all__ = [
+    "BASELINES",
+    "AddNoise",
+    "Baseline",
+    "Interpolate",
+    "KeepDimensions",
+    "NormName",
+    "Perturbation",
+    "Replace",
+    "SetRows",
+    "expected_norm",
+]
+
+Baseline = Literal["zero", "pad", "unk", "mean"]
+"""What stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
+
+BASELINES: tuple[str, ...] = get_args(Baseline)
+
+BaselineRow = Callable[[Baseline], Float[Tensor, " dim"]]
+"""From a baseline's name to its row; the engine knows the table."""
+
+NormName = Literal["l1", "l2", "linf"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Perturbation:
+@dataclass(frozen=True, eq=False)
+class Perturbation(ABC):
     """One change of the input, in one or several samples.
 
     Attributes:
         positions: the token positions that it changes, ascending.
-        samples: how many versions of the changed rows there are.
-        rows: makes them: from the clean rows [positions, dim] to [samples, positions, dim]. Called when its batch
-            runs, so that a long list of perturbations takes no memory.
-        targets: indices of the targets whose distributions are wanted; all if None.
-        differentiable: where gradients are asked for, whether this one's are wanted too, or only its value.
-        clean: whether the rows are the clean ones, so that the run can stand for the engine's clean run.
+        targets: indices of the targets that are read under it; None for all. Without any, it is not run.
     """
 
     positions: tuple[int, ...]
-    samples: int
-    rows: Callable[[Float[Tensor, "positions dim"]], Float[Tensor, "samples positions dim"]]
     targets: tuple[int, ...] | None = None
-    differentiable: bool = True
-    clean: bool = False
+
+    @property
+    def samples(self) -> int:
+        """How many versions of the changed rows there are."""
+        return 1
+
+    @abstractmethod
+    def rows(
+        self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow, /
+    ) -> Float[Tensor, "samples positions dim"]:
+        """The changed rows. Called when a batch runs, so that a long list of perturbations takes no memory."""
 
 
-def unchanged(positions: tuple[int, ...], *, differentiable: bool = True) -> Perturbation:
-    """The clean input, whose gradients at `positions` are wanted."""
-    return Perturbation(
-        positions=positions, samples=1, rows=lambda rows: rows[None], differentiable=differentiable, clean=True
-    )
-
-
-def add_noise(
-    positions: tuple[int, ...],
-    noise: Float[Tensor, "samples longest dim"],
-    scale: float | Float[Tensor, " positions"],
-    targets: tuple[int, ...] | None = None,
-) -> Perturbation:
+@dataclass(frozen=True, eq=False)
+class AddNoise(Perturbation):
     """`x + scale * noise`: the first of the noise's positions goes to the first position, and so on.
 
-    Args:
-        positions: the tokens of one unit.
-        noise: [samples, longest unit, dim] standard normal numbers.
-        scale: k, one for all positions or one each.
-        targets: see `Perturbation`.
+    Attributes:
+        noise: [samples, longest unit, dim], standard normal numbers.
+        scale: k; or with `relative`, r.
+        relative: k is r ‖x‖ / E‖n‖₂ at each position: noise of r times the size of the embedding that it disturbs.
     """
-    count = len(positions)
 
-    def rows(clean: Float[Tensor, "positions dim"]) -> Float[Tensor, "samples positions dim"]:
-        k = scale.to(clean).reshape(-1, 1) if isinstance(scale, Tensor) else scale
-        return clean + k * noise[:, :count].to(clean)
+    _: KW_ONLY
+    noise: Float[Tensor, "samples longest dim"]
+    scale: float = 1.0
+    relative: bool = False
 
-    return Perturbation(positions=positions, samples=noise.shape[0], rows=rows, targets=targets)
+    @property
+    def samples(self) -> int:
+        """One for each noise vector."""
+        return len(self.noise)
 
-
-def replace_rows(
-    positions: tuple[int, ...],
-    replacement: Float[Tensor, " dim"],
-    targets: tuple[int, ...] | None = None,
-    *,
-    differentiable: bool = True,
-) -> Perturbation:
-    """Every position holds `replacement`, a row in the space of the embedding table; zeros for a zero baseline."""
-
-    def rows(clean: Float[Tensor, "positions dim"]) -> Float[Tensor, "samples positions dim"]:
-        return replacement.to(clean).expand(1, *clean.shape)
-
-    return Perturbation(positions=positions, samples=1, rows=rows, targets=targets, differentiable=differentiable)
+    def rows(self, clean: Float[Tensor, "positions dim"], _: BaselineRow, /) -> Float[Tensor, "samples positions dim"]:
+        """See the class."""
+        k: float | Tensor = self.scale
+        if self.relative:
+            k = (k * clean.norm(dim=-1) / expected_norm("l2", clean.shape[-1]))[:, None]
+        return clean + k * self.noise[:, : len(clean)].to(clean)
 
 
-def keep_dimensions(
-    positions: tuple[int, ...],
-    keep: Callable[[], Bool[Tensor, "samples positions dim"]],
-    samples: int,
-    targets: tuple[int, ...] | None = None,
-) -> Perturbation:
-    """`x * keep`: the soft masks of Zhao and Aletras (2023), one binary mask a dimension."""
+@dataclass(frozen=True, eq=False)
+class Replace(Perturbation):
+    """Every position holds the baseline row."""
 
-    def rows(clean: Float[Tensor, "positions dim"]) -> Float[Tensor, "samples positions dim"]:
-        return clean * keep().to(clean)
+    _: KW_ONLY
+    baseline: Baseline = "zero"
 
-    return Perturbation(positions=positions, samples=samples, rows=rows, targets=targets)
+    def rows(
+        self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow, /
+    ) -> Float[Tensor, "samples positions dim"]:
+        """See the class."""
+        return baseline(self.baseline).to(clean).expand(1, *clean.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class KeepDimensions(Perturbation):
+    """`x * keep`: the soft masks of Zhao and Aletras (2023), one binary mask per dimension.
+
+    Attributes:
+        keep: makes the masks, [samples, positions, dim or 1]; perhaps called more than once.
+        count: how many masks it makes.
+    """
+
+    _: KW_ONLY
+    keep: Callable[[], Bool[Tensor, "samples positions dim"]]
+    count: int
+
+    @property
+    def samples(self) -> int:
+        """One for each mask."""
+        return self.count
+
+    def rows(self, clean: Float[Tensor, "positions dim"], _: BaselineRow, /) -> Float[Tensor, "samples positions dim"]:
+        """See the class."""
+        return clean * self.keep().to(clean)
+
+
+@dataclass(frozen=True, eq=False)
+class SetRows(Perturbation):
+    """Rows that the caller has made.
+
+    Attributes:
+        given: [samples, positions, dim].
+    """
+
+    _: KW_ONLY
+    given: Float[Tensor, "samples positions dim"]
+
+    @property
+    def samples(self) -> int:
+        """One for each version of the rows."""
+        return len(self.given)
+
+    def rows(self, clean: Float[Tensor, "positions dim"], _: BaselineRow, /) -> Float[Tensor, "samples positions dim"]:
+        """See the class."""
+        return self.given.to(clean)
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolate(Perturbation):
+    """`base + α (x + shift - base)` at all positions together, one sample for each α.
+
+    Attributes:
+        baseline: where the path begins.
+        alphas: places on it, 0 for the baseline and 1 for the input.
+        weights: of the places in an integral along the path; None where only values are wanted.
+        shift: noise [positions, dim] that is added to the end of the path; None for none.
+    """
+
+    _: KW_ONLY
+    baseline: Baseline = "zero"
+    alphas: Sequence[float] = (1.0,)
+    weights: Sequence[float] | None = (1.0,)
+    shift: Float[Tensor, "positions dim"] | None = None
+
+    @property
+    def samples(self) -> int:
+        """One for each α."""
+        return len(self.alphas)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is the clean input."""
+        return tuple(self.alphas) == (1.0,) and self.shift is None
+
+    def direction(self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow) -> Tensor:
+        """End of the path minus its beginning, [positions, dim]."""
+        return self._end(clean) - baseline(self.baseline).to(clean)
+
+    def rows(
+        self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow, /
+    ) -> Float[Tensor, "samples positions dim"]:
+        """See the class."""
+        base, end = baseline(self.baseline).to(clean).expand_as(clean), self._end(clean)
+        return torch.stack([torch.lerp(base, end, alpha) for alpha in self.alphas])
+
+    def _end(self, clean: Tensor) -> Tensor:
+        return clean if self.shift is None else clean + self.shift.to(clean)
+
+
+def expected_norm(norm: NormName, dim: int, *, exact: bool = True) -> float:
+    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers.
+
+    Args:
+        norm: "l1", "l2" or "linf".
+        dim: number of components.
+        exact: the exact expectation; otherwise the paper's approximation for large `dim` (appendix "Bounding
+            Computations"): sqrt(d) for "l2", sqrt(2 ln d) for "linf". For "l1", d sqrt(2/π) is exact.
+
+    >>> round(expected_norm("l2", 640), 4), round(expected_norm("l2", 640, exact=False), 4)
+    (25.2883, 25.2982)
+    """
+    if norm == "l1":
+        return dim * math.sqrt(2 / math.pi)
+    if norm == "l2":
+        return math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)) if exact else math.sqrt(dim)
+    return _expected_maximum(dim) if exact else math.sqrt(2 * math.log(dim))
+
+
+def _expected_maximum(dim: int) -> float:
+    """∫ 1 - P(max |n_i| <= x) dx, with P = erf(x / √2)^d."""
+    from scipy.integrate import quad
+
+    def above(x: float) -> float:
+        return 1 - math.erf(x / math.sqrt(2)) ** dim
+
+    return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])

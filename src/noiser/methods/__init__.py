@@ -1,4 +1,4 @@
-"""Methods: an engine with a query in, scores out; one file a family."""
+"""Methods: generators that ask an engine and return scores; one file per method or family."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import Any
 
 from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
-from noiser.methods.attribute import attribute, make_method
 from noiser.methods.context_cite import ContextCite
 from noiser.methods.deeplift import DeepLift
 from noiser.methods.gradients import InputXGradient
 from noiser.methods.integrated import GradientShap, IntegratedGradients
 from noiser.methods.kernel_shap import KernelShap
 from noiser.methods.lime import Lime
+from noiser.methods.making import describe, make_method
 from noiser.methods.noiser import Noiser
 from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores
 from noiser.methods.random import Random
 from noiser.methods.sequential import SequentialIntegratedGradients
 from noiser.methods.shapley_sampling import ShapleySampling
-from noiser.methods.tolerance import Tolerance, tolerance
 
 __all__ = [
     "METHODS",
@@ -40,10 +39,8 @@ __all__ = [
     "Scores",
     "SequentialIntegratedGradients",
     "ShapleySampling",
-    "Tolerance",
-    "attribute",
+    "describe",
     "make_method",
-    "tolerance",
 ]
 
 
@@ -52,7 +49,13 @@ def _noiser_relative(**parameters: Any) -> Noiser:
     return Noiser(**(defaults | parameters))
 
 
-METHODS.register("noiser", Noiser, summary="bounded noise on one unit at a time (the paper's method)")
+def _noiser_1(**parameters: Any) -> Noiser:
+    """Noiser as it was in its first version, when bisection was the default search."""
+    return Noiser(**({"search": "bisection"} | parameters))
+
+
+METHODS.register("noiser", _noiser_1, version=1, summary="bounded noise, the search always by bisection")
+METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)")
 METHODS.register(
     "noiser_relative", _noiser_relative, summary="noise in proportion to each embedding, Hellinger score; no search"
 )

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine
+from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import sum_over_units
-from noiser.model.attention import attention_maps
 
 __all__ = ["AttentionRollout", "LastAttention", "rollout"]
 
@@ -30,10 +29,10 @@ class LastAttention:
         ParameterError: the question has a foil (when called).
     """
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        maps = _maps(engine)
-        return _scores(engine, maps[-1][list(engine.query.rows)])
+        maps = yield _attentions(query)
+        return Scores(scores=sum_over_units(query, maps[-1][list(query.logit_positions)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +49,10 @@ class AttentionRollout:
         ParameterError: the question has a foil (when called).
     """
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        return _scores(engine, rollout(_maps(engine), engine.query.rows))
+        maps = yield _attentions(query)
+        return Scores(scores=sum_over_units(query, rollout(maps, query.logit_positions)))
 
 
 def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]) -> Float[Tensor, "rows length"]:
@@ -68,22 +68,10 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
     return mixed
 
 
-def _maps(engine: Engine) -> list[Float[Tensor, "length length"]]:
-    if engine.query.foil_id is not None:
+def _attentions(query: Query) -> Attentions:
+    if query.foil_id is not None:
         raise ParameterError(
             "Attention weights are the same whatever is predicted and have no foil; expected a question without one. "
             "Leave the foil out, or use a method that reads the prediction, such as 'occlusion'."
         )
-    maps, logits = attention_maps(engine.lm, engine.query.token_ids, engine.query.rows)
-    engine.take_clean(logits)
-    engine.token_forwards += len(engine.query.token_ids)
-    engine.passes += 1
-    engine.report(engine.token_forwards)
-    return maps
-
-
-def _scores(engine: Engine, rows: Float[Tensor, "targets length"]) -> Scores:
-    return Scores(
-        scores=sum_over_units(engine.query, rows),
-        info={"token_forwards": engine.token_forwards, "passes": engine.passes},
-    )
+    return Attentions()

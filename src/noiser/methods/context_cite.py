@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
-from noiser.engine import Engine
-from noiser.methods.baseline import BASELINES, BaselineName
+from noiser.engine import BASELINES, Baseline, Query, Steps
 from noiser.methods.coalitions import Coalitions, draw_per_unit
 from noiser.methods.protocol import Scores
 from noiser.methods.surrogate import lasso
@@ -32,7 +31,7 @@ class ContextCite:
     Args:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `baseline_row`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in log-odds.
 
     With a foil the log-odds are those within the pair, log p(target) / p(foil).
@@ -43,7 +42,7 @@ class ContextCite:
 
     samples: int = 64
     keep_probability: float = 0.5
-    baseline: BaselineName = "zero"
+    baseline: Baseline = "zero"
     alpha: float = 0.01
 
     def __post_init__(self) -> None:
@@ -56,14 +55,14 @@ class ContextCite:
         """The most inputs that are run for so many units."""
         return min(self.samples, 2**units - 1)
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        coalitions = Coalitions(engine, self.baseline, "logit")
-        kept = draw_per_unit(self.samples, len(engine.query.units), generator) < self.keep_probability
-        values = coalitions.values(kept)
+        coalitions = Coalitions(query, self.baseline, "logit")
+        kept = draw_per_unit(self.samples, len(query.units), rng) < self.keep_probability
+        values = yield from coalitions.values(kept)
         fits = [lasso(kept[:, seen], values[g], self.alpha) for g, seen in enumerate(coalitions.seen)]
         info = {"intercept": [fit.intercept for fit in fits], "r2": [fit.r2 for fit in fits]}
         return Scores(
             scores=coalitions.table([fit.weights for fit in fits]),
-            info=info | {"token_forwards": engine.token_forwards, "passes": engine.passes},
+            info=info,
         )

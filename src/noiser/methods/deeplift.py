@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import Engine, ObjectiveScore
+from noiser.engine import BASELINES, Baseline, Query, Relevance, RelevanceTable, Replace, Steps
 from noiser.engine.elementwise import Expression
-from noiser.engine.interception import Interception, widened
-from noiser.engine.multipliers import multipliers
-from noiser.methods.baseline import BaselineName, baseline_row
-from noiser.methods.gradients import objectives_of
+from noiser.engine.interception import Interception, ProductForward, is_plain, product, widened
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
-from noiser.model.products import ProductForward, is_plain, product
 
 __all__ = ["DeepLift", "rescale"]
 
@@ -36,7 +32,7 @@ class DeepLift:
     unit's is the sum over its tokens.
 
     The contributions of a network of affine layers and elementwise nonlinearities add up to F(x) - F(b) exactly. A
-    transformer's do not: what is missing, F(x) - F(b) - Σ contributions, is in `info["delta"]`, one number a target.
+    transformer's do not: what is missing, F(x) - F(b) - Σ contributions, is in `info["delta"]`, one number per target.
 
     Args:
         baseline: what stands at every token that is not frozen: "zero", "pad", "unk" or "mean".
@@ -47,33 +43,24 @@ class DeepLift:
         ParameterError: the tokenizer lacks the baseline's token (when called).
     """
 
-    baseline: BaselineName = "zero"
-    score: ObjectiveScore = "prob"
+    baseline: Baseline = "zero"
+    score: Literal["prob", "logprob"] = "prob"
 
     def __post_init__(self) -> None:
-        check_choice("baseline", self.baseline, get_args(BaselineName))
-        check_choice("score", self.score, get_args(ObjectiveScore))
+        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("score", self.score, ("prob", "logprob"))
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        query, clean = engine.query, engine.table_rows
-        reference = clean.clone()
-        reference[list(movable_positions(query))] = baseline_row(engine.lm, self.baseline).to(clean)
-        interception = Interception(
-            partial(rescale, length=len(clean)), {"linear": partial(linear_for_input, length=len(clean))}
-        )
-        found = multipliers(engine, torch.stack([clean, reference]), interception, objectives_of(query, self.score))
-        moved = (clean - reference).cpu().double()  # small differences of large sums
-        contributions = torch.stack([(moved * each.gradient.cpu()).sum(-1) for each in found])
-        differences = torch.stack([each.values[0] - each.values[1] for each in found]).cpu()
+        length = len(query.encoding.token_ids)
+        rules = Interception(partial(rescale, length=length), {"linear": partial(linear_for_input, length=length)})
+        reference = Replace(movable_positions(query), baseline=self.baseline)
+        table: RelevanceTable = yield Relevance(rules, self.score, reference)
+        difference = table.values[:, 0] - table.values[:, 1]
+        delta = difference - table.contributions.sum(-1)
         return Scores(
-            scores=sum_over_units(query, contributions),
-            info={
-                "delta": (differences - contributions.sum(-1)).tolist(),
-                "difference": differences.tolist(),
-                "token_forwards": engine.token_forwards,
-                "passes": engine.passes,
-            },
+            scores=sum_over_units(query, table.contributions),
+            info={"delta": delta.tolist(), "difference": difference.tolist()},
         )
 
 

@@ -10,21 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import Engine, Objective, ObjectiveScore, gradients, unchanged
+from noiser.engine import Integrals, Interpolate, PathIntegrals, Query, Steps
 from noiser.methods.protocol import Scores
 from noiser.methods.tokens import movable_positions, sum_over_units
-from noiser.model.query import Query
 
-__all__ = [
-    "InputXGradient",
-    "Reduce",
-    "clean_values",
-    "objectives_of",
-    "reduce_dimensions",
-    "values_of",
-]
+__all__ = ["GradientScore", "InputXGradient", "Reduce", "reduce_dimensions"]
 
 Reduce = Literal["l2", "sum"]
+GradientScore = Literal["prob", "logprob"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,41 +37,17 @@ class InputXGradient:
     """
 
     reduce: Reduce = "l2"
-    score: ObjectiveScore = "prob"
+    score: GradientScore = "prob"
 
     def __post_init__(self) -> None:
         check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("score", self.score, get_args(ObjectiveScore))
+        check_choice("score", self.score, get_args(GradientScore))
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        query = engine.query
-        positions = movable_positions(query)
-        scores = torch.zeros(len(query.rows), len(query.encoding.token_ids))
-        for found in gradients(engine, [unchanged(positions)], objectives_of(query, self.score)):
-            contributions = found.gradients[0] * engine.table_rows[list(positions)]
-            scores[found.target, list(positions)] = reduce_dimensions(contributions, self.reduce).cpu()
-        engine.report(engine.token_forwards)
-        return Scores(
-            scores=sum_over_units(query, scores),
-            info={"token_forwards": engine.token_forwards, "passes": engine.passes},
-        )
-
-
-def objectives_of(query: Query, score: ObjectiveScore) -> list[Objective]:
-    """What is differentiated for each target."""
-    return [Objective(target=token, foil=query.foil_id, score=score) for token in query.target_ids]
-
-
-def values_of(objectives: list[Objective], distributions: Float[Tensor, "targets vocab"]) -> Float[Tensor, " targets"]:
-    """Each target's objective, from its distribution; on the CPU."""
-    logits = distributions.clamp_min(torch.finfo(torch.float32).tiny).log()
-    return torch.cat([objective(row[None]) for objective, row in zip(objectives, logits, strict=True)]).cpu()
-
-
-def clean_values(engine: Engine, objectives: list[Objective]) -> Float[Tensor, " targets"]:
-    """F(x): each target's objective for the clean input."""
-    return values_of(objectives, engine.clean)
+        # The end of the path from the zero row: its direction there is the embedding itself.
+        integrals: Integrals = yield PathIntegrals([Interpolate(movable_positions(query))], self.score)
+        return Scores(scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)))
 
 
 def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce) -> Float[Tensor, "*rows"]:

@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.engine import Engine
-from noiser.methods.baseline import BASELINES, BaselineName
+from noiser.engine import BASELINES, Baseline, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.protocol import Scores
 
@@ -40,7 +39,7 @@ class KernelShap:
     Args:
         samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before the
             first target: exact up to 8 units. 2^n or more is exact.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `baseline_row`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
         score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
 
     Raises:
@@ -48,7 +47,7 @@ class KernelShap:
     """
 
     samples: int | None = None
-    baseline: BaselineName = "zero"
+    baseline: Baseline = "zero"
     score: ScaleName = "prob"
 
     def __post_init__(self) -> None:
@@ -64,18 +63,18 @@ class KernelShap:
     def _samples_for(self, units: int) -> int:
         return self.samples or 16 * units + 128
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every coalition once for all targets, then solves for each target."""
-        coalitions = Coalitions(engine, self.baseline, self.score)
+        coalitions = Coalitions(query, self.baseline, self.score)
         counts = [len(seen) for seen in coalitions.seen]
         samples = self._samples_for(counts[0])
-        order = engine.query.visible.sum(0).argsort(descending=True, stable=True)
+        order = query.causal_mask.sum(0).argsort(descending=True, stable=True)
         exact = [samples >= 2**count for count in counts]
         start = max([count for count, all_of_them in zip(counts, exact, strict=True) if all_of_them] or counts[:1])
-        game = draw_coalitions(start, len(order), samples, generator)
+        game = draw_coalitions(start, len(order), samples, rng)
         kept = torch.zeros(1 + len(game.kept), len(order), dtype=torch.bool)  # the first is the empty one
         kept[1:, order] = game.kept
-        values = coalitions.values(kept)
+        values = yield from coalitions.values(kept)
         empty = values[:, 0]
         rows = [
             shapley_regression(kept[1:, seen], values[g, 1:] - empty[g], game.weights, coalitions.clean[g] - empty[g])
@@ -84,7 +83,7 @@ class KernelShap:
         info = {"exact": exact, "baseline_value": empty.tolist()}
         return Scores(
             scores=coalitions.table(rows),
-            info=info | {"token_forwards": engine.token_forwards, "passes": engine.passes},
+            info=info,
         )
 
 

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
-from noiser.engine import Engine
-from noiser.methods.baseline import BASELINES, BaselineName
+from noiser.engine import BASELINES, Baseline, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
 from noiser.methods.surrogate import ridge
@@ -35,7 +34,7 @@ class Lime:
     Args:
         samples: inputs with units missing.
         mask_probability: of each unit in each of them.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `baseline_row`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
         score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
@@ -46,7 +45,7 @@ class Lime:
 
     samples: int = 50
     mask_probability: float = 0.3
-    baseline: BaselineName = "zero"
+    baseline: Baseline = "zero"
     alpha: float = 1.0
     kernel_width: float = 0.25
     score: ScaleName = "prob"
@@ -63,13 +62,13 @@ class Lime:
         """The most inputs that are run for so many units."""
         return min(self.samples, 2**units - 1)
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        coalitions = Coalitions(engine, self.baseline, self.score)
-        units = len(engine.query.units)
-        drawn = draw_per_unit(self.samples, units, generator) >= self.mask_probability
+        coalitions = Coalitions(query, self.baseline, self.score)
+        units = len(query.units)
+        drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
-        values = coalitions.values(kept)
+        values = yield from coalitions.values(kept)
         fits = [
             ridge(kept[:, seen], values[g], proximity(kept[:, seen], self.kernel_width), self.alpha)
             for g, seen in enumerate(coalitions.seen)
@@ -77,7 +76,7 @@ class Lime:
         info = {"intercept": [fit.intercept for fit in fits], "r2": [fit.r2 for fit in fits]}
         return Scores(
             scores=coalitions.table([fit.weights for fit in fits]),
-            info=info | {"token_forwards": engine.token_forwards, "passes": engine.passes},
+            info=info,
         )
 
 

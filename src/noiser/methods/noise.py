@@ -1,9 +1,6 @@
-"""The noise vectors, and the expected norms that bound them."""
+"""The noise vectors: drawn, or given by the caller."""
 
 from __future__ import annotations
-
-import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -11,9 +8,7 @@ from torch import Tensor
 
 from noiser.errors import ParameterError
 
-__all__ = ["NormName", "as_noise", "check_noise", "count_samples", "draw_k", "draw_noise", "expected_norm"]
-
-NormName = Literal["l1", "l2", "linf"]
+__all__ = ["as_noise", "check_noise", "count_samples", "draw_k", "draw_noise"]
 
 
 def draw_noise(
@@ -81,32 +76,3 @@ def check_noise(noise: Tensor, longest_unit: int, dim: int) -> Float[Tensor, "sa
         f"The noise has shape {got}; expected [samples, {dim}] for units of one token, or [samples, positions, {dim}] "
         f"with at least {longest_unit} positions, the length of the longest unit here."
     )
-
-
-def expected_norm(norm: NormName, dim: int, *, exact: bool = True) -> float:
-    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers.
-
-    Args:
-        norm: "l1", "l2" or "linf".
-        dim: number of components.
-        exact: the exact expectation; otherwise the paper's approximation for large `dim` (appendix "Bounding
-            Computations"): sqrt(d) for "l2", sqrt(2 ln d) for "linf". For "l1", d sqrt(2/π) is exact.
-
-    >>> round(expected_norm("l2", 640), 4), round(expected_norm("l2", 640, exact=False), 4)
-    (25.2883, 25.2982)
-    """
-    if norm == "l1":
-        return dim * math.sqrt(2 / math.pi)
-    if norm == "l2":
-        return math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)) if exact else math.sqrt(dim)
-    return _expected_maximum(dim) if exact else math.sqrt(2 * math.log(dim))
-
-
-def _expected_maximum(dim: int) -> float:
-    """∫ 1 - P(max |n_i| <= x) dx, with P = erf(x / √2)^d."""
-    from scipy.integrate import quad
-
-    def above(x: float) -> float:
-        return 1 - math.erf(x / math.sqrt(2)) ** dim
-
-    return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])

@@ -13,13 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive
-from noiser.engine import Engine, Perturbation, add_noise
+from noiser.engine import AddNoise, Effect, Effects, EffectTable, NormName, Query, ScoreName, Steps, expected_norm
 from noiser.errors import ParameterError
 from noiser.methods.certified import Certified
-from noiser.methods.checks import refuse_foil
-from noiser.methods.noise import NormName, as_noise, check_noise, count_samples, draw_k, draw_noise, expected_norm
+from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.protocol import Scores
-from noiser.methods.readings import Question, Reading, ScoreName, read_all
 from noiser.methods.search import Answer, Bisection, Mode, Probe, Search
 
 __all__ = ["Bounding", "Noiser"]
@@ -30,9 +28,11 @@ _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": 
 ROUNDING = 16
 """Epsilons by which half precision may move log odds: the standard deviation is 7, of Gemma 3 270M on 100 prompts."""
 
+EPSILONS = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
 
 class Probed(NamedTuple):
-    """A question to the model: noise `k` on `unit`, read at `target`. k is None for `relative` noise."""
+    """Noise `k` (None: "relative") on `unit`, read at `target`, with the first `samples` noise vectors or with all."""
 
     unit: int
     k: float | None
@@ -63,9 +63,10 @@ class Noiser:
         exact_norms: exact E‖n‖ for the norm boundings; False for the paper's approximation for large dimensions.
         all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed; for the
             three boundings that search.
-        search: "exact" returns what bisecting every unit returns. "certified", for "k_min" alone, follows the units
-            that a few noise samples say tolerate least, and lets the pass that scores certify that no other unit flips:
-            less work, and the same result unless a unit flips at some k but not at a larger one.
+        search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips; it follows
+            the units that a few noise samples say tolerate least, at half the cost. "bisection" is the paper's
+            algorithm, each unit by itself. The two differ where a unit flips at some k but not at a larger one that
+            bisection probes. None: "certified" where it can be, else "bisection", as the other boundings need it.
         profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
             of the bisection is returned rather than the last that did not flip.
         noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens, with
@@ -83,7 +84,7 @@ class Noiser:
     r: float = 2.0
     exact_norms: bool = True
     all_thresholds: bool = False
-    search: Literal["exact", "certified"] = "exact"
+    search: Literal["certified", "bisection"] | None = None
     profile: Literal["paper", "authors"] = "paper"
     noise: Tensor | None = field(default=None, repr=False, compare=False)
 
@@ -102,120 +103,123 @@ class Noiser:
         check_choice("scope", self.scope, ("target", "continuation"))
         check_choice("profile", self.profile, ("paper", "authors"))
         check_positive("r", self.r)
-        check_choice("search", self.search, ("exact", "certified"))
+        if self.search == "exact":  # the name of bisection in the first edition
+            object.__setattr__(self, "search", "bisection")
+        if self.search is not None:
+            check_choice("search", self.search, ("certified", "bisection"))
         if self.all_thresholds and self.bounding not in _SEARCHES:
             raise ParameterError(
                 f"all_thresholds is True and bounding {self.bounding!r}, which searches no threshold; expected "
                 f"{', '.join(map(repr, _SEARCHES))}. Leave all_thresholds out, or choose one of them."
             )
         rest = (self.bounding, self.all_thresholds, self.profile)
-        if self.search == "certified" and rest != ("k_min", False, "paper"):
+        if self.search == "certified" and not self._can_certify:
             raise ParameterError(
                 "search='certified' finds the smallest threshold alone; expected bounding='k_min', "
-                f"all_thresholds=False and profile='paper', got {rest}. Use search='exact'."
+                f"all_thresholds=False and profile='paper', got {rest}. Leave search out, or use search='bisection'."
             )
+
+    @property
+    def _can_certify(self) -> bool:
+        return (self.bounding, self.all_thresholds, self.profile) == ("k_min", False, "paper")
+
+    @property
+    def certifies(self) -> bool:
+        """Whether the search is the certified one."""
+        return self._can_certify if self.search is None else self.search == "certified"
 
     @property
     def special_tokens(self) -> Literal["frozen", "perturbed"]:
         """Whether special tokens are units: only in the published script."""
         return "perturbed" if self.profile == "authors" else "frozen"
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Searches, bounds and scores; see the class."""
-        refuse_foil(engine.query, self.score)
-        run = _Run(self, engine, generator)
-        searches = run.search()
+        run = _Run(self, query, rng)
+        searches = yield from run.search()
         k = run.bounds(searches)
-        readings = run.score(k)
-        return run.scores(searches, k, readings)
+        effects = yield from run.score(k)
+        return run.scores(searches, k, effects)
 
 
 class _Run:
-    """One call of Noiser: the noise, what has been read so far, and the steps from there to scores."""
+    """One call of Noiser: the noise, the effects that are known so far, and the steps from there to scores."""
 
-    def __init__(self, method: Noiser, engine: Engine, generator: torch.Generator) -> None:
-        query = engine.query
-        self.method, self.engine = method, engine
+    def __init__(self, method: Noiser, query: Query, rng: torch.Generator) -> None:
+        self.method, self.query = method, query
         self.units = [unit.token_indices for unit in query.units]
-        self.pairs = [(g, u) for g, row in enumerate(query.visible.tolist()) for u, seen in enumerate(row) if seen]
-        self.random_k = draw_k(generator) if method.bounding == "random" else math.nan
-        self.noise = self._noise(generator)
-        self.read: dict[Probed, Reading] = {}
-        self.questions = [Question(engine=engine, index=g, score=method.score) for g in range(len(query.rows))]
-        self._expected = self._expected_work()
-
-    def _noise(self, generator: torch.Generator) -> Float[Tensor, "samples positions dim"]:
-        longest, dim = max(map(len, self.units)), self.engine.table_rows.shape[-1]
-        if self.method.noise is not None:
-            noise = check_noise(self.method.noise, longest, dim)
+        self.pairs = [(g, u) for g, row in enumerate(query.causal_mask.tolist()) for u, seen in enumerate(row) if seen]
+        self.targets = range(len(query.logit_positions))
+        self.random_k = draw_k(rng) if method.bounding == "random" else math.nan
+        longest, dim = max(map(len, self.units)), query.embedding_dim
+        if method.noise is not None:
+            self.noise = check_noise(method.noise, longest, dim)
         else:
-            noise = draw_noise(self.method.samples, longest, dim, generator)
-        return noise.to(self.engine.table_rows.device)
+            self.noise = draw_noise(method.samples, longest, dim, rng)
+        self.effects: dict[Probed, Effect] = {}
+        self.clean_leads: list[float] = []
+        self.expected = self._expected_work()
 
     # ---- what the model says -----------------------------------------------------------------------------------
 
-    def evaluate(self, wanted: Iterable[Probed]) -> None:
-        """Reads what has not been read yet; all targets of a (unit, k) pair come from the same passes."""
+    def evaluate(self, probes: Iterable[Probed]) -> Steps[None]:
+        """Asks for what is not known yet; all targets of a (unit, k) pair come from the same passes."""
         targets: dict[tuple[int, float | None, int | None], set[int]] = {}
-        for probe in wanted:
-            if probe not in self.read:
+        for probe in probes:
+            if probe not in self.effects:
                 targets.setdefault((probe.unit, probe.k, probe.samples), set()).add(probe.target)
-        asked = [(unit, k, samples, tuple(sorted(found))) for (unit, k, samples), found in targets.items()]
-        perturbations = [self._perturbation(*each) for each in asked]
-        measured: dict[Probed, tuple[Question, Tensor]] = {}
-        for index, distributions in self.engine.distributions(perturbations):
-            unit, k, samples, rows = asked[index]
-            for position, g in enumerate(rows):
-                question = self.questions[g]
-                measured[Probed(unit, k, g, samples)] = question, question.measure(distributions[:, position])
-            self.engine.report(max(self._expected, self.engine.token_forwards))
-        self.read |= read_all(measured)
-
-    def _perturbation(self, unit: int, k: float | None, samples: int | None, targets: tuple[int, ...]) -> Perturbation:
-        positions = self.units[unit]
-        scale = self._relative_scale(positions) if k is None else k
-        return add_noise(positions, self.noise[:samples], scale, targets)
-
-    def _relative_scale(self, positions: tuple[int, ...]) -> Float[Tensor, " positions"]:
-        rows = self.engine.table_rows[list(positions)]
-        return self.method.r * rows.norm(dim=-1) / expected_norm("l2", rows.shape[-1])
+        noisy = [
+            AddNoise(
+                self.units[unit],
+                tuple(sorted(group)),
+                noise=self.noise[:samples],
+                scale=self.method.r if k is None else k,
+                relative=k is None,
+            )
+            for (unit, k, samples), group in targets.items()
+        ]
+        table: EffectTable = yield Effects(noisy, self.method.score, self.expected)
+        self.clean_leads = table.clean_lead.tolist()
+        for ((unit, k, samples), group), row in zip(targets.items(), table.rows(), strict=True):
+            self.effects |= {Probed(unit, k, g, samples): row[g] for g in group}
 
     # ---- how much noise -----------------------------------------------------------------------------------------
 
-    def search(self) -> list[Search]:
-        """Bisections run to their end, one a target, or one for the whole continuation; none without a search."""
+    def search(self) -> Steps[list[Search]]:
+        """Searches run to their end, one per target, or one for the whole continuation; none without a search."""
         if self.method.bounding not in _SEARCHES:
             return []
         groups = self._groups()
         searches = [self._new_search(group) for group in groups]
-        visible = set(self.pairs)
+        pairs = set(self.pairs)
         while True:
-            seen_by = [
-                {probe: [g for g in group if (g, probe.unit) in visible] for probe in search.probes()}
+            rounds = [
+                {probe: [g for g in group if (g, probe.unit) in pairs] for probe in search.probes()}
                 for search, group in zip(searches, groups, strict=True)
             ]
-            if not any(seen_by):
+            if not any(rounds):
                 break
-            self.evaluate(Probed(u, k, g, few) for asked in seen_by for (u, k, few), at in asked.items() for g in at)
-            for search, asked in zip(searches, seen_by, strict=True):
-                if asked:
-                    search.update({probe: self._answer(probe, at) for probe, at in asked.items()})
+            yield from self.evaluate(
+                Probed(u, k, g, few) for probes in rounds for (u, k, few), group in probes.items() for g in group
+            )
+            for search, probes in zip(searches, rounds, strict=True):
+                if probes:
+                    search.update({probe: self._answer(probe, group) for probe, group in probes.items()})
         self._warn_of_ties(searches)
         return searches
 
     def _warn_of_ties(self, searches: Sequence[Search]) -> None:
-        odds = min(abs(question.clean_odds) for question in self.questions)
-        dtype = self.engine.lm.dtype
-        name = str(dtype).removeprefix("torch.")
+        lead, dtype = min(map(abs, self.clean_leads)), self.query.dtype
         if any(search.tied for search in searches):
             warnings.warn(
                 "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "
                 "tell them apart. The scores of this target mean little; load the model in float32.",
                 stacklevel=3,
             )
-        elif dtype.itemsize == 2 and odds < ROUNDING * torch.finfo(dtype).eps:
+        elif dtype in EPSILONS and lead < ROUNDING * EPSILONS[dtype]:
+            name = str(dtype).removeprefix("torch.")
             warnings.warn(
-                f"A target leads its strongest rival by {odds:.2g} in log odds, and {name} moves such leads by about "
+                f"A target leads its strongest rival by {lead:.2g} in log odds, and {name} moves such leads by about "
                 "as much: which noise changes the prediction, and so the scores' order, may be rounding's. Load the "
                 "model with dtype='float32' to be sure.",
                 stacklevel=3,
@@ -223,7 +227,7 @@ class _Run:
 
     def _new_search(self, group: Sequence[int]) -> Search:
         units = sorted({u for g, u in self.pairs if g in group})
-        if self.method.search == "certified":
+        if self.method.certifies:
             return Certified(units, steps=self.method.steps, samples=len(self.noise))
         mode = "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)]
         authors = self.method.profile == "authors"
@@ -231,76 +235,68 @@ class _Run:
 
     def _answer(self, probe: Probe, targets: Iterable[int]) -> Answer:
         """What the model says at the targets that share a search: the worst of it counts."""
-        readings = [self.read[Probed(probe.unit, probe.k, g, probe.samples)] for g in targets]
-        return Answer(any(reading.flips for reading in readings), min(reading.lead for reading in readings))
+        effects = [self.effects[Probed(probe.unit, probe.k, g, probe.samples)] for g in targets]
+        return Answer(any(effect.flips for effect in effects), min(effect.lead for effect in effects))
 
     def _groups(self) -> list[list[int]]:
         """The targets that share a search."""
-        targets = list(range(len(self.questions)))
+        targets = list(self.targets)
         return [targets] if self.method.scope == "continuation" else [[g] for g in targets]
 
     def bounds(self, searches: Sequence[Search]) -> dict[tuple[int, int], float | None]:
         """The k of every (target, unit) pair; None for relative noise."""
         if not searches:
-            k = self._fixed_k()
-            return dict.fromkeys(self.pairs, k)
-        found: dict[tuple[int, int], float | None] = {}
+            return dict.fromkeys(self.pairs, self._fixed_k())
+        bounds: dict[tuple[int, int], float | None] = {}
         for group, search in zip(self._groups(), searches, strict=True):
             thresholds: list[float] = search.thresholds(len(self.units)).tolist()
             known = [k for k in thresholds if not math.isnan(k)]
             ends = {"k_min": min(known, default=math.nan), "k_max": max(known, default=math.nan)}
             shared = ends.get(str(self.method.bounding))
-            found |= {(g, u): thresholds[u] if shared is None else shared for g, u in self.pairs if g in group}
-        return found
+            bounds |= {(g, u): thresholds[u] if shared is None else shared for g, u in self.pairs if g in group}
+        return bounds
 
     def _fixed_k(self) -> float | None:
         bounding = self.method.bounding
         if isinstance(bounding, str) and bounding.startswith("norm_"):
             norm: NormName = bounding.removeprefix("norm_")  # pyright: ignore
-            return 1 / expected_norm(norm, self.noise.shape[-1], exact=self.method.exact_norms)
+            return 1 / expected_norm(norm, self.query.embedding_dim, exact=self.method.exact_norms)
         named = {"random": self.random_k, "none": 1.0, "relative": None}
         return named[bounding] if isinstance(bounding, str) else float(bounding)
 
     # ---- scores -------------------------------------------------------------------------------------------------
 
-    def score(self, k: dict[tuple[int, int], float | None]) -> dict[tuple[int, int], Reading]:
-        """The reading of every pair at its k."""
-        self.evaluate(Probed(u, k[g, u], g) for g, u in self.pairs)
-        self.engine.report(self.engine.token_forwards)
-        return {(g, u): self.read[Probed(u, k[g, u], g)] for g, u in self.pairs}
+    def score(self, k: dict[tuple[int, int], float | None]) -> Steps[dict[tuple[int, int], Effect]]:
+        """The effect on every pair at its k."""
+        self.expected = 0.0
+        yield from self.evaluate(Probed(u, k[g, u], g) for g, u in self.pairs)
+        return {(g, u): self.effects[Probed(u, k[g, u], g)] for g, u in self.pairs}
 
     def scores(
         self,
         searches: Sequence[Search],
         k: dict[tuple[int, int], float | None],
-        readings: dict[tuple[int, int], Reading],
+        effects: dict[tuple[int, int], Effect],
     ) -> Scores:
         """Everything as tensors."""
-        shape = (len(self.questions), len(self.units))
+        shape = (len(self.targets), len(self.units))
         scores, stderr, used, thresholds = (torch.full(shape, torch.nan) for _ in range(4))
-        for (g, u), reading in readings.items():
-            scores[g, u], stderr[g, u] = reading.score, reading.stderr
-            used[g, u] = float("nan") if (bound := k[g, u]) is None else bound
+        for (g, u), effect in effects.items():
+            scores[g, u], stderr[g, u] = effect.score, effect.stderr
+            used[g, u] = math.nan if (bound := k[g, u]) is None else bound
         k_min = torch.full(shape[:1], torch.nan)
         complete = self.method.bounding in ("k_min", "k_max_per_unit") or self.method.all_thresholds
         for group, search in zip(self._groups(), searches, strict=False):
-            found = search.thresholds(len(self.units))
+            own: Float[Tensor, " units"] = search.thresholds(len(self.units))
             for g in group:
-                thresholds[g] = torch.where(self.engine.query.visible[g], found, torch.nan)
-                k_min[g] = found.nan_to_num(torch.inf).min() if complete else torch.nan
-        return Scores(
-            scores=scores,
-            thresholds=thresholds,
-            k_min=k_min,
-            stderr=stderr,
-            info={"k": used.tolist(), "token_forwards": self.engine.token_forwards, "passes": self.engine.passes},
-        )
+                thresholds[g] = torch.where(self.query.causal_mask[g], own, torch.nan)
+                k_min[g] = own.nan_to_num(torch.inf).min() if complete else torch.nan
+        return Scores(scores=scores, thresholds=thresholds, k_min=k_min, stderr=stderr, info={"k": used.tolist()})
 
     def _expected_work(self) -> float:
         """Token-forwards of a scoring pass for each target, and of a search that leaves one unit in most rounds."""
-        rows = self.engine.query.rows
+        rows = self.query.logit_positions
         each = [len(self.noise) * (rows[g] + 1 - self.units[u][0]) for g, u in self.pairs]
         if self.method.bounding not in _SEARCHES:
             return sum(each)
-        typical = sum(each) / len(each) * self.method.steps * len(rows)
-        return 2 * sum(each) + typical
+        return 2 * sum(each) + sum(each) / len(each) * self.method.steps * len(rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from noiser.engine import Engine
+from noiser.engine import Query, Steps
 from noiser.methods.protocol import Scores
 
 __all__ = ["Random"]
@@ -20,10 +20,10 @@ class Random:
     many targets follow it, and not on the foil.
     """
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
-        """Draws the scores of every target in turn."""
-        visible = engine.query.visible
-        scores = torch.full(visible.shape, torch.nan)
-        for row, seen in zip(scores, visible, strict=True):
-            row[seen] = torch.rand(int(seen.sum()), generator=generator).softmax(0)
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Draws the scores of every target in turn; asks nothing."""
+        yield from ()
+        scores = torch.full(query.causal_mask.shape, torch.nan)
+        for row, seen in zip(scores, query.causal_mask, strict=True):
+            row[seen] = torch.rand(int(seen.sum()), generator=rng).softmax(0)
         return Scores(scores=scores)

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.engine import Engine
-from noiser.methods.baseline import BASELINES, BaselineName
+from noiser.engine import BASELINES, Baseline, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
 
@@ -31,7 +30,7 @@ class ShapleySampling:
 
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs an order.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `baseline_row`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
         score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
 
     Raises:
@@ -39,7 +38,7 @@ class ShapleySampling:
     """
 
     permutations: int = 25
-    baseline: BaselineName = "zero"
+    baseline: Baseline = "zero"
     score: ScaleName = "prob"
 
     def __post_init__(self) -> None:
@@ -51,18 +50,18 @@ class ShapleySampling:
         """The most inputs that are run for so many units."""
         return min(1 + 2 * self.permutations * (units - 1), 2**units - 1)
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs the coalitions of every order once for all targets."""
-        coalitions = Coalitions(engine, self.baseline, self.score)
-        units = len(engine.query.units)
-        ranks = draw_per_unit(self.permutations, units, generator).argsort(1).argsort(1)
+        coalitions = Coalitions(query, self.baseline, self.score)
+        units = len(query.units)
+        ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
-        values = coalitions.values(_joining(ranks.flatten(0, 1)).flatten(0, 1)).unflatten(1, (-1, 2, units + 1))
+        values = yield from coalitions.values(_joining(ranks.flatten(0, 1)).flatten(0, 1))
+        values = values.unflatten(1, (-1, 2, units + 1))
         pairs = [_marginals(found, ranks).mean(1)[:, seen] for found, seen in zip(values, coalitions.seen, strict=True)]
         return Scores(
             scores=coalitions.table([pair.mean(0) for pair in pairs]),
             stderr=coalitions.table([_standard_error(pair) for pair in pairs]),
-            info={"token_forwards": engine.token_forwards, "passes": engine.passes},
         )
 
 

@@ -1,4 +1,4 @@
-"""Which tokens an input to be explained may lose, and from scores of tokens to scores of units."""
+"""Which tokens may be replaced by a baseline, and from scores of tokens to scores of units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.model.query import Query
+from noiser.engine import Query
 
 __all__ = ["movable_positions", "sum_over_units"]
 
@@ -23,4 +23,4 @@ def sum_over_units(
     """Each unit's sum of its tokens' scores, on the CPU; NaN where the unit is not before the target."""
     scores = scores.cpu()
     sums = torch.stack([scores[..., list(unit.token_indices)].sum(-1) for unit in query.units], -1)
-    return sums.masked_fill(~query.visible, torch.nan)
+    return sums.masked_fill(~query.causal_mask, torch.nan)

@@ -38,7 +38,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positio
         UnsupportedModelError: no layer has attention, or the model does not give its weights.
     """
     length = len(token_ids)
-    out = lm.in_turn(lambda: _eager_pass(lm, token_ids, positions))
+    out = _eager_pass(lm, token_ids, positions)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
         raise _no_attention(lm, [tuple(weights.shape) for weights in layers])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from noiser.model.language_model import LanguageModel
-from noiser.model.packing import Branches, Group
+from noiser.model.packing import Branches, Group, Packed
 from noiser.model.prefix import Prefix, empty_prefix, record_prefix
 
-__all__ = ["CleanRun", "run_clean"]
+__all__ = ["CleanRun", "Passes", "run_clean", "without_sharing"]
+
+T = TypeVar("T")
+
+Passes = Generator[Branches, Packed, T]
+"""A coroutine that yields packed passes, which may be merged with those of other prompts, and is sent their logits."""
 
 
 class CleanRun(NamedTuple):
@@ -28,23 +33,29 @@ class CleanRun(NamedTuple):
 
 
 def run_clean(
-    lm: LanguageModel, embeddings: Float[Tensor, "length dim"], positions: Sequence[int], prefix: Prefix | None = None
-) -> CleanRun:
-    """Runs a clean sequence, together with other prompts' where passes are shared.
+    lm: LanguageModel,
+    embeddings: Float[Tensor, "length dim"],
+    positions: Sequence[int],
+    prefix: Prefix | None = None,
+    *,
+    share: bool = False,
+) -> Passes[CleanRun]:
+    """Runs a clean sequence.
 
     Args:
         lm: the model.
         embeddings: [length, dim], of the whole sequence.
         positions: indices into `length` whose logits are wanted.
-        prefix: of a run of its beginning, to go on from, and not to be used any more; the positions are behind it.
+        prefix: of a run of its beginning, to go on from, and not to be used any more; the positions are after it.
+        share: yield the pass, to be merged with those of other prompts; the model must be able to pack.
     """
     if prefix and not lm.reuses_prefix(len(embeddings)):
         prefix = None
     done = prefix.length if prefix else 0
     rest = embeddings[done:][None]
-    if lm.shares_passes:
-        found = lm.packed(Branches(prefix or empty_prefix(lm), [Group(done, rest, positions)], clean=True))
-        return CleanRun(found.logits[0][0].clone(), found.prefix)  # the other prompts' logits are let go
+    if share:
+        packed = yield Branches(prefix or empty_prefix(lm), [Group(done, rest, positions)], clean=True)
+        return CleanRun(packed.logits[0][0].clone(), packed.prefix)  # the other prompts' logits are let go
     with lm.running():
         if prefix:
             logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]
@@ -54,3 +65,12 @@ def run_clean(
         else:
             logits = lm.logits(rest, positions=positions)[0]
     return CleanRun(logits, prefix)
+
+
+def without_sharing(passes: Passes[T]) -> T:
+    """The result of a coroutine that was told not to share its passes, and so yields none."""
+    try:
+        next(passes)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a pass was yielded that nobody runs")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.model.clean import run_clean
+from noiser.model.clean import Passes, run_clean
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.prefix import Prefix
 
@@ -32,10 +32,12 @@ class Continuation(NamedTuple):
     prefix: Prefix | None
 
 
-def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], count: int) -> Continuation:
-    """The `count` most probable next tokens, one after the other.
+def greedy_continuation(
+    lm: LanguageModel, token_ids: Int[Tensor, " length"], count: int, *, share: bool = False
+) -> Passes[Continuation]:
+    """The `count` most probable next tokens, one after the other; fewer if the model ends.
 
-    It ends earlier before an end-of-sequence token, unless that is the very first one.
+    An end-of-sequence token is left out, unless it is the very first one. `share` is that of `run_clean`.
 
     Raises:
         NumericalError: the logits are not finite.
@@ -47,7 +49,7 @@ def greedy_continuation(lm: LanguageModel, token_ids: Int[Tensor, " length"], co
     with lm.running():
         embeddings = lm.embed(token_ids)
     while True:
-        logits, prefix = run_clean(lm, embeddings, [len(embeddings) - 1], prefix)
+        logits, prefix = yield from run_clean(lm, embeddings, [len(embeddings) - 1], prefix, share=share)
         check_finite(logits.softmax(-1), lm.dtype)
         token = int(logits[0].argmax())
         if out and token in stops:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,7 @@ from torch.nn import functional
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.compiled import uncompiled
 from noiser.model.memory import is_out_of_memory
-from noiser.model.packing import Branches, Packed, can_pack, packed_logits
+from noiser.model.packing import can_pack
 from noiser.model.prefix import Prefix, agree, can_reuse_prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.turns import measured, turn
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["LanguageModel", "dtype_name", "wrap"]
-
-Found = TypeVar("Found")
 
 
 class LanguageModel:
@@ -254,20 +252,6 @@ class LanguageModel:
         logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]
         out.logits = logits.float()
         return out
-
-    # A model that several prompts share (see `noiser.engine.crowd`) runs these two with theirs, or in their turn.
-
-    shares_passes = False
-    """Whether packed passes are run together with those of other prompts."""
-
-    def packed(self, branches: Branches) -> Packed:
-        """Logits of sequences of different lengths that branch off one clean sequence; needs `packs`."""
-        with self.running():
-            return packed_logits(self, [branches])[0]
-
-    def in_turn(self, call: Callable[[], Found]) -> Found:
-        """What a call returns that runs the model by itself."""
-        return call()
 
     def _check_gradient(self, embeddings: Tensor, logits: Tensor) -> None:
         if torch.is_grad_enabled() and embeddings.requires_grad and not logits.requires_grad:

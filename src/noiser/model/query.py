@@ -1,24 +1,24 @@
-"""What is asked of a model, worked out once: tokens, targets, foil and units of one attribution."""
+"""What one attribution asks of a model: tokens, targets, foil and units."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from noiser.errors import ParameterError, PromptError, TargetError
-from noiser.model.clean import run_clean
+from noiser.model.clean import Passes, run_clean, without_sharing
 from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_units
 from noiser.types import AutoUnit, Prompt, Span, Unit
 
-__all__ = ["Query", "build_query", "check_length"]
+__all__ = ["Query", "build_query", "check_length", "query_passes"]
 
 SpecialTokens = Literal["frozen", "perturbed"]
 
@@ -33,11 +33,13 @@ class Query:
         prompt_tokens: how many of its tokens are the prompt.
         prompt_length: how many characters of its text are the prompt.
         target_ids: token ids whose probabilities are explained, in order.
-        rows: for each target, the position whose logits predict it.
+        logit_positions: for each target, the position whose logits predict it.
         foil_id: token id that the (only) target is contrasted with, or None.
         units: what gets a score.
         unit: name of the segmentation: "token", "word", "sentence", "auto" or "spans".
         target_texts: the targets as text.
+        embedding_dim: length of a row of the model's embedding table.
+        dtype: of the embeddings that the model reads.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
@@ -46,11 +48,13 @@ class Query:
     prompt_tokens: int
     prompt_length: int
     target_ids: tuple[int, ...]
-    rows: tuple[int, ...]
+    logit_positions: tuple[int, ...]
     foil_id: int | None
     units: tuple[Span, ...]
     unit: str
     target_texts: tuple[str, ...]
+    embedding_dim: int
+    dtype: torch.dtype
     continuation: Continuation | None = field(default=None, repr=False)
 
     @property
@@ -59,18 +63,27 @@ class Query:
         return torch.tensor(self.encoding.token_ids)
 
     @property
-    def visible(self) -> Bool[Tensor, "targets units"]:
+    def causal_mask(self) -> Bool[Tensor, "targets units"]:
         """Whether all of a unit stands before a target, so that it can have a score for it."""
         last = torch.tensor([max(unit.token_indices) for unit in self.units])
-        return last[None, :] <= torch.tensor(self.rows)[:, None]
+        return last[None, :] <= torch.tensor(self.logit_positions)[:, None]
 
     @property
-    def seen_by(self) -> list[tuple[int, ...]]:
+    def targets_per_unit(self) -> list[tuple[int, ...]]:
         """For each unit, the indices of the targets that it stands before."""
-        return [tuple(g for g, seen in enumerate(column) if seen) for column in self.visible.T.tolist()]
+        return [tuple(g for g, seen in enumerate(column) if seen) for column in self.causal_mask.T.tolist()]
+
+    def with_units(self, units: Sequence[Span]) -> Query:
+        """The same question with other units."""
+        return replace(self, units=tuple(units))
 
 
-def build_query(
+def build_query(lm: LanguageModel, prompt: Prompt, **options: Any) -> Query:
+    """The query of `query_passes`, for one prompt by itself; see there for the options."""
+    return without_sharing(query_passes(lm, prompt, **options))
+
+
+def query_passes(
     lm: LanguageModel,
     prompt: Prompt,
     *,
@@ -80,12 +93,13 @@ def build_query(
     unit: Unit | AutoUnit = "token",
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
-) -> Query:
+    share: bool = False,
+) -> Passes[Query]:
     """Tokenises the prompt, settles the targets and cuts the input into units.
 
     A target or foil given as text is what follows the prompt. Where a prompt ends in a word and the text begins
     with one, both readings are possible (`" football"` and `"football"`): the one whose first token the model finds
-    more probable is taken. A text that begins with whitespace is taken as it is.
+    more probable is taken. A text that begins with whitespace is taken as it is. `share` is that of `run_clean`.
 
     Raises:
         PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context or vocabulary.
@@ -102,12 +116,12 @@ def build_query(
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
-        continuation = greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens)
+        continuation = yield from greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens, share=share)
         ids = continuation.token_ids
     else:
         continuation = None
-        ids = _token_ids_of(lm, encoding, target, "target")
-    ids, first, foil_id = _contrast(lm, encoding, ids, foil)
+        ids = yield from _token_ids_of(lm, encoding, target, "target", share)
+    ids, first, foil_id = yield from _contrast(lm, encoding, ids, foil, share)
     check_length(lm, len(encoding.token_ids) + len(ids) - 1)
 
     prompt_tokens = len(encoding.token_ids)
@@ -122,11 +136,13 @@ def build_query(
         prompt_tokens=prompt_tokens,
         prompt_length=len(encoding.text),
         target_ids=ids[first:],
-        rows=tuple(prompt_tokens - 1 + i for i in range(first, len(ids))),
+        logit_positions=tuple(prompt_tokens - 1 + i for i in range(first, len(ids))),
         foil_id=foil_id,
         units=units,
         unit=unit if isinstance(unit, str) else "spans",
         target_texts=tuple(texts[first:]),
+        embedding_dim=lm.embedding_dim,
+        dtype=lm.dtype,
         continuation=continuation if foil is None else None,
     )
 
@@ -141,7 +157,9 @@ def check_length(lm: LanguageModel, length: int) -> None:
         )
 
 
-def _token_ids_of(lm: LanguageModel, encoding: Encoding, wanted: str | int, role: str) -> tuple[int, ...]:
+def _token_ids_of(
+    lm: LanguageModel, encoding: Encoding, wanted: str | int, role: str, share: bool
+) -> Passes[tuple[int, ...]]:
     if isinstance(wanted, bool) or not isinstance(wanted, str | int):
         raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")
     if isinstance(wanted, int):
@@ -156,7 +174,7 @@ def _token_ids_of(lm: LanguageModel, encoding: Encoding, wanted: str | int, role
         raise TargetError(_unknown_token(lm, f"The {role}", readings[0]))
     if not wanted[0].isspace() and not encoding.text[-1:].isspace():
         readings.append(encode_target(lm.tokenizer, encoding, " " + wanted))
-    return _most_probable(lm, encoding, readings)
+    return (yield from _most_probable(lm, encoding, readings, share))
 
 
 def _unknown_token(lm: LanguageModel, what: str, token_ids: Sequence[int]) -> str:
@@ -168,19 +186,22 @@ def _unknown_token(lm: LanguageModel, what: str, token_ids: Sequence[int]) -> st
     )
 
 
-def _most_probable(lm: LanguageModel, encoding: Encoding, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _most_probable(
+    lm: LanguageModel, encoding: Encoding, readings: Sequence[tuple[int, ...]], share: bool
+) -> Passes[tuple[int, ...]]:
     if len({reading[0] for reading in readings}) == 1:
         return readings[0]
     with lm.running():
         embeddings = lm.embed(torch.tensor(encoding.token_ids))
-    probabilities = run_clean(lm, embeddings, [len(embeddings) - 1]).logits[0].softmax(-1)
+    run = yield from run_clean(lm, embeddings, [len(embeddings) - 1], share=share)
+    probabilities = run.logits[0].softmax(-1)
     check_finite(probabilities, lm.dtype)
     return max(readings, key=lambda reading: float(probabilities[reading[0]]))
 
 
 def _contrast(
-    lm: LanguageModel, encoding: Encoding, ids: tuple[int, ...], foil: str | int | None
-) -> tuple[tuple[int, ...], int, int | None]:
+    lm: LanguageModel, encoding: Encoding, ids: tuple[int, ...], foil: str | int | None, share: bool
+) -> Passes[tuple[tuple[int, ...], int, int | None]]:
     """Target ids, the index of the first one to explain, and the foil's token.
 
     With a foil the question is about one place: the first token in which target and foil differ. Tokens that they
@@ -188,7 +209,7 @@ def _contrast(
     """
     if foil is None:
         return ids, 0, None
-    other = _token_ids_of(lm, encoding, foil, "foil")
+    other = yield from _token_ids_of(lm, encoding, foil, "foil", share)
     shared = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
     if shared is None and len(ids) != len(other):
         longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")

@@ -41,11 +41,13 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         prompt_tokens=prompt_tokens,
         prompt_length=att.prompt_length,
         target_ids=targets,
-        rows=tuple(prompt_tokens - 1 + first + i for i in range(len(targets))),
+        logit_positions=tuple(prompt_tokens - 1 + first + i for i in range(len(targets))),
         foil_id=None if att.foil is None else att.foil.token_id,
         units=att.units,
         unit=att.unit,
         target_texts=tuple(target.text for target in att.targets),
+        embedding_dim=lm.embedding_dim,
+        dtype=lm.dtype,
     )
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Engine, Progress, add_noise
+from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query, Steps, complete
+from noiser.engine.progress import Progress
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
-from noiser.methods.readings import Question, fetch
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
 from noiser.registry import unversioned
@@ -87,48 +87,31 @@ def tolerance(
     """
     _check(att, unit_index, ks)
     query = rebuild_query(lm, att)
-    engine = Engine(lm, query, progress=progress)
-    positions = query.units[unit_index].token_indices
-    chosen = _noise(engine, att, samples, noise)
-    rows = query.seen_by[unit_index]
-    work = len(ks) * len(chosen) * (max((query.rows[g] for g in rows), default=0) + 1 - positions[0])
-    questions = {g: Question(engine=engine, index=g, score="prob") for g in rows}
-
-    perturbations = [add_noise(positions, chosen, float(k), rows) for k in ks] if rows else []
-    measured: dict[tuple[int, int], Tensor] = {}
-    spread: list[Tensor] = []
-    for index, distributions in engine.distributions(perturbations):
-        for position, g in enumerate(rows):
-            found = distributions[:, position]
-            measured[g, index] = questions[g].measure(found)
-            spread.append(found[:, query.target_ids[g]].std(correction=min(1, len(found) - 1)))
-        engine.report(max(work, engine.token_forwards))
-
-    shape = (len(query.target_ids), len(ks))
-    probabilities, stderr = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
-    flips = torch.zeros(shape, dtype=torch.bool)
-    foils = None if query.foil_id is None else torch.full(shape[1:], torch.nan)
-    leading: dict[tuple[int, int], tuple[int, float]] = {}
-    deviations = torch.stack(spread).tolist() if spread else []
-    for (g, index), numbers, deviation in zip(measured, fetch(list(measured.values())), deviations, strict=True):
-        probabilities[g, index] = numbers.target
-        if len(chosen) > 1:
-            stderr[g, index] = deviation / math.sqrt(len(chosen))
-        flips[g, index] = questions[g].flips(numbers)
-        leading[g, index] = int(numbers.leader), numbers.most
-        if foils is not None:
-            foils[index] = numbers.foil
+    positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
+    vectors = _noise(query, att, samples, noise)
+    noisy = [AddNoise(positions, targets, noise=vectors, scale=float(k)) for k in ks]
+    engine = LocalEngine(lm)
+    table: EffectTable = complete(engine, engine.answer(query, _ask(Effects(noisy)), progress))
+    ids = sorted({token for token in table.leader.flatten().tolist() if token >= 0})
+    texts = dict(zip(ids, token_texts(lm.tokenizer, ids), strict=True))
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,
         targets=att.targets,
         ks=torch.tensor([float(k) for k in ks]),
-        probabilities=probabilities,
-        stderr=stderr,
-        flips=flips,
-        leaders=_leaders(lm, leading, shape),
-        foil_probabilities=foils,
+        probabilities=table.probability.T.float(),
+        stderr=table.probability_stderr.T.float(),
+        flips=table.flips.T,
+        leaders=tuple(
+            tuple(Target(texts[token], token, p, 1) for token, p in zip(leaders, most, strict=True) if token >= 0)
+            for leaders, most in zip(table.leader.T.tolist(), table.leader_probability.T.tolist(), strict=True)
+        ),
+        foil_probabilities=None if query.foil_id is None else table.foil_probability[:, 0].float(),
     )
+
+
+def _ask(effects: Effects) -> Steps[EffectTable]:
+    return (yield effects)
 
 
 def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:
@@ -140,35 +123,19 @@ def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:
 
 
 def _noise(
-    engine: Engine, att: Attribution, samples: int | None, noise: Tensor | None
+    query: Query, att: Attribution, samples: int | None, noise: Tensor | None
 ) -> Float[Tensor, "samples positions dim"]:
     """The caller's noise, or what Noiser draws for this attribution."""
-    longest, dim = max(len(unit.token_indices) for unit in att.units), engine.table_rows.shape[-1]
+    longest, dim = max(len(unit.token_indices) for unit in att.units), query.embedding_dim
     own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
     given = own.get("noise") if noise is None and samples is None else noise
     if given is not None:
         given = as_noise(given)  # in a saved attribution it is lists
         count_samples(given, samples)
-        found = check_noise(given, longest, dim)
-    else:
-        count = samples if samples is not None else own.get("samples", 10)
-        check_count("samples", count)
-        generator = torch.Generator().manual_seed(att.seed)
-        if own.get("bounding") == "random":
-            draw_k(generator)
-        found = draw_noise(count, longest, dim, generator)
-    return found.to(engine.table_rows.device)  # once, not for every k
-
-
-def _leaders(
-    lm: LanguageModel, leading: dict[tuple[int, int], tuple[int, float]], shape: tuple[int, int]
-) -> tuple[tuple[Target, ...], ...]:
-    ids = sorted({token for token, _ in leading.values()})
-    texts = {token: token_texts(lm.tokenizer, [token])[0] for token in ids}
-    return tuple(
-        tuple(
-            Target(texts[token], token, probability, 1)
-            for token, probability in (leading[g, index] for index in range(shape[1]) if (g, index) in leading)
-        )
-        for g in range(shape[0])
-    )
+        return check_noise(given, longest, dim)
+    count = samples if samples is not None else own.get("samples", 10)
+    check_count("samples", count)
+    generator = torch.Generator().manual_seed(att.seed)
+    if own.get("bounding") == "random":
+        draw_k(generator)
+    return draw_noise(count, longest, dim, generator)

@@ -1,25 +1,21 @@
-"""What stands in for a unit that is taken away: one row in the space of the embedding table."""
+"""What takes the place of a unit that is removed: one row in the space of the embedding table."""
 
 from __future__ import annotations
-
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.engine.perturbation import BASELINES, Baseline
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.model.language_model import LanguageModel
 
-__all__ = ["BASELINES", "BaselineName", "baseline_row"]
-
-BaselineName = Literal["zero", "pad", "unk", "mean"]
-BASELINES: tuple[str, ...] = get_args(BaselineName)
+__all__ = ["baseline_row"]
 
 _CHUNK = 8192  # rows of the table that are averaged at a time
 
 
-def baseline_row(lm: LanguageModel, name: BaselineName) -> Float[Tensor, " dim"]:
+def baseline_row(lm: LanguageModel, name: Baseline) -> Float[Tensor, " dim"]:
     """The row that replaces a removed unit's rows, before any factor that the embedding module puts on them.
 
     Args:

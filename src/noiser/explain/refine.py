@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Engine
+from noiser.engine import Counters, Query, Spent, Steps
 from noiser.errors import ParameterError
-from noiser.methods.protocol import Method, Scores
+from noiser.methods import Method, Scores
 from noiser.model.units import split_unit
 from noiser.types import Span
 
@@ -65,7 +65,7 @@ class _Node:
     k: list[float]
 
 
-def refine(method: Method, engine: Engine, seed: int, budget: Budget) -> tuple[tuple[Span, ...], Scores]:
+def refine(method: Method, query: Query, seed: int, budget: Budget) -> Steps[tuple[tuple[Span, ...], Scores]]:
     """Scores the query's units, then parts of those that carry the score.
 
     A unit's parts are scored like any units, by a run of their own with the same seed. What the unit's score exceeds
@@ -74,7 +74,7 @@ def refine(method: Method, engine: Engine, seed: int, budget: Budget) -> tuple[t
 
     Args:
         method: any method; those that score all tokens at once, such as gradients, gain nothing.
-        engine: of a query with coarse units.
+        query: with coarse units.
         seed: of every run's generator.
         budget: when to stop. What a run will cost is judged by what runs have cost; one that does not fit is left out.
             A method that does not run the same number of inputs for every unit says by `inputs_for(units)` how many.
@@ -84,16 +84,16 @@ def refine(method: Method, engine: Engine, seed: int, budget: Budget) -> tuple[t
         were made to add up, and `info["raw_stderr"]` their standard errors, where the method has them: what was made to
         add up has none, NaN. `info["left"]` counts the units that were not split for want of budget.
     """
-    run = _Run(method, engine, seed, budget)
-    nodes = run.score(engine.query.units)
+    run = _Run(method, query, seed, budget)
+    nodes = yield from run.score(query.units)
     whole = torch.stack([node.score for node in nodes]).nan_to_num().abs().sum(0)
     done: list[_Node] = []
     while nodes:
         node = max(nodes, key=lambda node: _share(node, whole))
         nodes.remove(node)
-        parts = split_unit(engine.query.encoding, node.unit) if _may_split(engine, node, whole) else ()
+        parts = split_unit(query.encoding, node.unit) if _may_split(query, node, whole) else ()
         if parts and run.affords(parts):
-            nodes += _settled(node, run.score(parts))
+            nodes += _settled(node, (yield from run.score(parts)))
         else:
             run.left += bool(parts)
             done.append(node)
@@ -106,8 +106,8 @@ def _share(node: _Node, whole: Float[Tensor, " targets"]) -> float:
     return float((node.score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)).mean())
 
 
-def _may_split(engine: Engine, node: _Node, whole: Float[Tensor, " targets"]) -> bool:
-    return _share(node, whole) >= MIN_SHARE and node.unit.token_indices[0] < engine.query.prompt_tokens
+def _may_split(query: Query, node: _Node, whole: Float[Tensor, " targets"]) -> bool:
+    return _share(node, whole) >= MIN_SHARE and node.unit.token_indices[0] < query.prompt_tokens
 
 
 def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:
@@ -123,18 +123,18 @@ def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:
 class _Run:
     """The runs that have been made, and what they cost."""
 
-    def __init__(self, method: Method, engine: Engine, seed: int, budget: Budget) -> None:
-        self.method, self.engine, self.seed, self.budget = method, engine, seed, budget
+    def __init__(self, method: Method, query: Query, seed: int, budget: Budget) -> None:
+        self.method, self.query, self.seed, self.budget = method, query, seed, budget
+        self.spent = Counters()
         self.left = 0
         self._begin = time.perf_counter()
         self._work = 0
         self._k_min: Tensor | None = None
 
-    def score(self, units: Sequence[Span]) -> list[_Node]:
+    def score(self, units: Sequence[Span]) -> Steps[list[_Node]]:
         """The units' columns, from one run of the method."""
-        engine = self.engine.narrowed(tuple(units))
-        found = self.method(engine, torch.Generator().manual_seed(self.seed))
-        self.engine.absorb(engine)
+        found = yield from self.method(self.query.with_units(units), torch.Generator().manual_seed(self.seed))
+        self.spent = yield Spent()
         self._work += self._work_of(units)
         if found.k_min is not None:
             self._k_min = found.k_min if self._k_min is None else torch.fmin(self._k_min, found.k_min)
@@ -154,12 +154,12 @@ class _Run:
     def affords(self, units: Sequence[Span]) -> bool:
         """Whether a run for these units fits into what is left of the budget, judged by the runs before."""
         share = self._work_of(units) / self._work
-        forwards, seconds = self.engine.token_forwards, time.perf_counter() - self._begin
+        forwards, seconds = self.spent.token_forwards, time.perf_counter() - self._begin
         return forwards * (1 + share) <= self.budget.forwards and seconds * (1 + share) <= self.budget.seconds
 
     def _work_of(self, units: Sequence[Span]) -> int:
         """Token-forwards of one changed sequence for each unit, or of the method's own, from its first token on."""
-        lengths = [self.engine.query.rows[-1] + 1 - unit.token_indices[0] for unit in units]
+        lengths = [self.query.logit_positions[-1] + 1 - unit.token_indices[0] for unit in units]
         inputs_for = getattr(self.method, "inputs_for", None)
         return inputs_for(len(units)) * max(lengths) if inputs_for else sum(lengths)
 
@@ -171,8 +171,6 @@ class _Run:
         info: dict[str, Any] = {
             "raw": torch.stack([node.raw for node in nodes], 1).tolist(),
             "left": self.left,
-            "token_forwards": self.engine.token_forwards,
-            "passes": self.engine.passes,
         }
         if not raw_stderr.isnan().all():
             info["raw_stderr"] = raw_stderr.tolist()

@@ -1,0 +1,291 @@
+"""What methods and metrics ask of an engine, and what it answers: plain data, on the CPU.
+
+A method is a generator. It yields requests, is sent their answers, and returns its result:
+
+    effects: EffectTable = yield Effects([Replace(unit.token_indices) for unit in query.units])
+    return Scores(scores=effects.score.T)
+
+All requests of one generator are about one `Query`: its tokens, targets and foil.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from noiser.engine.perturbation import Interpolate, Perturbation
+
+if TYPE_CHECKING:
+    from noiser.engine.interception import Interception
+
+__all__ = [
+    "Attentions",
+    "Call",
+    "Clean",
+    "CleanStats",
+    "Counters",
+    "Effect",
+    "EffectTable",
+    "Effects",
+    "GradientTable",
+    "Gradients",
+    "Integrals",
+    "ObjectiveName",
+    "PathIntegrals",
+    "Relevance",
+    "RelevanceTable",
+    "Request",
+    "ScoreName",
+    "Spent",
+    "Steps",
+    "ValueName",
+    "ValueTable",
+    "Values",
+]
+
+T = TypeVar("T")
+
+ScoreName = Literal["prob", "logprob", "hellinger"]
+ValueName = Literal["prob", "logprob", "logit", "hellinger", "squared"]
+ObjectiveName = Literal["prob", "logprob", "logit"]
+
+
+class Request:
+    """Something that an engine answers."""
+
+
+Steps = Generator[Request, Any, T]
+"""A method or metric at work: yields requests, is sent answers, returns its result."""
+
+
+# ---- what is predicted under perturbations --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Effects(Request):
+    """What each perturbation does to each target; answered by an `EffectTable`.
+
+    Attributes:
+        perturbations: the changed inputs. The mean distribution over a perturbation's samples is what counts.
+        score: "prob", the drop of p(target), or of p(target) - p(foil); "logprob", that of its logarithm; "hellinger",
+            the distance between the whole distributions.
+        expected: token-forwards that the whole method is likely to take, for progress; 0 if this request is the last.
+    """
+
+    perturbations: Sequence[Perturbation]
+    score: ScoreName = "prob"
+    expected: float = 0.0
+
+
+class Effect(NamedTuple):
+    """What one perturbation does to one target; see `EffectTable`."""
+
+    score: float
+    stderr: float
+    flips: bool
+    lead: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EffectTable:
+    """Effects of perturbations on targets; NaN (or False, or -1) where a perturbation was not asked about a target.
+
+    Attributes:
+        score: what the prediction loses, signed so that a loss counts positive.
+        stderr: standard error of the score over the samples; NaN for a single one.
+        flips: whether the model changes its mind: the most probable token is another one than without perturbation;
+            with a foil, the other one of the pair leads.
+        lead: log odds of the model's own token against its strongest rival (of target against foil), in parts of what
+            they are without perturbation: 1 for no change, negative after a flip.
+        probability: of the target.
+        probability_stderr: its standard error; NaN for a single sample.
+        foil_probability: of the foil; 0 without one.
+        leader: id of the most probable token.
+        leader_probability: its probability.
+        clean_lead: log odds, without perturbation, of what `lead` is in parts of.
+    """
+
+    score: Float64[Tensor, "perturbations targets"]
+    stderr: Float64[Tensor, "perturbations targets"]
+    flips: Bool[Tensor, "perturbations targets"]
+    lead: Float64[Tensor, "perturbations targets"]
+    probability: Float64[Tensor, "perturbations targets"]
+    probability_stderr: Float64[Tensor, "perturbations targets"]
+    foil_probability: Float64[Tensor, "perturbations targets"]
+    leader: Int[Tensor, "perturbations targets"]
+    leader_probability: Float64[Tensor, "perturbations targets"]
+    clean_lead: Float64[Tensor, " targets"]
+
+    def rows(self) -> Iterator[list[Effect]]:
+        """For each perturbation its effects, one per target."""
+        columns = (self.score, self.stderr, self.flips, self.lead)
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            yield [Effect(*values) for values in zip(*row, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Values(Request):
+    """A number for each sample of each perturbation, not their mean; answered by a `ValueTable`.
+
+    Attributes:
+        perturbations: the changed inputs.
+        value: "prob", p(target); "logprob", log p(target); "logit", log p / (1 - p); with a foil, p(target) - p(foil),
+            and for the other two log p(target) / p(foil). "hellinger" and "squared" are distances to the clean
+            distribution: sqrt(½ Σ (√p - √q)²), and Σ (√p - √q)² / √2 of the published script.
+    """
+
+    perturbations: Sequence[Perturbation]
+    value: ValueName = "prob"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValueTable:
+    """Values under perturbations.
+
+    Attributes:
+        values: for each perturbation [samples, targets that it was asked about].
+        clean: [targets], the value without perturbation; 0 for distances.
+    """
+
+    values: tuple[Float64[Tensor, "samples targets"], ...]
+    clean: Float64[Tensor, " targets"]
+
+
+# ---- gradients, relevance, attention --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PathIntegrals(Request):
+    """Integrals of the gradient along straight paths; answered by `Integrals`.
+
+    Attributes:
+        paths: places and weights of the quadrature; a path without weights is run for its values alone.
+        objective: F, "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+    """
+
+    paths: Sequence[Interpolate]
+    objective: ObjectiveName = "prob"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Integrals:
+    """Integrals along paths.
+
+    Attributes:
+        contributions: [targets, length, dim], Σ over paths and places of weight × gradient × direction of the path.
+        sums: [paths, targets, length], each path's contributions summed over dimensions.
+        values: for each path [places, targets], the objective; NaN where a path was not asked about a target.
+        clean: [targets], the objective of the clean input.
+    """
+
+    contributions: Float[Tensor, "targets length dim"]
+    sums: Float[Tensor, "paths targets length"]
+    values: tuple[Float[Tensor, "places targets"], ...]
+    clean: Float[Tensor, " targets"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients(Request):
+    """Objectives under a perturbation, and their gradients; answered by a `GradientTable`."""
+
+    point: Perturbation
+    objective: ObjectiveName = "prob"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientTable:
+    """Gradients with respect to the perturbed rows of the embedding table, of the targets that were asked about.
+
+    Attributes:
+        values: [samples, targets].
+        gradients: [targets, samples, positions, dim].
+    """
+
+    values: Float[Tensor, "samples targets"]
+    gradients: Float[Tensor, "targets samples positions dim"]
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance(Request):
+    """One forward pass under rules that replace derivatives, and a backward pass per target; see `RelevanceTable`.
+
+    Attributes:
+        rules: what takes the place of torch's functions during the pass.
+        objective: what is handed back: "logit" of the target (minus the foil's), "prob" or "logprob".
+        reference: an input without information, which runs beside the clean one; None for none.
+        in_python: attention must be made of torch's functions, which rules can replace.
+    """
+
+    rules: Interception
+    objective: ObjectiveName
+    reference: Perturbation | None = None
+    in_python: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RelevanceTable:
+    """What the rules hand back.
+
+    Attributes:
+        values: [targets, 1 or 2], the objective of the clean input and of the reference.
+        contributions: [targets, length], each token's Σ_d (x - reference) × gradient, float64.
+    """
+
+    values: Float[Tensor, "targets inputs"]
+    contributions: Float64[Tensor, "targets length"]
+
+
+@dataclass(frozen=True, eq=False)
+class Attentions(Request):
+    """Attention weights of the clean input: a list of [length, length], one per layer with attention, float32."""
+
+
+# ---- the rest -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Clean(Request):
+    """What the model says without perturbation; answered by `CleanStats`."""
+
+
+class CleanStats(NamedTuple):
+    """Probability and rank (1 for the most probable) of every target, and of the foil at the first one."""
+
+    probabilities: list[float]
+    ranks: list[int]
+    foil_probability: float | None
+    foil_rank: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Spent(Request):
+    """What has been run so far; answered by `Counters`."""
+
+
+class Counters(NamedTuple):
+    """Work so far, the clean sequence's own pass apart.
+
+    Attributes:
+        token_forwards: tokens that have been run; a backward pass counts as much as a forward pass.
+        passes: forward and backward passes.
+        head_rows: rows of logits.
+    """
+
+    token_forwards: int = 0
+    passes: int = 0
+    head_rows: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Request):
+    """A call of another library that runs the model by itself: its result is the answer. Only for local models.
+
+    Attributes:
+        function: called as `function(lm, ask)`, where `ask(request)` returns the answer to another request.
+    """
+
+    function: Callable[[Any, Callable[[Request], Any]], Any]

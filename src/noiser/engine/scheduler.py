@@ -1,0 +1,105 @@
+"""Many prompts at once: coroutines that yield passes, advanced in turn, their passes merged.
+
+A search spends most of its passes on one unit's noise samples, some fifty tokens, where reading the model's weights
+costs more than computing with them. So each prompt's work is a coroutine that yields the pass it needs; when all wait,
+the passes of as many as fit are run as one, and the results are sent back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from noiser.engine.progress import SharedProgress
+
+__all__ = ["Outcome", "Runner", "complete", "run_interleaved"]
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """What runs passes: an engine."""
+
+    def has_room(self, waiting: Sequence[Any]) -> bool:
+        """Whether one more coroutine may begin, beside those that wait for these passes."""
+        ...
+
+    def choose(self, waiting: Sequence[Any]) -> list[int]:
+        """Which of the waiting passes run now, as one."""
+        ...
+
+    def run(self, passes: Sequence[Any]) -> list[Any]:
+        """Results of passes, in their order; an exception for one that failed."""
+        ...
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """What came of a coroutine: its number, and what it returned or raised."""
+
+    number: int
+    result: Any
+    error: Exception | None
+
+
+class _Waiting(NamedTuple):
+    """A coroutine that waits for the result of a pass."""
+
+    number: int
+    coroutine: Generator[Any, Any, Any]
+    wanted: Any
+
+
+def run_interleaved(
+    runner: Runner, coroutines: Iterable[Generator[Any, Any, T]], progress: SharedProgress | None = None
+) -> Generator[Outcome[T]]:
+    """Runs coroutines side by side in the caller's thread; what one finds does not depend on the others.
+
+    Args:
+        runner: runs their passes.
+        coroutines: each yields passes, is sent their results, and returns its own; begun when there is room.
+        progress: what its callback raises ends everything, where other errors end one coroutine.
+
+    Yields:
+        What came of each coroutine once it is done; not in their order. Close the generator to end those at work.
+    """
+    coming = enumerate(coroutines)
+    waiting: list[_Waiting] = []
+    try:
+        while True:
+            while runner.has_room([each.wanted for each in waiting]) and (new := next(coming, None)):
+                yield from _advance(_Waiting(*new, None), None, waiting, progress)
+            if not waiting:
+                return
+            chosen = [waiting[index] for index in runner.choose([each.wanted for each in waiting])]
+            results = runner.run([each.wanted for each in chosen])
+            waiting[:] = [each for each in waiting if all(each is not other for other in chosen)]
+            for each, result in zip(chosen, results, strict=True):
+                yield from _advance(each, result, waiting, progress)
+    finally:
+        for each in waiting:
+            each.coroutine.close()
+
+
+def complete(runner: Runner, coroutine: Generator[Any, Any, T]) -> T:
+    """What one coroutine returns; raises what it raises."""
+    (outcome,) = run_interleaved(runner, [coroutine])
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result
+
+
+def _advance(
+    each: _Waiting, result: Any, waiting: list[_Waiting], progress: SharedProgress | None
+) -> Generator[Outcome[Any]]:
+    """Lets a coroutine go on to its next pass, or its end."""
+    number, coroutine, _ = each
+    try:
+        wanted = coroutine.throw(result) if isinstance(result, Exception) else coroutine.send(result)
+    except StopIteration as stop:
+        yield Outcome(number, stop.value, None)
+    except Exception as error:
+        if progress is not None and error is progress.error:
+            raise
+        yield Outcome(number, None, error)
+    else:
+        waiting.append(_Waiting(number, coroutine, wanted))

@@ -1,0 +1,255 @@
+"""`noiser.attribute`: prompt in, Attribution out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Literal, TypeGuard, overload
+
+import torch
+
+from noiser.attribution import Attribution
+from noiser.checks import check_choice
+from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, SharedProgress, Spent, Steps, run_interleaved
+from noiser.engine.progress import Progress
+from noiser.errors import NoiserError, ParameterError
+from noiser.explain.refine import Budget, refine
+from noiser.methods import Method, Scores, describe, make_method
+from noiser.model.clean import Passes
+from noiser.model.language_model import LanguageModel
+from noiser.model.query import check_length
+from noiser.model.text import encode, token_texts
+from noiser.types import AutoUnit, Prompt, Prompts, Target, Unit
+from noiser.version import __version__, version_of
+
+__all__ = ["attribute", "attribution_passes", "is_many"]
+
+
+@overload
+def attribute(
+    lm: LanguageModel,
+    prompt: Prompt,
+    *,
+    method: str | Method = "noiser",
+    target: str | int | None = None,
+    foil: str | int | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit | AutoUnit = "token",
+    continuation_units: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> Attribution: ...
+
+
+@overload
+def attribute(
+    lm: LanguageModel,
+    prompt: Prompts,
+    *,
+    method: str | Method = "noiser",
+    target: str | int | Sequence[str | int | None] | None = None,
+    foil: str | int | Sequence[str | int | None] | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit | AutoUnit = "token",
+    continuation_units: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int | Sequence[int] = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> list[Attribution]: ...
+
+
+def attribute(
+    lm: LanguageModel,
+    prompt: Prompt | Prompts,
+    *,
+    method: str | Method = "noiser",
+    target: str | int | Sequence[str | int | None] | None = None,
+    foil: str | int | Sequence[str | int | None] | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit | AutoUnit = "token",
+    continuation_units: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int | Sequence[int] = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> Attribution | list[Attribution]:
+    """Which parts of the prompt made the model say that?
+
+    Args:
+        lm: from `noiser.load_model` or `noiser.wrap`.
+        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template. A
+            list of texts or of chats is many prompts: they run side by side, which is faster, and give the same
+            numbers as one by one.
+        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME" and
+            "captum:NAME" are the methods of those libraries.
+        target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
+            put before it where the model finds that reading more probable. int: a token id.
+        foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
+            one in which target and foil differ. With many prompts, `target`, `foil` and `seed` are one for all, or
+            a list of one for each.
+        max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
+        unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", or
+            a list of (start, end) character spans of the prompt. "auto", for long prompts: sentences (of a very long
+            prompt runs of them) first, then smaller units inside those that carry the score; a unit's parts add up to
+            its score. See `noiser.explain.refine`.
+        continuation_units: with several targets, the continuation's earlier tokens are units too.
+        max_forwards: with unit="auto", about the most token-forwards to spend; the coarse units are always scored.
+        max_seconds: likewise in seconds; many prompts then run one by one, each with that much.
+        seed: of all random numbers; the global random state is neither used nor changed.
+        special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
+            script does. None: as the method's profile says, which is "frozen" unless it is "authors".
+        progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts.
+
+    Returns:
+        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts a
+        list of them, in order.
+
+    Raises:
+        PromptError, TargetError, UnitError: the question cannot be asked; each says why and what to do,
+            and which of many prompts it is about; all are tokenised before anything runs.
+        UnknownNameError, ParameterError: no such method, or a hyper-parameter outside its domain.
+        NumericalError: the model returned NaN or infinite logits.
+    """
+    options: dict[str, Any] = {
+        "method": make_method(method),
+        "max_new_tokens": max_new_tokens,
+        "unit": unit,
+        "continuation_units": continuation_units,
+        "budget": Budget.of(max_forwards, max_seconds, unit),
+        "special_tokens": special_tokens,
+    }
+    prompts: list[Any] = list(prompt) if is_many(prompt) else [prompt]
+    columns = [(target,), (foil,), (seed,)]
+    if is_many(prompt):
+        named = {"target": target, "foil": foil, "seed": seed}
+        columns = [_one_for_each(name, value, len(prompts)) for name, value in named.items()]
+        for index, text in enumerate(prompts):
+            try:
+                check_length(lm, len(encode(lm.tokenizer, text).token_ids))
+            except NoiserError as error:
+                raise _about(error, index) from None
+    engine = LocalEngine(lm, many=is_many(prompt) and max_seconds is None)
+    shared = SharedProgress(len(prompts), progress) if is_many(prompt) else None
+    coroutines = (
+        attribution_passes(
+            engine, text, target=target, foil=foil, seed=seed, progress=shared.of(i) if shared else progress, **options
+        )
+        for i, (text, target, foil, seed) in enumerate(zip(prompts, *columns, strict=True))
+    )
+    attributions: dict[int, Attribution] = {}
+    with closing(run_interleaved(engine, coroutines, shared)) as outcomes:
+        for index, attribution, error in outcomes:
+            if error is not None:
+                raise _about(error, index) if shared else error
+            attributions[index] = attribution
+            if shared:
+                shared.finish(index)
+    return [attributions[i] for i in range(len(prompts))] if is_many(prompt) else attributions[0]
+
+
+def attribution_passes(
+    engine: LocalEngine,
+    prompt: Prompt,
+    *,
+    method: Method,
+    target: str | int | None = None,
+    foil: str | int | None = None,
+    max_new_tokens: int = 1,
+    unit: Unit | AutoUnit = "token",
+    continuation_units: bool = True,
+    budget: Budget | None = None,
+    seed: int = 0,
+    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    progress: Progress | None = None,
+) -> Passes[Attribution]:
+    """The attribution of one prompt as a coroutine, for `noiser.engine.run_interleaved`; see `attribute`."""
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise ParameterError(f"seed is {seed!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
+    if special_tokens is not None:
+        check_choice("special_tokens", special_tokens, ("frozen", "perturbed"))
+    query = yield from engine.query(
+        prompt,
+        target=target,
+        foil=foil,
+        max_new_tokens=max_new_tokens,
+        unit=unit,
+        continuation_units=continuation_units,
+        special_tokens=special_tokens or getattr(method, "special_tokens", "frozen"),
+    )
+    steps = _attribution(engine.lm, query, method, seed, budget or Budget())
+    return (yield from engine.answer(query, steps, progress))
+
+
+def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
+    """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
+    return (
+        isinstance(prompt, list | tuple)
+        and len(prompt) > 0
+        and all(isinstance(one, str | list | tuple) for one in prompt)
+    )
+
+
+def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, budget: Budget) -> Steps[Attribution]:
+    if query.unit == "auto":
+        units, scores = yield from refine(method, query, seed, budget)
+    else:
+        units, scores = query.units, (yield from _scores(method, query, seed))
+    clean: CleanStats = yield Clean()
+    spent: Counters = yield Spent()
+    name, parameters = describe(method)
+    columns = zip(query.target_texts, query.target_ids, clean.probabilities, clean.ranks, strict=True)
+    foil = None
+    if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
+        (text,) = token_texts(lm.tokenizer, [query.foil_id])
+        foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
+    ran = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
+    return Attribution(
+        text=query.encoding.text,
+        prompt_length=query.prompt_length,
+        scores=scores.scores,
+        units=units,
+        targets=tuple(Target(*column) for column in columns),
+        thresholds=scores.thresholds,
+        k_min=scores.k_min,
+        stderr=scores.stderr,
+        foil=foil,
+        unit=query.unit,
+        method=name,
+        parameters=parameters,
+        seed=seed,
+        model=lm.identity,
+        prompt=query.prompt if isinstance(query.prompt, str) else tuple(dict(message) for message in query.prompt),
+        versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
+        info={**scores.info, **ran},
+    )
+
+
+def _scores(method: Method, query: Query, seed: int) -> Steps[Scores]:
+    return (yield from method(query, torch.Generator().manual_seed(seed)))
+
+
+def _one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:
+    """One value for each prompt."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise ParameterError(
+            f"{name} is a list of {len(value)} for {count} prompts; expected one for each, or one for all."
+        )
+    return list(value)
+
+
+def _about(error: Exception, index: int) -> Exception:
+    """The error, saying which prompt it is about: in its message if it is ours, else in a note."""
+    text = f"Prompt {index}: {error}"
+    if isinstance(error, NoiserError) and error.args and error.args[0] == str(error):
+        error.args = (text, *error.args[1:])
+    else:
+        error.add_note(f"Prompt {index}, counted from 0, was being attributed.")
+    return error
