@@ -26,7 +26,8 @@ from noiser.app.status import explain, progress_line
 from noiser.cli import app
 from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
-from noiser.methods import METHODS, tolerance
+from noiser.explain import tolerance
+from noiser.methods import METHODS
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"

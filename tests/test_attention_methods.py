@@ -53,8 +53,8 @@ def test_equal_the_models_own_weights(family, unit):
     maps = reference_maps(lm, query.token_ids)
     last = noiser.attribute(lm, PROMPT, method=LastAttention(), **question)
     rolled = noiser.attribute(lm, PROMPT, method=AttentionRollout(), **question)
-    for g, row in enumerate(query.rows):
-        seen = query.visible[g]
+    for g, row in enumerate(query.logit_positions):
+        seen = query.causal_mask[g]
         assert last.scores[g, ~seen].isnan().all()
         assert rolled.scores[g, ~seen].isnan().all()
         expected = over_units(maps[-1][row], query.units)
@@ -201,8 +201,10 @@ def test_on_real_models(real):
     maps = reference_maps(real, query.token_ids)
     last = noiser.attribute(real, query.prompt, method="last_attention")
     rolled = noiser.attribute(real, query.prompt, method="attention_rollout")
-    torch.testing.assert_close(last.scores[0], over_units(maps[-1][query.rows[0]], query.units), atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(
-        rolled.scores[0], over_units(by_hand(maps, query.rows[0]), query.units), atol=1e-4, rtol=1e-3
+        last.scores[0], over_units(maps[-1][query.logit_positions[0]], query.units), atol=1e-4, rtol=1e-3
+    )
+    torch.testing.assert_close(
+        rolled.scores[0], over_units(by_hand(maps, query.logit_positions[0]), query.units), atol=1e-4, rtol=1e-3
     )
     assert real.model.config._attn_implementation == before

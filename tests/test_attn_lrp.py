@@ -10,9 +10,9 @@ from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import noiser
-from noiser.engine import Engine
+from engine_for_tests import run_method
+from noiser.engine import LocalEngine, Relevance, Session
 from noiser.engine.interception import Interception
-from noiser.engine.multipliers import multipliers
 from noiser.errors import UnsupportedModelError
 from noiser.methods.attn_lrp import AttnLrp
 from noiser.methods.relevance import identity, relevance_rules
@@ -25,16 +25,16 @@ WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "phi3"
 
 
 def relevance_of(lm, softmax="taylor"):
-    engine = Engine(lm, build_query(lm, PROMPT, target=5))
-    interception = Interception(identity, relevance_rules(softmax, []))
-    (found,) = multipliers(engine, engine.table_rows[None], interception, [lambda logits: logits[:, 5]])
-    return engine, float(found.values[0]), (engine.table_rows * found.gradient).sum(-1)
+    query = build_query(lm, PROMPT, target=5)
+    rules = Interception(identity, relevance_rules(softmax, []))
+    found = LocalEngine(lm).ask(query, Relevance(rules, "logit"))
+    return Session(lm, query).embeddings, float(found.values[0, 0]), found.contributions[0]
 
 
 def test_equals_a_gated_network_worked_out_by_hand():
     lm = wrapped(Gated())
-    engine, logit, relevance = relevance_of(lm)
-    x = engine.table_rows.double().numpy()
+    rows, logit, relevance = relevance_of(lm)
+    x = rows.double().numpy()
     hand = GatedByHand(lm.model)
     logits = hand.forward(x)
     m = hand.backward(np.eye(len(logits))[5], hand.silu / hand.g, share=0.5, norm_is_constant=True) / len(x)
@@ -45,9 +45,9 @@ def test_equals_a_gated_network_worked_out_by_hand():
 
 def test_is_gradient_times_input_in_a_linear_network():
     lm = wrapped(Network())
-    engine, logit, relevance = relevance_of(lm)
-    expected = engine.table_rows @ lm.model.head.weight[5] / len(engine.table_rows)
-    torch.testing.assert_close(relevance, expected.detach(), atol=1e-6, rtol=1e-4)
+    rows, logit, relevance = relevance_of(lm)
+    expected = rows @ lm.model.head.weight[5] / len(rows)
+    torch.testing.assert_close(relevance.float(), expected.detach(), atol=1e-6, rtol=1e-4)
     assert relevance.sum() == pytest.approx(logit, rel=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_equals_a_second_implementation(implementation):
     lm = noiser.wrap(model, tiny_tokenizer())
     att = noiser.attribute(lm, PROMPT, method=AttnLrp(), max_new_tokens=2)
     query = build_query(lm, PROMPT, max_new_tokens=2)
-    for g, (row, token) in enumerate(zip(query.rows, query.target_ids, strict=True)):
+    for g, (row, token) in enumerate(zip(query.logit_positions, query.target_ids, strict=True)):
         second = SecondLlama(model)
         x = lm.embed(query.token_ids)[None].detach().requires_grad_()
         logit = second.logits(x)[0, row, token]
@@ -156,9 +156,9 @@ def test_attention_by_other_kernels_is_made_eager_for_the_call():
     model = tiny_model("llama").eval()
     expected = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method=AttnLrp(), target=5)
     lm = noiser.wrap(model, tiny_tokenizer())
-    engine = Engine(lm, build_query(lm, PROMPT, target=5))
+    query = build_query(lm, PROMPT, target=5)
     model.config._attn_implementation_internal = "flex_attention"
-    found = AttnLrp()(engine, torch.Generator())
+    _, found = run_method(lm, query, AttnLrp())
     assert model.config._attn_implementation == "flex_attention"
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
 

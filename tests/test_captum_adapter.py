@@ -127,7 +127,7 @@ def test_contract(name):
         noiser.attribute(lm, PROMPT, method=captum(name), max_new_tokens=2, unit=unit, seed=3) for _ in range(2)
     )
     assert first.scores.shape == (2, len(first.units))
-    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit=unit).visible)
+    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit=unit).causal_mask)
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
     assert 0 not in {i for unit in first.units for i in unit.token_indices}
     assert (first.method, first.info["frozen_tokens"]) == (f"captum:{name}@1", "kept")

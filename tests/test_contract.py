@@ -16,10 +16,9 @@ import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import noiser
-from noiser.engine import Engine
+from engine_for_tests import run_method
 from noiser.errors import DependencyError, UnsupportedModelError
-from noiser.methods import METHODS, make_method
-from noiser.methods.attribute import _describe
+from noiser.methods import METHODS, describe, make_method
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -114,15 +113,15 @@ def test_a_result_names_what_makes_its_method_again(name):
             method = make_method(name, **parameters)
         except DependencyError as error:
             pytest.skip(str(error))
-        said, kept = _describe(method)
+        said, kept = describe(method)
         assert make_method(said, **kept) == method
         assert parameters or said == METHODS.get(name).versioned_name
 
 
 def test_a_method_that_equals_a_registered_one_has_its_name_and_no_other():
-    assert _describe(noiser.Noiser(bounding="relative", score="hellinger"))[0] == "noiser_relative@1"
-    assert _describe(noiser.Noiser(bounding="relative"))[0] == "noiser@1"
-    assert _describe(noiser.Noiser(bounding="relative", score="hellinger", samples=3))[0] == "noiser@1"
+    assert describe(noiser.Noiser(bounding="relative", score="hellinger"))[0] == "noiser_relative@1"
+    assert describe(noiser.Noiser(bounding="relative"))[0] == "noiser@1"
+    assert describe(noiser.Noiser(bounding="relative", score="hellinger", samples=3))[0] == "noiser@1"
 
 
 @each_method
@@ -132,7 +131,7 @@ def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
     assert torch.equal(first.scores.nan_to_num(0), again.scores.nan_to_num(0))
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()
-    method_of(name)(Engine(lm, build_query(lm, PROMPT)), generator)
+    run_method(lm, build_query(lm, PROMPT), method_of(name), generator)
     draws = not torch.equal(generator.get_state(), before)
     same = torch.equal(first.scores.nan_to_num(0), other.scores.nan_to_num(0))
     assert same is not draws

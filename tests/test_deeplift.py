@@ -10,11 +10,11 @@ import torch
 import transformers
 
 import noiser
-from noiser.engine import Engine, Perturbation
+from engine_for_tests import clean, distributions
+from noiser.engine import LocalEngine, Relevance, Replace, Session
+from noiser.engine.baseline import baseline_row
 from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception
-from noiser.engine.multipliers import multipliers
-from noiser.methods.baseline import baseline_row
 from noiser.methods.deeplift import DeepLift, rescale
 from noiser.methods.gradients import InputXGradient
 from noiser.model import build_query
@@ -31,9 +31,9 @@ def softmax(logits):
 
 def rows_of(lm, att):
     query = build_query(lm, att.prompt)
-    clean = Engine(lm, query).table_rows.double().numpy()
+    rows = Session(lm, query).embeddings.double().numpy()
     free = [i for unit in att.units for i in unit.token_indices]
-    return clean, free
+    return rows, free
 
 
 @pytest.mark.parametrize("foil", [None, 7])
@@ -42,11 +42,11 @@ def rows_of(lm, att):
 def test_equals_a_gated_network_worked_out_by_hand(score, baseline, foil):
     lm = wrapped(Gated())
     att = noiser.attribute(lm, PROMPT, method=DeepLift(score=score, baseline=baseline), target=5, foil=foil)
-    clean, free = rows_of(lm, att)
-    other = clean.copy()
+    rows, free = rows_of(lm, att)
+    other = rows.copy()
     other[free] = baseline_row(lm, baseline).double().numpy()
     x, b = GatedByHand(lm.model), GatedByHand(lm.model)
-    p, q = softmax(x.forward(clean)), softmax(b.forward(other))
+    p, q = softmax(x.forward(rows)), softmax(b.forward(other))
 
     def value(p):
         f = np.log if score == "logprob" else np.asarray
@@ -57,8 +57,8 @@ def test_equals_a_gated_network_worked_out_by_hand(score, baseline, foil):
         return one if score == "logprob" else p[token] * one
 
     slopes = slope(5) - (0 if foil is None else slope(foil))
-    m = x.backward(slopes, (x.silu - b.silu) / (x.g - b.g)) / len(clean)
-    contributions = (clean - other) @ m
+    m = x.backward(slopes, (x.silu - b.silu) / (x.g - b.g)) / len(rows)
+    contributions = (rows - other) @ m
     assert np.allclose(att.scores[0].numpy(), contributions[free], atol=1e-6, rtol=1e-4)
     assert att.info["difference"][0] == pytest.approx(value(p) - value(q), rel=1e-3, abs=1e-6)
     assert att.info["delta"][0] == pytest.approx(value(p) - value(q) - contributions.sum(), rel=1e-3, abs=1e-6)
@@ -66,12 +66,11 @@ def test_equals_a_gated_network_worked_out_by_hand(score, baseline, foil):
 
 def logit_contributions(lm, interception):
     """Contributions to the logit itself, so that no softmax stands behind the network."""
-    engine = Engine(lm, build_query(lm, PROMPT, target=5))
-    clean = engine.table_rows
-    other = torch.zeros_like(clean)
-    (found,) = multipliers(engine, torch.stack([clean, other]), interception(len(clean)), [lambda logits: logits[:, 5]])
-    contributions = ((clean - other) * found.gradient).sum(-1)
-    return float(found.values[0] - found.values[1] - contributions.sum()), contributions
+    query = build_query(lm, PROMPT, target=5)
+    everything = tuple(range(len(query.token_ids)))
+    found = LocalEngine(lm).ask(query, Relevance(interception(len(everything)), "logit", Replace(everything)))
+    (contributions,), (values,) = found.contributions, found.values
+    return float(values[0] - values[1] - contributions.sum()), contributions
 
 
 def test_contributions_of_a_chain_of_nonlinearities_add_up_exactly():
@@ -105,12 +104,11 @@ def test_differs_from_the_gradient_wherever_there_are_nonlinearities(family):
 def test_difference_is_what_the_engine_says(family):
     lm = tiny(family)
     found = noiser.attribute(lm, PROMPT, method=DeepLift(), max_new_tokens=2)
-    engine = Engine(lm, build_query(lm, PROMPT, max_new_tokens=2))
-    ids = engine.query.target_ids
-    free = tuple(i for unit in engine.query.units for i in unit.token_indices)
-    gone = Perturbation(positions=free, samples=1, rows=lambda rows: torch.zeros_like(rows)[None])
-    ((_, distributions),) = engine.distributions([gone])
-    expected = [float(engine.clean[g, t] - distributions[0, g, t]) for g, t in enumerate(ids)]
+    query = build_query(lm, PROMPT, max_new_tokens=2)
+    free = tuple(i for unit in query.units for i in unit.token_indices)
+    (gone,) = distributions(Session(lm, query), [Replace(free)])
+    own = clean(lm, query)
+    expected = [float(own[g, t] - gone[0, g, t]) for g, t in enumerate(query.target_ids)]
     assert found.info["difference"] == pytest.approx(expected, abs=1e-5)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from noiser import Lime, Noiser, Occlusion, attribute, evaluate
-from noiser.engine import Engine, Perturbation, add_noise, keep_dimensions, replace_rows
+from engine_for_tests import clean, distributions, drive
+from noiser import Lime, Noiser, Occlusion, attribute, evaluate, tolerance
+from noiser.engine import AddNoise, KeepDimensions, Replace, Session, SetRows, readouts
 from noiser.errors import ModelError, NumericalError
-from noiser.methods import tolerance
 from noiser.model import build_query, packing, wrap
 from noiser.model.prefix import record_prefix
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
@@ -28,10 +28,10 @@ def some_perturbations(query, dim, targets=3):
     keep = torch.rand(2, len(query.token_ids) - 1, dim, generator=generator) < 0.5
     everywhere = tuple(range(1, len(query.token_ids)))
     return [
-        *[add_noise((i,), noise, 0.5) for i in range(1, len(query.token_ids) - targets)],
-        add_noise((2, 4, 5), noise, 0.3, targets=(targets - 1,)),
-        replace_rows((1, 2), torch.zeros(dim), targets=(0, targets - 1)),
-        keep_dimensions(everywhere, lambda: keep, 2),
+        *[AddNoise((i,), noise=noise, scale=0.5) for i in range(1, len(query.token_ids) - targets)],
+        AddNoise((2, 4, 5), (targets - 1,), noise=noise, scale=0.3),
+        Replace((1, 2), (0, targets - 1)),
+        KeepDimensions(everywhere, keep=lambda: keep, count=2),
     ]
 
 
@@ -43,11 +43,11 @@ def one_by_one(lm, query, perturbations):
         for p in perturbations:
             positions = list(p.positions)
             samples = []
-            for rows in p.rows(clean[positions] / lm.embedding_scale):
+            for rows in p.rows(clean[positions] / lm.embedding_scale, lambda name: torch.zeros(clean.shape[1])):
                 inputs = clean.clone()
                 inputs[positions] = rows * lm.embedding_scale
                 logits = lm.model(inputs_embeds=inputs[None], use_cache=False).logits[0]
-                wanted = query.rows if p.targets is None else [query.rows[g] for g in p.targets]
+                wanted = query.logit_positions if p.targets is None else [query.logit_positions[g] for g in p.targets]
                 samples.append(logits[list(wanted)].softmax(-1))
             results.append(torch.stack(samples))
     return results
@@ -66,7 +66,7 @@ def test_equals_whole_sequences_in_every_family(family, packed):
     lm = tiny(family) if packed else unpacked(tiny(family))
     query = build_query(lm, PROMPT, max_new_tokens=3, target=None if family != "mamba" else "dog")
     perturbations = some_perturbations(query, lm.embedding_dim, targets=len(query.target_ids))
-    found = dict(Engine(lm, query).distributions(perturbations))
+    found = distributions(Session(lm, query), perturbations)
     for index, expected in enumerate(one_by_one(lm, query, perturbations)):
         torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
 
@@ -82,12 +82,13 @@ def test_the_clean_sequence_travels_with_the_first_batch(family, cost, tile, mon
     known = build_query(lm, PROMPT, max_new_tokens=3)
     query = replace(known, continuation=None)
     perturbations = some_perturbations(query, lm.embedding_dim, targets=3)
-    engine = Engine(lm, query)
-    assert not engine.knows_clean
-    found = dict(engine.distributions(perturbations))
+    session = Session(lm, query)
+    assert not session.knows_clean
+    found = distributions(session, perturbations)
     for index, expected in enumerate(one_by_one(lm, query, perturbations)):
         torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
-    torch.testing.assert_close(engine.clean, Engine(lm, known).clean, atol=2e-6, rtol=1e-4)
+    own = drive(session, session.clean()).probabilities
+    torch.testing.assert_close(own, clean(lm, known), atol=2e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +136,11 @@ def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens, packed)
     small.packs = packed and big.packs
     query = build_query(big, PROMPT, max_new_tokens=2)
     perturbations = some_perturbations(query, big.embedding_dim, targets=len(query.target_ids))
-    expected = dict(Engine(big, query).distributions(perturbations))
-    engine = Engine(small, query)
-    for index, found in engine.distributions(perturbations):
+    expected = distributions(Session(big, query), perturbations)
+    session = Session(small, query)
+    for index, found in enumerate(distributions(session, perturbations)):
         torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
-    assert engine.passes > 3
+    assert session.counters.passes > 3
 
 
 class Waits(TorchFunctionMode):
@@ -189,22 +190,27 @@ def test_what_is_read_is_copied_at_once(method):
 )
 def test_distributions_are_not_kept(ask, monkeypatch):
     """They are a megabyte each for a long vocabulary; what is read of them must not hold on to them."""
-    seen, most, run = [], 0, Engine.distributions
+    seen, most = [], 0
 
-    def watched(self, perturbations):
-        nonlocal most
-        for index, distributions in run(self, perturbations):
+    def watched(readout):
+        inner = readout.measure
+
+        def measure(self, distributions, targets):
+            nonlocal most
             own = distributions.clone()
-            del distributions
             seen.append(StorageWeakRef(own.untyped_storage()))
-            yield index, own
+            numbers = inner(self, own, targets)
             del own
             most = max(most, sum(not each.expired() for each in seen))
+            return numbers
 
-    monkeypatch.setattr(Engine, "distributions", watched)
+        monkeypatch.setattr(readout, "measure", measure)
+
+    watched(readouts.EffectReadout)
+    watched(readouts.ValueReadout)
     ask(tiny("llama"), PROMPT)
     assert len(seen) > 1
-    assert most <= 1
+    assert most == 0
 
 
 def test_long_sequences_are_cut_so_that_little_is_compared_for_nothing():
@@ -234,8 +240,8 @@ def test_half_precision_stays_close_to_float32(packed):
     half.packs = packed and half.packs
     query = build_query(exact, PROMPT)
     perturbations = some_perturbations(query, 32, targets=1)
-    expected = dict(Engine(exact, query).distributions(perturbations))
-    for index, found in Engine(half, query).distributions(perturbations):
+    expected = distributions(Session(exact, query), perturbations)
+    for index, found in enumerate(distributions(Session(half, query), perturbations)):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected[index], atol=0.02, rtol=0.3)
 
@@ -243,10 +249,10 @@ def test_half_precision_stays_close_to_float32(packed):
 def test_only_the_suffix_is_run():
     lm = tiny("llama")
     query = build_query(lm, PROMPT)
-    last = query.rows[-1]
-    engine = Engine(lm, query)
-    list(engine.distributions([add_noise((last - 2,), torch.zeros(5, 1, 32), 1.0)]))
-    assert (engine.token_forwards, engine.passes, engine.head_rows) == (15, 1, 5)
+    last = query.logit_positions[-1]
+    session = Session(lm, query)
+    distributions(session, [AddNoise((last - 2,), noise=torch.zeros(5, 1, 32))])
+    assert session.counters == (15, 1, 5)
 
 
 def out_of_memory_above(lm, tokens):
@@ -265,13 +271,13 @@ def test_halves_batches_when_memory_runs_out(monkeypatch):
     lm = tiny("llama")
     query = build_query(lm, PROMPT, max_new_tokens=2)
     perturbations = some_perturbations(query, 32, targets=2)
-    expected = dict(Engine(lm, query).distributions(perturbations))
-    engine = Engine(lm, query)
+    expected = distributions(Session(lm, query), perturbations)
+    session = Session(lm, query)
     _, failing = out_of_memory_above(lm, 40)
     monkeypatch.setattr(lm.model, "forward", failing)
-    found = dict(engine.distributions(perturbations))
-    assert found.keys() == expected.keys()
-    for index in expected:
+    found = distributions(session, perturbations)
+    assert len(found) == len(expected)
+    for index in range(len(found)):
         torch.testing.assert_close(found[index], expected[index], atol=1e-6, rtol=1e-4)
 
 
@@ -292,10 +298,10 @@ def test_memory_that_runs_out_for_a_prefix_halves_what_is_in_front_of_a_batch(mo
         return inner(*args, **kwargs)
 
     monkeypatch.setattr(lm.model, "forward", functools.wraps(inner)(forward))
-    engine = Engine(lm, query)
+    session = Session(lm, query)
     noise = torch.randn(40, 1, 32, generator=torch.Generator().manual_seed(0))
     for _ in range(2):
-        list(engine.distributions([add_noise((length - 2,), noise, 0.1)]))
+        distributions(session, [AddNoise((length - 2,), noise=noise, scale=0.1)])
     assert sorted(sizes)[-6:] >= [5] * 6  # of 16 at first, 8, and then half of what failed; not one by one
     assert len(sizes) < 2 * 40 / 3
 
@@ -303,31 +309,30 @@ def test_memory_that_runs_out_for_a_prefix_halves_what_is_in_front_of_a_batch(mo
 def test_says_so_when_not_even_one_sequence_fits(monkeypatch):
     lm = tiny("llama")
     query = build_query(lm, PROMPT)
-    engine = Engine(lm, query)
+    session = Session(lm, query)
     _, failing = out_of_memory_above(lm, 0)
     monkeypatch.setattr(lm.model, "forward", failing)
     with pytest.raises(ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"):
-        list(engine.distributions([add_noise((1,), torch.zeros(5, 1, 32), 1.0)]))
+        distributions(session, [AddNoise((1,), noise=torch.zeros(5, 1, 32))])
 
 
 def test_a_failing_model_fails_loudly():
     model = tiny_model("llama")
     lm = wrap(model, tiny_tokenizer())
     query = build_query(lm, PROMPT)
-    engine = Engine(lm, query)
-    broken = Perturbation(positions=(3,), samples=1, rows=lambda clean: torch.full((1, 1, 32), torch.inf))
+    session = Session(lm, query)
+    broken = SetRows((3,), given=torch.full((1, 1, 32), torch.inf))
     with pytest.raises(NumericalError, match="NaN or infinite"):
-        list(engine.distributions([broken]))
+        distributions(session, [broken])
     assert all(module.training for module in model.modules())
 
 
 def test_later_positions_cannot_matter():
     lm = tiny("llama")
     query = build_query(lm, PROMPT, max_new_tokens=3)
-    late = add_noise((query.rows[2],), torch.ones(1, 1, 32), 3.0, targets=(0,))
-    engine = Engine(lm, query)
-    ((_, found),) = engine.distributions([late])
-    torch.testing.assert_close(found[0, 0], engine.clean[0], atol=1e-6, rtol=1e-4)
+    late = AddNoise((query.logit_positions[2],), (0,), noise=torch.ones(1, 1, 32), scale=3.0)
+    (found,) = distributions(Session(lm, query), [late])
+    torch.testing.assert_close(found[0, 0], clean(lm, query)[0], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

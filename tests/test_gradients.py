@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine import Engine, Objective, Perturbation, gradients, replace_rows
-from noiser.engine import engine as engine_module
+from engine_for_tests import clean, distributions, run_method
+from noiser.engine import Replace, Session, SetRows
+from noiser.engine.gradients import _parts
 from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError
 from noiser.methods import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
 from noiser.methods.tokens import movable_positions
@@ -63,13 +64,13 @@ def over_units(token_scores, units):
 
 def input_x_gradient(plain, query, g, method):
     rows = plain.rows(query.token_ids)
-    return reduced(plain.gradient(rows, query.rows[g], query.target_ids[g]) * rows, method.reduce)
+    return reduced(plain.gradient(rows, query.logit_positions[g], query.target_ids[g]) * rows, method.reduce)
 
 
 def path_integral(plain, start, end, query, g, alphas, weights):
     found = torch.zeros_like(end)
     for alpha, weight in zip(alphas, weights, strict=True):
-        found += weight * plain.gradient(start + alpha * (end - start), query.rows[g], query.target_ids[g])
+        found += weight * plain.gradient(start + alpha * (end - start), query.logit_positions[g], query.target_ids[g])
     return found * (end - start)
 
 
@@ -119,9 +120,9 @@ def check(lm, method, *, atol=2e-5, rtol=1e-3, **question):
     att = noiser.attribute(lm, PROMPT, method=method, **question)
     query = build_query(lm, PROMPT, **question)
     plain = Plain(lm, score=method.score, foil=query.foil_id)
-    for g in range(len(query.rows)):
+    for g in range(len(query.logit_positions)):
         expected = over_units(REFERENCES[type(method).__name__](plain, query, g, method), query.units)
-        visible = query.visible[g]
+        visible = query.causal_mask[g]
         assert att.scores[g, ~visible].isnan().all()
         assert expected[visible].abs().max() > 10 * atol, "a reference that is nearly zero shows nothing"
         torch.testing.assert_close(att.scores[g, visible].double(), expected[visible], atol=atol, rtol=rtol)
@@ -176,9 +177,8 @@ def test_integrated_gradients_are_complete_and_say_what_is_left():
     lm = tiny("gpt2")
     for steps, most in ((50, 1e-4), (2, 1)):
         att = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2)
-        engine = Engine(lm, build_query(lm, PROMPT, max_new_tokens=2))
-        positions = movable_positions(engine.query)
-        ((_, p),) = engine.distributions([replace_rows(positions, torch.zeros(32))])
+        query = build_query(lm, PROMPT, max_new_tokens=2)
+        (p,) = distributions(Session(lm, query), [Replace(movable_positions(query))])
         for g, target in enumerate(att.targets):
             difference = target.probability - float(p[0, g, target.token_id])
             assert att.info["difference"][g] == pytest.approx(difference, abs=1e-6)
@@ -227,11 +227,11 @@ def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
     lm = tiny("gpt2")
     method = SequentialIntegratedGradients(n_steps=100)
     att = noiser.attribute(lm, PROMPT, method=method, unit="word", max_new_tokens=2)
-    engine = Engine(lm, build_query(lm, PROMPT, unit="word", max_new_tokens=2))
-    ends = [replace_rows(unit.token_indices, torch.zeros(32)) for unit in engine.query.units]
-    for u, p in engine.distributions(ends):
+    query = build_query(lm, PROMPT, unit="word", max_new_tokens=2)
+    ends = [Replace(unit.token_indices) for unit in query.units]
+    for u, p in enumerate(distributions(Session(lm, query), ends)):
         for g, target in enumerate(att.targets):
-            if engine.query.visible[g, u]:
+            if query.causal_mask[g, u]:
                 drop = target.probability - float(p[0, g, target.token_id])
                 assert float(att.scores[g, u]) == pytest.approx(drop, abs=1e-3)
                 assert float(att.scores[g, u]) + att.info["delta"][g][u] == pytest.approx(drop, abs=1e-5)
@@ -240,11 +240,10 @@ def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
 def test_sequential_runs_only_what_stands_behind_the_unit():
     lm = tiny("llama")
     query = build_query(lm, PROMPT)
-    engine = Engine(lm, query)
-    SequentialIntegratedGradients(n_steps=50)(engine, torch.Generator())
+    session, _ = run_method(lm, query, SequentialIntegratedGradients(n_steps=50))
     length = len(query.encoding.token_ids)
     shortest = sum(length - unit.token_indices[0] for unit in query.units)
-    assert engine.token_forwards < 1.5 * shortest * (2 * 50 + 1)
+    assert session.counters.token_forwards < 1.5 * shortest * (2 * 50 + 1)
 
 
 def test_only_the_input_gets_gradients_and_flags_come_back():
@@ -270,11 +269,11 @@ def test_only_the_input_gets_gradients_and_flags_come_back():
 def test_flags_come_back_after_an_exception():
     model = tiny_model("llama")
     lm = noiser.wrap(model, tiny_tokenizer())
-    engine = Engine(lm, build_query(lm, PROMPT))
+    query = build_query(lm, PROMPT)
     with torch.no_grad():
         model.lm_head.weight[3, 0] = torch.nan
     with pytest.raises(NumericalError):
-        InputXGradient()(engine, torch.Generator())
+        run_method(lm, query, InputXGradient())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert all(module.training for module in model.modules())
 
@@ -284,7 +283,7 @@ def test_flags_come_back_after_an_exception():
 def test_half_precision_is_near(family, dtype):
     lm = tiny(family)
     half = noiser.wrap(copy.deepcopy(lm.model).to(dtype), lm.tokenizer)
-    target = int(Engine(lm, build_query(lm, PROMPT)).clean[0].argsort(descending=True)[40])
+    target = int(clean(lm, build_query(lm, PROMPT))[0].argsort(descending=True)[40])
     method = InputXGradient(reduce="l2")  # of an improbable token: its slope is below what float16 can hold
     expected = noiser.attribute(lm, PROMPT, method=method, target=target).scores[0]
     found = noiser.attribute(half, PROMPT, method=method, target=target).scores[0]
@@ -305,27 +304,25 @@ def test_out_of_memory_halves_the_batch(monkeypatch):
     monkeypatch.setattr(noiser.LanguageModel, "_forward_parameters", frozenset({"logits_to_keep"}))
     monkeypatch.setattr(lm.model, "forward", tight)
     limit = 2
-    engine = Engine(lm, build_query(lm, PROMPT))
-    found = IntegratedGradients(n_steps=6)(engine, torch.Generator())
+    query = build_query(lm, PROMPT)
+    _, found = run_method(lm, query, IntegratedGradients(n_steps=6))
     torch.testing.assert_close(found.scores, expected, atol=1e-6, rtol=1e-5)
     assert max(sizes) > 2
     limit = 0
     with pytest.raises(ModelError, match="Not enough memory"):
-        InputXGradient()(engine, torch.Generator())
+        run_method(lm, query, InputXGradient())
 
 
 def test_gradients_are_given_once_for_each_sample_and_wanted_target():
     lm = tiny("gemma3")
-    engine = Engine(lm, build_query(lm, PROMPT, max_new_tokens=3))
-    assert engine_module.LOGIT_BYTES > 0
+    session = Session(lm, build_query(lm, PROMPT, max_new_tokens=3))
     asked = [
-        Perturbation(positions=(2, 3), samples=5, rows=lambda rows: rows.expand(5, -1, -1), targets=(0, 2)),
-        Perturbation(positions=(5,), samples=1, rows=lambda rows: rows[None]),
+        SetRows((2, 3), (0, 2), given=torch.randn(5, 2, 32)),
+        SetRows((5,), given=torch.randn(1, 1, 32)),
     ]
-    objectives = [Objective(target=token) for token in engine.query.target_ids]
     seen = [
         (found.perturbation, found.target, sample)
-        for found in gradients(engine, asked, objectives)
+        for found in _parts(session, asked, "prob", [True, True])
         for sample in range(found.first, found.last)
     ]
     assert sorted(seen) == [(0, g, s) for g in (0, 2) for s in range(5)] + [(1, g, 0) for g in range(3)]

@@ -224,7 +224,7 @@ def test_nothing_of_the_caller_is_changed(name):
     assert torch.equal(torch.get_rng_state(), states)
     assert snapshot(lm) == before
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
-    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit="word").visible)
+    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask)
 
 
 def snapshot(lm):

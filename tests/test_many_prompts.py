@@ -8,10 +8,10 @@ import warnings
 
 import pytest
 import torch
+from noiser.engine.strand import Stopped, Strand
 
 import noiser
 from noiser.engine import together
-from noiser.engine.strand import Stopped, Strand
 from noiser.errors import ModelError, ParameterError, PromptError
 from test_contract import CHAT, state_of, with_chat_template
 from tiny import tiny, tiny_model, tiny_tokenizer

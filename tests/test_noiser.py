@@ -9,8 +9,9 @@ import torch
 
 import noiser
 import reference
-from noiser.engine import Engine
-from noiser.methods.noise import expected_norm
+from engine_for_tests import clean
+from noiser.engine import expected_norm
+from noiser.methods.noise import 
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -101,8 +102,7 @@ def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
 
 def test_foil_replaces_p_and_flips_when_the_pair_turns():
     lm = tiny("llama")
-    engine = Engine(lm, build_query(lm, PROMPT))
-    second = int(engine.clean[0].topk(2).indices[1])
+    second = int(clean(lm, build_query(lm, PROMPT))[0].topk(2).indices[1])
     att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=6, all_thresholds=True), foil=second)
     assert att.foil.token_id == second
     _, thresholds, scores = expected(lm, att, steps=6, samples=3, foil=second)
@@ -158,7 +158,7 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
     method = noiser.Noiser(samples=4, bounding="relative", r=1.5, score="hellinger")
     att = noiser.attribute(lm, PROMPT, method=method)
     query, noise = build_query(lm, PROMPT), embedding_noise(lm, 4)
-    row, table = query.rows[0], lm.model.get_input_embeddings().weight
+    row, table = query.logit_positions[0], lm.model.get_input_embeddings().weight
     with lm.running():
         clean = lm.model(input_ids=query.token_ids[None]).logits[0, row].softmax(-1)
         for i, unit in enumerate(att.units):
@@ -271,7 +271,7 @@ def test_hellinger_has_no_foil():
 def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
     full, half = tiny("llama"), noiser.wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
     with full.running():
-        row = Engine(full, build_query(full, PROMPT)).clean[0]
+        row = clean(full, build_query(full, PROMPT))[0]
     order = row.argsort(descending=True).tolist()
     method = noiser.Noiser(samples=2, steps=4)
     with pytest.warns(UserWarning, match=r"leads its strongest rival by 0\.0\d+ in log odds, and bfloat16 moves"):

@@ -30,13 +30,13 @@ def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
     query = build_query(lm, prompt, max_new_tokens=max_new_tokens, special_tokens=method.special_tokens)
     noise = torch.randn(samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0))[:, None]
     for row in range(len(att.targets)):
-        columns = query.visible[row].nonzero().flatten().tolist()
+        columns = query.causal_mask[row].nonzero().flatten().tolist()
         with lm.running():
             thresholds, scores = reference.noiser(
                 lm.model,
                 query.token_ids,
                 [query.units[u].token_indices for u in columns],
-                query.rows[row],
+                query.logit_positions[row],
                 query.target_ids[row],
                 noise,
                 scale=lm.embedding_scale,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import noiser
+from noiser.engine.baseline import baseline_row
 from noiser.errors import ParameterError
-from noiser.methods.baseline import baseline_row
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -50,10 +50,10 @@ def test_equals_whole_sequences_in_every_family(family, score):
     att = noiser.attribute(lm, PROMPT, method=noiser.Occlusion(score=score), max_new_tokens=2)
     query = build_query(lm, PROMPT, max_new_tokens=2)
     for g, target in enumerate(att.targets):
-        clean = predict(lm, query.token_ids, query.rows[g])
+        clean = predict(lm, query.token_ids, query.logit_positions[g])
         for u, unit in enumerate(att.units):
-            if unit.token_indices[0] <= query.rows[g]:
-                changed = predict(lm, query.token_ids, query.rows[g], unit.token_indices)
+            if unit.token_indices[0] <= query.logit_positions[g]:
+                changed = predict(lm, query.token_ids, query.logit_positions[g], unit.token_indices)
                 expected = drop(clean, changed, target.token_id, score)
                 assert float(att.scores[g, u]) == pytest.approx(expected, abs=3e-4 if score == "hellinger" else 2e-5)
 
@@ -71,9 +71,9 @@ def test_a_foil_is_contrasted(score):
     lm, foil = tiny("llama"), 77
     att = noiser.attribute(lm, PROMPT, method=noiser.Occlusion(score=score), foil=foil)
     query = build_query(lm, PROMPT)
-    clean = predict(lm, query.token_ids, query.rows[0])
+    clean = predict(lm, query.token_ids, query.logit_positions[0])
     for u, unit in enumerate(att.units):
-        changed = predict(lm, query.token_ids, query.rows[0], unit.token_indices)
+        changed = predict(lm, query.token_ids, query.logit_positions[0], unit.token_indices)
         expected = drop(clean, changed, att.targets[0].token_id, score, foil)
         assert float(att.scores[0, u]) == pytest.approx(expected, abs=2e-5)
     with pytest.raises(ParameterError, match="no foil; expected 'prob' or 'logprob'"):
@@ -84,17 +84,17 @@ def test_all_tokens_of_a_unit_are_replaced_together():
     lm = tiny("qwen2")
     att = noiser.attribute(lm, PROMPT, method="occlusion", unit="word")
     query = build_query(lm, PROMPT)
-    clean = predict(lm, query.token_ids, query.rows[0])
+    clean = predict(lm, query.token_ids, query.logit_positions[0])
     assert max(len(unit.token_indices) for unit in att.units) > 1
     for u, unit in enumerate(att.units):
-        changed = predict(lm, query.token_ids, query.rows[0], unit.token_indices)
+        changed = predict(lm, query.token_ids, query.logit_positions[0], unit.token_indices)
         assert float(att.scores[0, u]) == pytest.approx(drop(clean, changed, att.targets[0].token_id, "prob"), abs=2e-5)
 
 
 def test_one_short_sequence_a_unit_serves_all_targets():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3)
-    last = build_query(lm, PROMPT, max_new_tokens=len(att.targets)).rows[-1]
+    last = build_query(lm, PROMPT, max_new_tokens=len(att.targets)).logit_positions[-1]
     assert att.info["token_forwards"] <= len(att.units) * last
     assert att.info["passes"] == 1
 
@@ -122,9 +122,9 @@ def test_occlusion_puts_the_baseline_where_the_unit_was(name):
     lm = with_special_tokens("gemma3", pad_token="</s>", unk_token="a")
     att = noiser.attribute(lm, PROMPT, method=noiser.Occlusion(baseline=name))
     query, row = build_query(lm, PROMPT), baseline_row(lm, name)
-    clean = predict(lm, query.token_ids, query.rows[0])
+    clean = predict(lm, query.token_ids, query.logit_positions[0])
     for u, unit in enumerate(att.units):
-        changed = predict(lm, query.token_ids, query.rows[0], unit.token_indices, row)
+        changed = predict(lm, query.token_ids, query.logit_positions[0], unit.token_indices, row)
         assert float(att.scores[0, u]) == pytest.approx(drop(clean, changed, att.targets[0].token_id, "prob"), abs=2e-5)
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import noiser
-from noiser.engine import Engine
+from engine_for_tests import clean
 from noiser.errors import (
     NumericalError,
     ParameterError,
@@ -94,7 +94,7 @@ def test_a_foil_is_about_the_first_token_that_differs():
     target, foil = (lm.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" quick fox", " quick dog"))
     shared = next(i for i, (a, b) in enumerate(zip(target, foil, strict=False)) if a != b)
     assert (query.target_ids, query.foil_id) == ((target[shared],), foil[shared])
-    assert query.rows == (query.prompt_tokens - 1 + shared,)
+    assert query.logit_positions == (query.prompt_tokens - 1 + shared,)
 
 
 def test_units_behind_a_target_have_no_score():
@@ -115,11 +115,11 @@ def test_continuation_units_can_be_left_out():
 
 def test_target_reports_probability_and_rank():
     lm = tiny("llama")
-    clean = Engine(lm, build_query(lm, PROMPT)).clean[0]
-    third = int(clean.topk(3).indices[2])
+    own = clean(lm, build_query(lm, PROMPT))[0]
+    third = int(own.topk(3).indices[2])
     (target,) = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=third).targets
     assert (target.token_id, target.rank) == (third, 3)
-    assert target.probability == pytest.approx(float(clean[third]), rel=1e-5)  # another pass: rounding of float32
+    assert target.probability == pytest.approx(float(own[third]), rel=1e-5)  # another pass: rounding of float32
 
 
 def test_tokens_that_the_model_does_not_have_are_named():

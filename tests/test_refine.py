@@ -9,7 +9,7 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError, UnitError
-from noiser.methods.refine import MIN_SHARE
+from noiser.explain.refine import MIN_SHARE
 from noiser.model import build_query
 from noiser.model.units import COARSE_UNITS, make_units, split_unit
 from tiny import tiny

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine import Engine
+from engine_for_tests import drive
+from noiser.engine import Session
 from noiser.methods.coalitions import Coalitions
 from noiser.methods.kernel_shap import draw_coalitions, shapley_regression
 from noiser.model import build_query
@@ -36,12 +37,12 @@ def exact(values, units):
 def all_values(lm, att, row, value):
     """Every coalition's value for one target, each from a whole sequence; and the units that the target sees."""
     query = build_query(lm, att.prompt, max_new_tokens=len(att.targets), unit=att.unit)
-    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.rows[row]]
+    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.logit_positions[row]]
     values = {}
     for size in range(len(seen) + 1):
         for kept in map(frozenset, itertools.combinations(range(len(seen)), size)):
             gone = [i for k, u in enumerate(seen) if k not in kept for i in att.units[u].token_indices]
-            values[kept] = value(predict(lm, query.token_ids, query.rows[row], gone))
+            values[kept] = value(predict(lm, query.token_ids, query.logit_positions[row], gone))
     return values, seen
 
 
@@ -84,8 +85,8 @@ def test_scores_sum_to_what_all_units_together_change(method):
         att = noiser.attribute(lm, "The quick fox sings in the rain", method=method, max_new_tokens=3)
         query = build_query(lm, att.prompt, max_new_tokens=3)
         for g, target in enumerate(att.targets):
-            gone = [i for unit in att.units for i in unit.token_indices if i <= query.rows[g]]
-            empty = predict(lm, query.token_ids, query.rows[g], gone)
+            gone = [i for unit in att.units for i in unit.token_indices if i <= query.logit_positions[g]]
+            empty = predict(lm, query.token_ids, query.logit_positions[g], gone)
             gain = target.probability - float(empty[target.token_id])
             assert float(att.scores[g].double().nansum()) == pytest.approx(gain, abs=2e-6)
 
@@ -195,27 +196,27 @@ def test_a_target_inside_a_word_sees_the_word_whole(family):
     lm = tiny(family)
     query = build_query(lm, PROMPT, target=" purple children", unit="word")
     word = next(unit for unit in query.units if unit.text == " purple")
-    assert any(word.token_indices[0] <= row < word.token_indices[-1] for row in query.rows)
-    coalitions = Coalitions(Engine(lm, query), "zero", "prob")
+    assert any(word.token_indices[0] <= row < word.token_indices[-1] for row in query.logit_positions)
+    session, coalitions = Session(lm, query), Coalitions(query, "zero", "prob")
     kept = torch.tensor([[True], [False]]).expand(2, len(query.units))
-    for g, found in enumerate(coalitions.values(kept)[:, 1].tolist()):
-        gone = [i for unit in query.units if unit.token_indices[-1] <= query.rows[g] for i in unit.token_indices]
-        expected = predict(lm, query.token_ids, query.rows[g], gone)[query.target_ids[g]]
+    values = drive(session, session.drive(coalitions.values(kept)))
+    for g, found in enumerate(values[:, 1].tolist()):
+        gone = [
+            i for unit in query.units if unit.token_indices[-1] <= query.logit_positions[g] for i in unit.token_indices
+        ]
+        expected = predict(lm, query.token_ids, query.logit_positions[g], gone)[query.target_ids[g]]
         assert found == pytest.approx(float(expected), abs=2e-6)
 
 
 def test_a_coalition_is_run_once():
     lm = tiny("llama")
     query = build_query(lm, PROMPT, max_new_tokens=2)
-    engine = Engine(lm, query)
-    coalitions = Coalitions(engine, "zero", "prob")
+    session, coalitions = Session(lm, query), Coalitions(query, "zero", "prob")
     everybody, nobody = torch.ones(3, len(query.units), dtype=bool), torch.zeros(5, len(query.units), dtype=bool)
-    coalitions.values(everybody)
-    assert engine.token_forwards == 0
-    coalitions.values(torch.cat([nobody, everybody]))
-    assert engine.token_forwards == query.rows[-1]
-    coalitions.values(nobody)
-    assert engine.token_forwards == query.rows[-1]
+    drive(session, session.drive(coalitions.values(everybody)))
+    assert session.counters.token_forwards == 0
+    drive(session, session.drive(coalitions.values(torch.cat([nobody, everybody]))))
+    assert session.counters.token_forwards == query.logit_positions[-1]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_operations_are_what_the_weights_multiply(family):
     for handle in handles:
         handle.remove()
     assert query.continuation is not None  # the clean sequence has run already
-    others = measuring.operations(lm, measuring.length_of(query), len(query.rows))
+    others = measuring.operations(lm, measuring.length_of(query), len(query.logit_positions))
     assert counted == pytest.approx(measuring.work_of(engine) - others, rel=0.1)  # norms and biases are small
 
 
@@ -164,10 +164,10 @@ def test_clock_sees_every_pass(setting):
 def test_one_of_several_targets_alone(setting):
     lm = setting.load("float32")
     query = build_query(lm, "The quick brown fox", max_new_tokens=3)
-    for g in range(len(query.rows)):
+    for g in range(len(query.logit_positions)):
         one = many_targets.alone(query, g)
-        assert len(one.units) == int(query.visible[g].sum())
-        together = measuring.run_method(lm, query, noiser.Occlusion())[1].scores[g, query.visible[g]]
+        assert len(one.units) == int(query.causal_mask[g].sum())
+        together = measuring.run_method(lm, query, noiser.Occlusion())[1].scores[g, query.causal_mask[g]]
         torch.testing.assert_close(measuring.run_method(lm, one, noiser.Occlusion())[1].scores[0], together)
 
 

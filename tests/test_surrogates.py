@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import noiser
+from noiser.engine.readouts import CleanRun, ValueReadout
 from noiser.methods.lime import proximity
 from noiser.methods.surrogate import lasso, ridge
 from noiser.model import build_query
@@ -28,9 +29,9 @@ def masks(samples, units, seed, keep):
 def values_of(lm, att, row, kept, value):
     """What is predicted under each mask, each from a whole sequence; and the units that the target sees."""
     query = build_query(lm, att.prompt, max_new_tokens=len(att.targets), unit=att.unit)
-    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.rows[row]]
+    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.logit_positions[row]]
     gone = [[i for u in seen if not mask[u] for i in att.units[u].token_indices] for mask in kept]
-    return np.array([value(predict(lm, query.token_ids, query.rows[row], at)) for at in gone]), seen
+    return np.array([value(predict(lm, query.token_ids, query.logit_positions[row], at)) for at in gone]), seen
 
 
 def weighted_ridge(z, y, w, alpha):
@@ -125,14 +126,11 @@ def test_context_cite_is_the_lasso_of_the_log_odds(family, foil):
 def test_log_odds_do_not_saturate_where_a_probability_rounds_to_one():
     lm = tiny("llama")
     query = build_query(lm, PROMPT)
-    from noiser.engine import Engine
-    from noiser.methods.coalitions import Coalitions
-
-    engine = Engine(lm, query)
-    engine._clean = torch.zeros_like(engine.clean)
-    engine.clean[0, query.target_ids[0]] = 1.0
-    engine.clean[0, query.target_ids[0] - 1] = 1e-20
-    assert float(Coalitions(engine, "zero", "logit").clean[0]) == pytest.approx(20 * math.log(10), rel=1e-4)
+    p = torch.zeros(1, lm.vocabulary_size)
+    p[0, query.target_ids[0]] = 1.0
+    p[0, query.target_ids[0] - 1] = 1e-20
+    table = ValueReadout(CleanRun(p, query.target_ids, None), "logit").table([], [])
+    assert float(table.clean[0]) == pytest.approx(20 * math.log(10), rel=1e-4)
 
 
 def test_a_unit_that_is_always_kept_gets_no_weight():

@@ -9,9 +9,10 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError
-from noiser.methods import make_method, tolerance
+from noiser.explain import tolerance
+from noiser.explain.tolerance import GRID
+from noiser.methods import make_method
 from noiser.methods.noise import draw_noise
-from noiser.methods.tolerance import GRID
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps over"

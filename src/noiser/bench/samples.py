@@ -138,13 +138,13 @@ def select(model: str, lm: LanguageModel, wanted: Wanted) -> Iterator[Selection]
 
 def answers_right(lm: LanguageModel, item: Item) -> bool:
     """Whether every token of the answer is the one that the model says, given the prompt and the tokens before it."""
-    from noiser.engine import Engine
+    from noiser.engine import Clean, CleanStats, LocalEngine
     from noiser.model.query import build_query
 
     if item.gold is None:
         raise ParameterError("The example has no answer; expected one, to be compared with what the model says.")
-    engine = Engine(lm, build_query(lm, item.prompt, target=item.gold))
-    return engine.clean.argmax(-1).tolist() == list(engine.query.target_ids)
+    stats: CleanStats = LocalEngine(lm).ask(build_query(lm, item.prompt, target=item.gold), Clean())
+    return all(rank == 1 for rank in stats.ranks)
 
 
 def block_of(examples: Sequence[Sampled], chosen: Sequence[str], block: int, size: int) -> tuple[Sampled, ...]:

@@ -36,6 +36,7 @@ from noiser.engine.requests import (
     Steps,
     Values,
 )
+from noiser.engine.scheduler import complete
 from noiser.errors import ModelError, ParameterError
 from noiser.model.attention import attention_maps
 from noiser.model.clean import Passes, run_clean
@@ -91,6 +92,10 @@ class LocalEngine:
             progress: called with the work done and the work expected, in token-forwards.
         """
         return Session(self.lm, query, share=self.share, progress=progress).drive(steps)
+
+    def ask(self, query: Query, request: Request, progress: Progress | None = None) -> Any:
+        """The answer to one request, now."""
+        return complete(self, self.answer(query, _asking(request), progress))
 
     # ---- what the scheduler needs -----------------------------------------------------------------------------------
 
@@ -213,15 +218,7 @@ class Session:
 
     def _ask_now(self, request: Request) -> Any:
         """The answer to a request of a function that cannot wait; its passes run by themselves."""
-        passes = self.answer(request)
-        engine = LocalEngine(self.lm)
-        try:
-            wanted = next(passes)
-            while True:
-                (result,) = engine.run([wanted])
-                wanted = passes.throw(result) if isinstance(result, Exception) else passes.send(result)
-        except StopIteration as stop:
-            return stop.value
+        return complete(LocalEngine(self.lm), self.answer(request))
 
     def _attentions(self) -> list[Float[Tensor, "length length"]]:
         maps, logits = attention_maps(self.lm, self.query.token_ids, self.query.logit_positions)
@@ -488,6 +485,10 @@ class Session:
         if self._progress is not None:
             done = self.counters.token_forwards
             self._progress(done, max(done, expected))
+
+
+def _asking(request: Request) -> Steps[Any]:
+    return (yield request)
 
 
 def _unanswerable(request: Request) -> ParameterError:

@@ -26,17 +26,23 @@ class SharedProgress:
         self._progress = progress
         self.error: BaseException | None = None
 
-    def of(self, index: int) -> Progress | None:
-        """The progress callback of one task."""
+    def of(self, index: int, first: float = 0.0, last: float = 1.0) -> Progress | None:
+        """The progress callback of one task, or of the part of it from `first` to `last`."""
 
         def report(done: float, expected: float) -> None:
-            self._set(index, max(self._shares[index], min(1.0, done / expected if expected else 0.0)))
+            share = first + (last - first) * min(1.0, done / expected if expected else 0.0)
+            self._set(index, max(self._shares[index], share))
 
         return report if self._progress else None
 
     def finish(self, index: int) -> None:
         """A task is done."""
         self._set(index, 1.0)
+
+    def reraise(self, error: Exception) -> None:
+        """Raises an error that the callback raised; others are the task's own."""
+        if error is self.error:
+            raise error
 
     def _set(self, index: int, share: float) -> None:
         self._shares[index] = share

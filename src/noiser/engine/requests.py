@@ -151,7 +151,7 @@ class ValueTable:
         clean: [targets], the value without perturbation; 0 for distances.
     """
 
-    values: tuple[Float64[Tensor, "samples targets"], ...]
+    values: tuple[Float64[Tensor, "_samples _targets"], ...]
     clean: Float64[Tensor, " targets"]
 
 
@@ -184,7 +184,7 @@ class Integrals:
 
     contributions: Float[Tensor, "targets length dim"]
     sums: Float[Tensor, "paths targets length"]
-    values: tuple[Float[Tensor, "places targets"], ...]
+    values: tuple[Float[Tensor, "_places targets"], ...]
     clean: Float[Tensor, " targets"]
 
 

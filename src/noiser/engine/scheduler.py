@@ -98,8 +98,8 @@ def _advance(
     except StopIteration as stop:
         yield Outcome(number, stop.value, None)
     except Exception as error:
-        if progress is not None and error is progress.error:
-            raise
+        if progress is not None:
+            progress.reraise(error)
         yield Outcome(number, None, error)
     else:
         waiting.append(_Waiting(number, coroutine, wanted))

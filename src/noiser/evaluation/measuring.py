@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from noiser.attribution import Attribution
-from noiser.engine import Progress, Shares, Task, together
+from noiser.engine import LocalEngine, complete
+from noiser.engine.progress import Progress
 from noiser.evaluation.examples import Item
-from noiser.methods import Method, attribute
-from noiser.metrics.metric import Case, Measured, Metric
+from noiser.explain import attribution_passes
+from noiser.methods import Method
+from noiser.metrics.metric import Case, Measured, Metric, measure_passes
 from noiser.model import LanguageModel
+from noiser.model.clean import Passes
 from noiser.types import Unit
 
-__all__ = ["Attributor", "in_profile", "measure"]
+__all__ = ["Attributor", "in_profile", "measure_one", "measure_together"]
 
 Profile = Literal["paper", "authors"]
 
@@ -38,10 +40,12 @@ class Attributor:
     max_new_tokens: int = 1
     profile: Profile = "paper"
 
-    def attribute(self, item: Item, seed: int, progress: Progress | None = None) -> Attribution:
-        """Attributes an item; what it already has is not looked at."""
-        return attribute(
-            self.lm,
+    def passes(
+        self, engine: LocalEngine, item: Item, seed: int, progress: Progress | None = None
+    ) -> Passes[Attribution]:
+        """The attribution of an item, as a coroutine; one that the item already has is not looked at."""
+        return attribution_passes(
+            engine,
             item.prompt,
             method=self.method,
             target=item.target,
@@ -52,43 +56,19 @@ class Attributor:
             progress=progress,
         )
 
-    def attribute_each(
-        self, items: Sequence[Item], seed: int, progress: Progress | None
-    ) -> Generator[tuple[Item, Attribution | Exception]]:
-        """Items with their attributions or errors, done side by side, in the order in which they are done.
-
-        Args:
-            items: those that have an attribution are left as they are.
-            seed: of the first item; each has its own, or random scores would favour the same positions in all of them.
-            progress: called with (done, expected) items, the parts of those at work counted.
-        """
-        shares = Shares(len(items), progress, at_once=not self.lm.packs)
-
-        def task(index: int, item: Item) -> Task[Attribution]:
-            def attributed(lm: LanguageModel) -> Attribution:
-                here = dataclasses.replace(self, lm=lm)
-                return item.attribution or here.attribute(item, seed + item.index, shares.of(index))
-
-            return attributed
-
-        tasks = [task(index, item) for index, item in enumerate(items)]
-        with closing(together(self.lm, tasks, moved=shares.tell)) as outcomes:
-            for index, found, error in outcomes:
-                shares.finish(index)
-                yield items[index], error or found
-
     def case(self, item: Item, att: Attribution, **settings: Any) -> Case:
         """An item's attribution, to be measured; settings are those of `Case`."""
 
-        def again(seed: int) -> Attribution:
-            return self.attribute(item, seed)
+        def reattribute(seed: int) -> Attribution:
+            engine = LocalEngine(self.lm)
+            return complete(engine, self.passes(engine, item, seed))
 
         return Case(
             lm=self.lm,
             att=att,
             spans=item.spans,
             gold=item.gold,
-            again=None if item.attribution else again,
+            reattribute=None if item.attribution else reattribute,
             profile=self.profile,
             **settings,
         )
@@ -101,24 +81,23 @@ def in_profile(method: Method, profile: Profile) -> Method:
     return dataclasses.replace(method, profile=profile)
 
 
-def measure(metric: Metric, cases: Sequence[Case]) -> list[Measured | Exception]:
-    """What a metric finds for each case, in their order; the error of a case that has no number."""
-    if metric.measure is not None:
-        return [_measured(metric, case) for case in cases]
-    assert metric.measure_all is not None, "a metric measures cases one by one or together"
+def measure_one(metric: Metric, case: Case) -> Measured | Exception:
+    """What a metric that measures cases one by one finds; the error of a case that has no number."""
+    engine = LocalEngine(case.lm)
+    try:
+        return complete(engine, measure_passes(engine, metric, case))
+    except Exception as error:  # of any kind: it is reported with the case, and the others go on
+        return error
+
+
+def measure_together(metric: Metric, cases: Sequence[Case]) -> list[Measured | Exception]:
+    """What a metric that measures all cases at once finds, in their order; the error of a case that has no number."""
+    assert metric.measure_all is not None, "the metric measures cases one by one"
     if not cases:
         return []
     try:
-        found = list(metric.measure_all(cases))
-        assert len(found) == len(cases), "a metric measures every case"
+        measured = list(metric.measure_all(cases))
+        assert len(measured) == len(cases), "a metric measures every case"
     except Exception as error:  # it took them together, so they fail together
         return [error] * len(cases)
-    return found
-
-
-def _measured(metric: Metric, case: Case) -> Measured | Exception:
-    assert metric.measure is not None
-    try:
-        return metric.measure(case)
-    except Exception as error:  # of any kind: it is reported with the case, and the others go on
-        return error
+    return measured

@@ -5,22 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count
+from noiser.engine import LocalEngine, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure
+from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.checks import check_shares
 from noiser.metrics.mass_matched import RATES
-from noiser.metrics.metric import Case, Measured, Metric, Summary
+from noiser.metrics.metric import Case, Measured, Metric, Summary, measure_passes
 from noiser.model import LanguageModel
+from noiser.model.clean import Passes
 from noiser.types import AutoUnit, Unit, UnitName
 
 __all__ = ["evaluate"]
@@ -64,7 +66,7 @@ def evaluate(
         rates: of the mass-matched curves.
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
-        progress: called with (done, expected) prompts; attributed and not yet measured, a prompt counts half.
+        progress: called with (done, expected) prompts; a prompt that is attributed and not yet measured counts half.
 
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
@@ -92,14 +94,15 @@ def evaluate(
         metrics=entries,
     )
 
-    def told(attributed: float, expected: float) -> None:
-        if progress is not None:
-            progress((attributed + len(run.records)) / 2, expected)
-
-    with closing(run.attributor.attribute_each(items, seed, told)) as each:
-        for item, found in each:
-            run.take(item, found)
-    told(len(items), len(items))
+    engine = LocalEngine(lm, many=len(items) > 1)
+    shared = SharedProgress(len(items), progress)
+    coroutines = (run.passes(engine, item, shared, index) for index, item in enumerate(items))
+    with closing(run_interleaved(engine, coroutines, shared)) as outcomes:
+        for index, measured, error in outcomes:
+            if error is not None:
+                raise error
+            run.take(items[index], measured)
+            shared.finish(index)
     run.take_together()
     first = run.first
     return Evaluation(
@@ -153,6 +156,14 @@ def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:
     return make_judge(judge, lm=lm)
 
 
+class _Item(NamedTuple):
+    """What came of one item: its attribution and case, and what each metric measured; or errors."""
+
+    att: Attribution | Exception
+    case: Case | None
+    columns: Mapping[str, Measured | Exception]
+
+
 class _Run:
     """The work in progress: records, summaries found on the way, and what was skipped."""
 
@@ -163,19 +174,40 @@ class _Run:
         self.found: dict[str, Summary] = {}
         self._together: list[tuple[dict[str, Any], Case]] = []
 
-    def take(self, item: Item, att: Attribution | Exception) -> None:
-        """Measures one item's attribution, or notes why it has none."""
+    def passes(self, engine: LocalEngine, item: Item, shared: SharedProgress, index: int) -> Passes[_Item]:
+        """Attributes and measures an item, as a coroutine; errors are part of what it returns."""
+        report = shared.of(index, 0.0, 0.5)
+        # Each item has a seed of its own, or random scores would favour the same positions in all of them.
+        seed = self.settings["seed"] + item.index
+        try:
+            att = item.attribution or (yield from self.attributor.passes(engine, item, seed, report))
+            case = self.attributor.case(item, att, **self.settings)
+        except Exception as error:
+            shared.reraise(error)
+            return _Item(error, None, {})
+        metrics = {name: metric for name, metric in self.metrics.items() if metric.measure is not None}
+        columns: dict[str, Measured | Exception] = {}
+        for number, (name, metric) in enumerate(metrics.items()):
+            first, last = (0.5 + 0.5 * part / len(metrics) for part in (number, number + 1))
+            try:
+                columns[name] = yield from measure_passes(engine, metric, case, shared.of(index, first, last))
+            except Exception as error:
+                shared.reraise(error)
+                columns[name] = error
+        return _Item(att, dataclasses.replace(case, cache={}), columns)  # without what it remembers
+
+    def take(self, item: Item, measured: _Item) -> None:
+        """Notes what was measured of an item, or why it has no attribution."""
         row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
         self.records.append(row)
-        if isinstance(att, Exception):
-            self._skip(row, None, att)
+        if isinstance(measured.att, Exception) or measured.case is None:
+            assert isinstance(measured.att, Exception)
+            self._skip(row, None, measured.att)
             return
-        row |= _about(att)
-        case = self.attributor.case(item, att, **self.settings)
-        for name, metric in self.metrics.items():
-            if metric.measure is not None:
-                self._fill(row, name, *measure(metric, [case]))
-        self._together.append((row, dataclasses.replace(case, memo={}, subjects={})))  # without what it remembers
+        row |= _about(measured.att)
+        for name, columns in measured.columns.items():
+            self._fill(row, name, columns)
+        self._together.append((row, measured.case))
 
     @property
     def first(self) -> Attribution | None:
@@ -188,8 +220,8 @@ class _Run:
         self._together.sort(key=lambda measured: measured[0]["index"])
         for name, metric in self.metrics.items():
             if metric.measure is None:
-                found = measure(metric, [case for _, case in self._together])
-                for (row, _), columns in zip(self._together, found, strict=True):
+                measured = measure_together(metric, [case for _, case in self._together])
+                for (row, _), columns in zip(self._together, measured, strict=True):
                     self._fill(row, name, columns)
 
     def _fill(self, row: dict[str, Any], name: str, columns: Measured | Exception) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query, Steps, complete
+from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query
 from noiser.engine.progress import Progress
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
@@ -90,8 +90,7 @@ def tolerance(
     positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
     vectors = _noise(query, att, samples, noise)
     noisy = [AddNoise(positions, targets, noise=vectors, scale=float(k)) for k in ks]
-    engine = LocalEngine(lm)
-    table: EffectTable = complete(engine, engine.answer(query, _ask(Effects(noisy)), progress))
+    table: EffectTable = LocalEngine(lm).ask(query, Effects(noisy), progress)
     ids = sorted({token for token in table.leader.flatten().tolist() if token >= 0})
     texts = dict(zip(ids, token_texts(lm.tokenizer, ids), strict=True))
     return Tolerance(
@@ -108,10 +107,6 @@ def tolerance(
         ),
         foil_probabilities=None if query.foil_id is None else table.foil_probability[:, 0].float(),
     )
-
-
-def _ask(effects: Effects) -> Steps[EffectTable]:
-    return (yield effects)
 
 
 def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:

@@ -51,7 +51,8 @@ def _noiser_relative(**parameters: Any) -> Noiser:
 
 def _noiser_1(**parameters: Any) -> Noiser:
     """Noiser as it was in its first version, when bisection was the default search."""
-    return Noiser(**({"search": "bisection"} | parameters))
+    defaults: dict[str, Any] = {"search": "bisection"}
+    return Noiser(**(defaults | parameters))
 
 
 METHODS.register("noiser", _noiser_1, version=1, summary="bounded noise, the search always by bisection")

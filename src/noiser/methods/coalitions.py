@@ -34,7 +34,9 @@ class Coalitions:
     """
 
     def __init__(self, query: Query, baseline: Baseline, value: Literal["prob", "logprob", "logit"]) -> None:
-        self._query, self._baseline, self._value = query, baseline, value
+        self._query = query
+        self._baseline: Baseline = baseline
+        self._value: Literal["prob", "logprob", "logit"] = value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])
         self._cut = (first[None] <= torch.tensor(query.logit_positions)[:, None]) & ~self._mask

@@ -103,7 +103,7 @@ class Noiser:
         check_choice("scope", self.scope, ("target", "continuation"))
         check_choice("profile", self.profile, ("paper", "authors"))
         check_positive("r", self.r)
-        if self.search == "exact":  # the name of bisection in the first edition
+        if self.search == "exact":  # pyright: ignore[reportUnnecessaryComparison] - bisection, in the first edition
             object.__setattr__(self, "search", "bisection")
         if self.search is not None:
             check_choice("search", self.search, ("certified", "bisection"))
