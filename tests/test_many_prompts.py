@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 
 import pytest
 import torch
-from noiser.engine.strand import Stopped, Strand
 
 import noiser
-from noiser.engine import together
+from noiser.engine import LocalEngine, complete, run_interleaved
 from noiser.errors import ModelError, ParameterError, PromptError
 from test_contract import CHAT, state_of, with_chat_template
 from tiny import tiny, tiny_model, tiny_tokenizer
@@ -25,7 +23,7 @@ PROMPTS = [
 ]
 SOME = ("gemma2", "gpt2")
 METHODS = {
-    "noiser": noiser.Noiser(samples=3, steps=5),
+    "noiser": noiser.Noiser(samples=3, steps=5, search="bisection"),
     "certified": noiser.Noiser(samples=3, steps=4, search="certified"),
     "occlusion": "occlusion",
     "lime": noiser.Lime(samples=12),
@@ -58,7 +56,7 @@ def one_by_one(lm, prompts, **options):
 @pytest.fixture
 def passes(monkeypatch):
     """How many packs each merged pass had."""
-    from noiser.engine import crowd as module
+    from noiser.engine import local as module
 
     counts, inner = [], module.packed_logits
     monkeypatch.setattr(module, "packed_logits", lambda lm, packs: counts.append(len(packs)) or inner(lm, packs))
@@ -76,7 +74,7 @@ def test_same_numbers_as_one_by_one(family, method):
 
 @pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2), (30, 64), (8192, 1), (8192, 64)])
 def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, passes):
-    monkeypatch.setattr("noiser.engine.crowd.MOST_PROMPTS", most)
+    monkeypatch.setattr("noiser.engine.local.MOST_PROMPTS", most)
     lm = noiser.wrap(tiny("gemma3").model, tiny("gemma3").tokenizer, batch_tokens=batch_tokens)
     options = {"method": noiser.Noiser(samples=2, steps=3)}
     expected = one_by_one(tiny("gemma3"), PROMPTS[:4], **options)
@@ -91,6 +89,7 @@ def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, pa
 def test_passes_are_shared_and_stay_within_the_budget(passes):
     lm = tiny("llama")
     alone = sum(att.info["passes"] for att in one_by_one(lm, PROMPTS, method=METHODS["noiser"]))
+    passes.clear()
     noiser.attribute(lm, PROMPTS, method=METHODS["noiser"])
     assert passes[0] == len(PROMPTS)  # clean sequences travel together
     assert len(passes) < alone / 2
@@ -155,10 +154,6 @@ def test_progress_counts_prompts(family, method):
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-def no_strand_is_left():
-    return not [thread for thread in threading.enumerate() if thread.name == "noiser-strand"]
-
-
 def test_a_prompt_that_cannot_be_read_is_named_before_anything_runs(passes):
     with pytest.raises(PromptError, match=r"^Prompt 2: The prompt"):
         noiser.attribute(tiny("llama"), ["A dog", "It rains", "", "The fox"])
@@ -172,7 +167,6 @@ def test_a_question_that_cannot_be_asked_is_named(family):
     lm = tiny(family)
     with pytest.raises(noiser.NoiserError, match=r"^Prompt 3: The target is token id 99999; expected"):
         noiser.attribute(lm, PROMPTS, target=[1, 2, 3, 99999, 4], method="occlusion")
-    assert no_strand_is_left()
     with pytest.raises(ParameterError, match="seed is a list of 2 for 5 prompts"):
         noiser.attribute(lm, PROMPTS, seed=[1, 2], method="occlusion")
     with pytest.raises(noiser.NoiserError, match="Unknown method"):
@@ -205,7 +199,6 @@ def test_leaves_everything_as_it_was_after_an_error_or_interrupt(method, error):
         with pytest.raises(error) as caught:
             noiser.attribute(lm, PROMPTS[:3], **options)
         assert state_of(lm) == before
-        assert no_strand_is_left()
         if error is HookError:
             assert any("Prompt " in note for note in caught.value.__notes__)
     at[0] = None
@@ -219,11 +212,10 @@ def test_an_interrupt_between_passes_ends_all():
 
     with pytest.raises(KeyboardInterrupt):
         noiser.attribute(tiny("llama"), PROMPTS, method=METHODS["noiser"], progress=interrupted)
-    assert no_strand_is_left()
 
 
 def test_memory_that_runs_out_makes_passes_smaller(monkeypatch, passes):
-    from noiser.engine import crowd as module
+    from noiser.engine import local as module
 
     lm, inner, failed = tiny("llama"), module.packed_logits, []
     expected = one_by_one(lm, PROMPTS, method="occlusion")
@@ -245,60 +237,86 @@ def test_memory_that_runs_out_makes_passes_smaller(monkeypatch, passes):
         noiser.attribute(lm, PROMPTS[:1] * 2, method="occlusion", target=3)
 
 
-def test_warnings_come_through():
-    lm = tiny("llama")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = list(together(lm, [lambda shared, i=i: warnings.warn(str(i), stacklevel=1) or i for i in range(3)]))
-    assert sorted(str(warning.message) for warning in caught) == ["0", "1", "2"]
-    assert [outcome.found for outcome in found] == [0, 1, 2]
+# ---- the scheduler -------------------------------------------------------------------------------------------------
 
 
-# ---- strands -------------------------------------------------------------------------------------------------------
+class Doubling:
+    """A runner whose passes are numbers; as many as `at_once` run together."""
+
+    def __init__(self, at_once=2, room=3):
+        self.at_once, self.room, self.batches = at_once, room, []
+
+    def has_room(self, waiting):
+        return len(waiting) < self.room
+
+    def choose(self, waiting):
+        return list(range(len(waiting)))[: self.at_once]
+
+    def run(self, passes):
+        self.batches.append(list(passes))
+        return [ValueError(f"pass {one}") if one < 0 else 2 * one for one in passes]
 
 
-def test_a_strand_asks_and_is_answered():
-    strand = Strand(lambda ask: [ask("one"), ask("two")])
-    strand.advance()
-    assert strand.request == "one"
-    strand.advance(1)
-    assert strand.request == "two"
-    strand.advance(2)
-    assert strand.done
-    assert strand.found == [1, 2]
+def asking(*numbers, closed=None):
+    answers = []
+    try:
+        for number in numbers:
+            answers.append((yield number))
+        return answers
+    finally:
+        if closed is not None:
+            closed.append(numbers)
 
 
-def test_a_strand_that_is_stopped_leaves_through_its_own_doors():
-    left = []
+def test_passes_of_coroutines_are_merged_and_answered():
+    runner = Doubling()
+    outcomes = list(run_interleaved(runner, [asking(1, 2), asking(), asking(3), asking(4, 5)]))
+    assert {outcome.number: outcome.result for outcome in outcomes} == {0: [2, 4], 1: [], 2: [6], 3: [8, 10]}
+    assert outcomes[0].number == 1  # done before anything ran
+    assert all(len(batch) <= 2 for batch in runner.batches)
+    assert len(runner.batches) == 3
+    assert complete(runner, asking(7)) == [14]
 
-    def call(ask):
+
+def test_an_error_ends_one_coroutine_and_is_raised_where_it_waits():
+    def careful():
         try:
-            ask("one")
-        finally:
-            left.append(True)
+            yield -1
+        except ValueError as error:
+            return f"saw {error}"
 
-    strand = Strand(call)
-    strand.advance()
-    strand.stop()
-    assert strand.done
-    assert isinstance(strand.error, Stopped)
-    assert left == [True]
-    never = Strand(call)
-    never.stop()
-    assert never.done
+    outcomes = {o.number: o for o in run_interleaved(Doubling(), [asking(-1), careful(), asking(1)])}
+    assert str(outcomes[0].error) == "pass -1"
+    assert outcomes[1].result == "saw pass -1"
+    assert outcomes[2].result == [2]
+    with pytest.raises(ValueError, match="pass -1"):
+        complete(Doubling(), asking(-1))
 
 
-def test_a_strand_whose_starter_was_interrupted_stops_where_it_is():
-    entered = threading.Event()
+def test_coroutines_that_are_given_up_are_closed():
+    closed = []
+    running = run_interleaved(Doubling(room=2), [asking(closed=closed), asking(1, 2, closed=closed), asking(3, 4)])
+    assert next(running).number == 0
+    running.close()
+    assert closed == [()]  # the second had not begun
+    running = run_interleaved(Doubling(at_once=1), [asking(1, 2, closed=closed), asking(3, closed=closed)])
+    for outcome in running:
+        assert outcome.number == 1 or closed[1:] == [(3,)]
+        running.close()
+    assert sorted(closed) == [(), (1, 2), (3,)]
 
-    def call(ask):
-        entered.set()
-        while True:
-            pass
 
-    strand = Strand(call)
-    strand._set_off()
-    entered.wait()
-    strand.stop()
-    assert strand.done
-    assert isinstance(strand.error, Stopped)
+def test_an_interrupt_closes_every_coroutine():
+    class Interrupted(Doubling):
+        def run(self, passes):
+            raise KeyboardInterrupt
+
+    closed = []
+    with pytest.raises(KeyboardInterrupt):
+        list(run_interleaved(Interrupted(), [asking(1, closed=closed), asking(2, closed=closed)]))
+    assert sorted(closed) == [(1,), (2,)]
+
+
+def test_one_prompt_at_a_time_where_the_model_cannot_pack():
+    engine = LocalEngine(tiny("falcon"), many=True)
+    assert not engine.share

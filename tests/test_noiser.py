@@ -11,7 +11,7 @@ import noiser
 import reference
 from engine_for_tests import clean
 from noiser.engine import expected_norm
-from noiser.methods.noise import 
+from noiser.methods import make_method
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -58,7 +58,7 @@ def test_equals_the_reference_in_every_family(family):
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
 def test_pruning_changes_no_score(family):
     lm = tiny(family)
-    pruned = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3))
+    pruned = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, search="bisection"))
     full = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, all_thresholds=True))
     torch.testing.assert_close(pruned.scores, full.scores, atol=1e-6, rtol=1e-5)
     assert pruned.k_min == full.k_min
@@ -80,10 +80,25 @@ def test_certified_search_finds_noise_that_flips_nothing(family):
         noiser.Noiser(search="certified", bounding="k_max")
 
 
+def test_the_certified_search_is_the_default_where_it_can_be():
+    assert noiser.Noiser().certifies
+    for others in ({"bounding": "k_max"}, {"all_thresholds": True}, {"profile": "authors"}, {"search": "bisection"}):
+        assert not noiser.Noiser(**others).certifies
+    assert noiser.Noiser(search="exact") == noiser.Noiser(search="bisection")  # its name in the first edition
+    assert make_method("noiser@1") == noiser.Noiser(search="bisection")
+    lm = tiny("llama")
+    default, certified = (
+        noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=6, search=search))
+        for search in (None, "certified")
+    )
+    assert torch.equal(default.scores, certified.scores)
+    assert default.method == "noiser@2"
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
 def test_several_targets_equal_the_reference_one_by_one(family):
     lm = tiny(family)
-    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=5), max_new_tokens=3)
+    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=5, search="bisection"), max_new_tokens=3)
     assert att.scores.shape == (len(att.targets), len(att.units))
     for row in range(len(att.targets)):
         columns, thresholds, scores = expected(lm, att, steps=5, samples=2, row=row)
