@@ -151,7 +151,7 @@ class ValueTable:
         clean: [targets], the value without perturbation; 0 for distances.
     """
 
-    values: tuple[Float64[Tensor, "samples targets"], ...]
+    values: tuple[Float64[Tensor, "_samples _targets"], ...]
     clean: Float64[Tensor, " targets"]
 
 
