@@ -347,27 +347,6 @@ def test_a_plan_that_means_nothing_is_refused(tmp_path, plan, old, new, said):
     assert not (tmp_path / "out").exists()
 
 
-def test_metrics_say_which_settings_they_read():
-    from noiser.metrics import METRICS, Case
-
-    read = set()
-
-    class Watched(Case):
-        def __getattribute__(self, name):
-            read.add(name)
-            return super().__getattribute__(name)
-
-    lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPTS[0], method="occlusion")
-    for name in METRICS.names():
-        metric = METRICS.get(name).factory()
-        if metric.measure is None or metric.reads is None:
-            continue
-        read.clear()
-        metric.measure(Watched(lm=lm, att=att, spans={"first": [(0, 3)]}, again=lambda seed: att))
-        assert read & {"masks", "normalization", "rates"} == metric.reads, name
-
-
 def test_unknown_data_set_and_missing_plan(tmp_path, plan):
     plan.write_text(plan.read_text(encoding="utf-8") + '[[data]]\nname = "knwon"\n', encoding="utf-8")
     with pytest.raises(PlanError, match=r"Unknown data set 'knwon'. Did you mean 'known'"):
@@ -511,31 +490,6 @@ def test_categories(tmp_path, models, quiz):
     plan.write_text(QUIZ.format(models=models, more='category = "abc"'), encoding="utf-8")
     with pytest.raises(PlanError, match="Unknown category of quiz 'abc'"):
         run_bench(plan, tmp_path / "never", Heard(), workers=0)
-
-
-# ---- random references are measured once -----------------------------------------------------------------------------
-
-
-def test_random_references_are_shared_and_the_same(monkeypatch):
-    from noiser.metrics import METRICS, Case, catalog
-
-    lm, memo, counted = tiny("llama"), {}, []
-    original = catalog.random_scores
-    monkeypatch.setattr(catalog, "random_scores", lambda *arguments: counted.append(1) or original(*arguments))
-    curves = catalog.random_curve
-    monkeypatch.setattr(catalog, "random_curve", lambda *a, **k: counted.append(1) or curves(*a, **k))
-    metric = METRICS.get("faithfulness").factory()
-    for method in ("occlusion", "random", "input_x_gradient"):
-        att = noiser.attribute(lm, PROMPTS[0], method=method)
-        shared = metric.measure(Case(lm=lm, att=att, masks=2, memo=memo))
-        seen = len(counted)
-        alone = metric.measure(Case(lm=lm, att=att, masks=2))
-        assert shared == alone
-        assert len(counted) == seen + 3
-    assert seen == 3 + 2 * 3  # once for the memo, and for the two cases without it
-    words = noiser.attribute(lm, PROMPTS[0], method="occlusion", unit="word")
-    metric.measure(Case(lm=lm, att=words, masks=2, memo=memo))
-    assert len(counted) == 4 * 3 + 3  # other units are another question
 
 
 # ---- a disk and a machine that fail ----------------------------------------------------------------------------------

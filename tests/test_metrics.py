@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import metrics_reference as reference
 import noiser
 from noiser.attribution.normalize import normalize
+from noiser.engine import LocalEngine, Session, complete
 from noiser.metrics import keep_rates, mass_matched, soft_scores
-from noiser.metrics.references import permuted_scores, random_scores, ranks
+from noiser.metrics.probe import FaithfulnessProbe, permuted_scores, random_scores, ranks, uniforms
 from noiser.metrics.soft import measure_soft_scores
-from noiser.metrics.subject import Subject, uniforms
 from noiser.model import build_query, rebuild_query
 from tiny import tiny
 
@@ -34,6 +34,10 @@ def with_scores(att, scores):
     return dataclasses.replace(att, scores=torch.as_tensor(scores, dtype=torch.float32).expand_as(att.scores).clone())
 
 
+def probe_of(lm, att, **options):
+    return FaithfulnessProbe(rebuild_query(lm, att), att, **options)
+
+
 def owners(att, target):
     """(position, unit) of every token of a unit before a target, in order."""
     return sorted(
@@ -41,21 +45,21 @@ def owners(att, target):
     )
 
 
-def drawn(subject, purpose, target, masks, count):
-    return uniforms(subject.key(0, purpose, target), masks, count, subject.dim)
+def drawn(probe, purpose, target, masks, count):
+    return uniforms(probe.key(0, purpose, target), masks, count, probe.dim)
 
 
 def expected_soft(lm, att, profile, masks, distance):
     """Soft-NS and Soft-NC [targets, masks] with the raw scores divided by their sum and clipped."""
-    subject, query = Subject(lm, att, profile=profile), build_query(lm, att.prompt, max_new_tokens=len(att.targets))
+    probe, query = probe_of(lm, att, profile=profile), build_query(lm, att.prompt, max_new_tokens=len(att.targets))
     ns, nc = [], []
     for target in range(len(att.targets)):
         pairs = owners(att, target)
         raw = [float(x) for x in att.scores[target]]
         total = sum(x for x in raw if not math.isnan(x))
         shares = [min(1.0, max(0.0, x / total)) for x in raw]
-        u = drawn(subject, "retain", target, masks, len(pairs))
-        v = drawn(subject, "remove", target, masks, len(pairs))
+        u = drawn(probe, "retain", target, masks, len(pairs))
+        v = drawn(probe, "remove", target, masks, len(pairs))
         kept = [{p: (u[m, i] < shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
         removed = [{p: (v[m, i] < 1 - shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
         found = reference.soft(
@@ -98,10 +102,10 @@ def test_squared_distance_is_available_alone():
 
 def test_special_tokens_stay_in_the_paper_profile_even_when_they_have_scores():
     lm, att = attributed(method=noiser.Noiser(samples=3, steps=4, profile="authors"))
-    subject = Subject(lm, att)
-    assert subject.scores[0, 0].isnan()
-    assert 0 not in subject.positions(0)
-    assert 0 in Subject(lm, att, profile="authors").positions(0)
+    probe = probe_of(lm, att)
+    assert probe.scores[0, 0].isnan()
+    assert 0 not in probe.positions(0)
+    assert 0 in probe_of(lm, att, profile="authors").positions(0)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3}, {"unit": "word"}], ids=str)
@@ -109,15 +113,15 @@ def test_mass_matched_equals_the_reference(options):
     lm, att = attributed("gemma3", **options)
     rates, masks = (0.2, 0.6), 2
     found = mass_matched(lm, att, rates=rates, masks=masks)
-    subject, query = Subject(lm, att), build_query(lm, PROMPT, max_new_tokens=len(att.targets))
-    compared = [att.scores, random_scores(subject), permuted_scores(subject)]
+    probe, query = probe_of(lm, att), build_query(lm, PROMPT, max_new_tokens=len(att.targets))
+    compared = [att.scores, random_scores(probe), permuted_scores(probe)]
     for curve, scores in zip([found.method, *found.references.values()], compared, strict=True):
         for target in range(len(att.targets)):
             pairs = owners(att, target)
             valid = [c for c in range(len(att.units)) if not scores[target, c].isnan()]
             for r, rate in enumerate(rates):
                 q = dict(zip(valid, reference.keep_rates([float(scores[target, c]) for c in valid], rate), strict=True))
-                u = drawn(subject, f"mass {rate}", target, masks, len(pairs))
+                u = drawn(probe, f"mass {rate}", target, masks, len(pairs))
                 kept = [{p: (u[m, i] < q[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
                 removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
                 row = query.prompt_tokens - 1 + target
@@ -131,7 +135,7 @@ def test_mass_matched_equals_the_reference(options):
 
 
 def test_the_worked_example_of_the_documentation():
-    from noiser.engine.distances import hellinger
+    from noiser.engine.readouts import hellinger
 
     whole, zero, retained, removed = (torch.tensor([p, 1 - p], dtype=torch.float64) for p in (0.8, 0.2, 0.5, 0.4))
     d0, kept, left = (float(hellinger(whole, p)) for p in (zero, retained, removed))
@@ -243,11 +247,11 @@ def test_ranks_share_ties():
 def test_references_come_from_text_and_seed_alone():
     lm, att = attributed()
     other = noiser.attribute(lm, PROMPT, method="occlusion")
-    one, two = (random_scores(Subject(lm, x)) for x in (att, other))
+    one, two = (random_scores(probe_of(lm, x)) for x in (att, other))
     assert torch.equal(one, two)
     assert float(one.sum()) == pytest.approx(1)
-    assert not torch.equal(one, random_scores(Subject(lm, att), seed=1))
-    shuffled = permuted_scores(Subject(lm, att))
+    assert not torch.equal(one, random_scores(probe_of(lm, att), seed=1))
+    shuffled = permuted_scores(probe_of(lm, att))
     assert torch.equal(shuffled.sort().values, att.scores.sort().values)
     assert not torch.equal(shuffled, att.scores)
 
@@ -257,10 +261,11 @@ def test_references_come_from_text_and_seed_alone():
 
 def check_cost(lm, att):
     length = len(rebuild_query(lm, att).token_ids)
-    subject = Subject(lm, att)
-    measure_soft_scores(subject, masks=10)
-    assert length + subject.engine.token_forwards <= 25 * length  # the clean pass is not in the engine's count
-    return length, subject.engine.passes
+    probe = probe_of(lm, att)
+    session = Session(lm, probe.query)
+    complete(LocalEngine(lm), session.drive(measure_soft_scores(probe, masks=10)))
+    assert length + session.counters.token_forwards <= 25 * length  # the clean pass is not in the engine's count
+    return length, session.counters.passes
 
 
 def test_cost_of_ten_masks_is_at_most_25_passes_worth_of_tokens():

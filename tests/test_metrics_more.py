@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 
 import numpy as np
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 
 import metrics_reference as reference
 import noiser
+from noiser.engine import LocalEngine, Session, complete, run_interleaved
 from noiser.metrics import (
     METRICS,
+    Case,
     erasure_curves,
     erasure_scores,
     estimate,
     faithfulness_score,
     localisation,
     log_ratio,
+    measure_passes,
     stability,
 )
 from noiser.metrics.bootstrap import mean, mean_gap
@@ -69,7 +73,10 @@ def test_a_rebuilt_query_is_the_query(options):
 def test_a_query_is_rebuilt_from_a_file_and_from_coarser_units(tmp_path):
     lm, att = attributed(max_new_tokens=3)
     att.save(tmp_path / "a.json")
-    assert rebuild_query(lm, noiser.Attribution.load(tmp_path / "a.json")).rows == rebuild_query(lm, att).rows
+    assert (
+        rebuild_query(lm, noiser.Attribution.load(tmp_path / "a.json")).logit_positions
+        == rebuild_query(lm, att).logit_positions
+    )
     words = att.aggregate("word")
     assert rebuild_query(lm, words).units == words.units
     assert rebuild_query(lm, words).token_ids.tolist() == rebuild_query(lm, att).token_ids.tolist()
@@ -342,3 +349,93 @@ def test_every_metric_says_how_to_read_its_numbers():
             assert scale.low < scale.high
             assert scale.meaning
             assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
+
+
+def measured(name, case):
+    engine = LocalEngine(case.lm)
+    return complete(engine, measure_passes(engine, METRICS.get(name).factory(), case))
+
+
+def test_metrics_say_which_settings_they_read():
+    read = set()
+
+    class Watched(Case):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    lm, att = attributed(method="occlusion")
+    for name in METRICS.names():
+        metric = METRICS.get(name).factory()
+        if metric.measure is None or metric.reads is None:
+            continue
+        read.clear()
+        measured(name, Watched(lm=lm, att=att, spans={"first": [(0, 3)]}, reattribute=lambda seed: att))
+        assert read & {"masks", "normalization", "rates"} == metric.reads, name
+
+
+def test_random_references_are_shared_and_the_same(monkeypatch):
+    lm, cache, drawn = tiny("llama"), {}, []
+    for module in map(importlib.import_module, ("noiser.metrics.soft", "noiser.metrics.mass_matched")):
+        original = module.random_scores
+        monkeypatch.setattr(module, "random_scores", lambda *a, draw=original: drawn.append(1) or draw(*a))
+    for method in ("occlusion", "random", "input_x_gradient"):
+        att = noiser.attribute(lm, PROMPT, method=method)
+        shared = measured("faithfulness", Case(lm=lm, att=att, masks=2, cache=cache))
+        before = len(drawn)
+        alone = measured("faithfulness", Case(lm=lm, att=att, masks=2))
+        assert shared == alone
+        assert len(drawn) == before + 3
+    assert before == 3 + 2 * 3  # once for the cache, and for the two cases without it
+    words = noiser.attribute(lm, PROMPT, method="occlusion", unit="word")
+    measured("faithfulness", Case(lm=lm, att=words, masks=2, cache=cache))
+    assert len(drawn) == 4 * 3 + 3  # other units are another question
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_metrics_of_many_prompts_side_by_side(family):
+    """Passes are merged where the model packs; the numbers are those of one prompt by itself."""
+    lm = tiny(family)
+    prompts = [PROMPT, "A dog", "The teacher plays the violin when it rains"]
+    atts = noiser.attribute(lm, prompts, method="occlusion", max_new_tokens=2, foil=None)
+    names = ["faithfulness", "erasure", "erasure_curves", "stability"]
+
+    def case(att):
+        return Case(lm=lm, att=att, masks=2, reattribute=lambda seed: att)
+
+    def every(engine, case):
+        columns = {}
+        for name in names:
+            columns |= yield from measure_passes(engine, METRICS.get(name).factory(), case)
+        return columns
+
+    together = LocalEngine(lm, many=True)
+    outcomes = list(run_interleaved(together, [every(together, case(att)) for att in atts]))
+    assert not [outcome.error for outcome in outcomes if outcome.error]
+    for number, columns, _ in outcomes:
+        alone = {key: value for name in names for key, value in measured(name, case(atts[number])).items()}
+        assert columns == pytest.approx(alone, abs=1e-5, nan_ok=True)
+
+
+def test_metrics_of_one_case_share_the_clean_run(monkeypatch):
+    lm, att = attributed(max_new_tokens=2)
+    opened, first = [], Session.__init__
+    monkeypatch.setattr(Session, "__init__", lambda *a, **k: opened.append(1) or first(*a, **k))
+    case, told = Case(lm=lm, att=att, masks=2), []
+    for name in ("faithfulness", "erasure"):
+        engine = LocalEngine(lm)
+        metric = METRICS.get(name).factory()
+        complete(engine, measure_passes(engine, metric, case, lambda *part, name=name: told.append((name, *part))))
+    assert len(opened) == 1
+    assert {name for name, _, _ in told} == {"faithfulness", "erasure"}
+    assert all(done <= expected for _, done, expected in told)
+    measured("localisation", dataclasses.replace(case, prepared={}, spans={"first": [(0, 3)]}))
+    assert len(opened) == 1  # needs no model
+
+
+def test_a_foil_does_not_matter_to_metrics():
+    lm, att = attributed(foil=" river")
+    without = dataclasses.replace(att, foil=None)
+    for name in ("soft_scores", "erasure"):
+        both = [measured(name, Case(lm=lm, att=each, masks=2)) for each in (att, without)]
+        assert both[0] == pytest.approx(both[1], abs=1e-7)

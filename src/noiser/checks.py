@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 from noiser.errors import ParameterError, UnknownNameError
 
-__all__ = ["check_choice", "check_count", "check_positive", "check_probability"]
+__all__ = ["check_choice", "check_count", "check_positive", "check_probability", "check_shares"]
 
 
 def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
@@ -33,6 +34,17 @@ def check_probability(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
     if not _is_number(got) or not 0 < got < 1:  # pyright: ignore
         raise ParameterError(f"{name} is {got!r}; expected a number between 0 and 1, both excluded.")
+
+
+def check_shares(name: str, values: Sequence[float], *, at_least: int = 1) -> tuple[float, ...]:
+    """The numbers. Raises ParameterError unless they are above 0, at most 1, ascending, and `at_least` so many."""
+    shares = tuple(float(value) for value in values)
+    ascending = all(a < b for a, b in itertools.pairwise(shares))
+    if len(shares) < at_least or not ascending or not all(math.isfinite(x) and 0 < x <= 1 for x in shares):
+        raise ParameterError(
+            f"{name} is {values!r}; expected {at_least} or more numbers above 0 and at most 1, in ascending order."
+        )
+    return shares
 
 
 def _is_number(got: object) -> bool:

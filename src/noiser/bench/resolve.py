@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from noiser.attribution.store import plain
 from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
+from noiser.checks import check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
 from noiser.judges.make import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
-from noiser.metrics.checks import check_shares
 
 __all__ = ["check_change", "fingerprint", "make", "resolve"]
 

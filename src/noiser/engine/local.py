@@ -141,6 +141,7 @@ class Session:
         progress: called with the work done and the work expected, in token-forwards.
 
     Attributes:
+        progress: may be changed between one method or metric and the next.
         embeddings: [length, dim], unscaled rows of the embedding table, float32.
         counters: what has been run.
     """
@@ -150,7 +151,7 @@ class Session:
     ) -> None:
         self.lm, self.query, self.share = lm, query, share
         self.counters = Counters()
-        self._progress = progress
+        self.progress = progress
         self._prefix: Prefix | None = None
         self._clean: CleanRun | None = None
         self._baselines: dict[Baseline, Float[Tensor, " dim"]] = {}
@@ -482,9 +483,9 @@ class Session:
 
     def report(self, expected: float = 0.0) -> None:
         """Tells the progress callback how much has been done of the work expected in all."""
-        if self._progress is not None:
+        if self.progress is not None:
             done = self.counters.token_forwards
-            self._progress(done, max(done, expected))
+            self.progress(done, max(done, expected))
 
 
 def _asking(request: Request) -> Steps[Any]:

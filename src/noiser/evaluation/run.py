@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
-from noiser.checks import check_choice, check_count
+from noiser.checks import check_choice, check_count, check_shares
 from noiser.engine import LocalEngine, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
@@ -18,7 +18,6 @@ from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.checks import check_shares
 from noiser.metrics.mass_matched import RATES
 from noiser.metrics.metric import Case, Measured, Metric, Summary, measure_passes
 from noiser.model import LanguageModel

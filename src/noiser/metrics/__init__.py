@@ -6,7 +6,7 @@ from noiser.metrics.catalog import METRICS
 from noiser.metrics.erasure import ErasureCurves, ErasureScores, erasure_curves, erasure_scores
 from noiser.metrics.localisation import Localisation, localisation
 from noiser.metrics.mass_matched import Curve, MassMatched, keep_rates, mass_matched
-from noiser.metrics.metric import Case, Metric, Scale, Summary
+from noiser.metrics.metric import Case, Metric, Scale, Summary, measure_passes
 from noiser.metrics.minimum import MinimumTopK, minimum_top_k
 from noiser.metrics.soft import SoftScores, soft_scores
 from noiser.metrics.stability import Stability, stability
@@ -36,6 +36,7 @@ __all__ = [
     "localisation",
     "log_ratio",
     "mass_matched",
+    "measure_passes",
     "minimum_top_k",
     "soft_scores",
     "stability",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.minimum import Minimum, MinimumTopK, minimum_top_k
 from noiser.metrics.words import (
     ScoredWords,
     Status,
     Top,
     described,
+    judged_columns,
     mean_of,
     scored_words,
     status_of,
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = [
+    "ANSWERABILITY",
+    "ANSWERABILITY_TOP5",
     "Answerability",
     "Answered",
     "Minimum",
@@ -72,7 +77,7 @@ class Answerability:
     small.
 
     Attributes:
-        rows: one a prompt, in their order.
+        rows: one per prompt, in their order.
         top: 1: the judge's first answer counts; 5: any of five.
         fraction: share of the words that the judge was shown.
         normalization: of the scores.
@@ -115,10 +120,19 @@ class Answerability:
         return mean_of([row.score for row in self.rows if row.status != "unscored"])
 
     def to_dataframe(self) -> DataFrame:
-        """A row a prompt, with what was asked, what was answered, and why it is unscored."""
+        """A row per prompt, with the judge's prompt and answer, and why it is unscored."""
         import pandas as pd
 
-        return pd.DataFrame([{**described(row.target, row.status, row.verdict), **_measured(row)} for row in self.rows])
+        rows = [
+            {
+                **described(row.target, row.status, row.verdict),
+                "words": list(row.words),
+                "share": row.share,
+                "score": row.score,
+            }
+            for row in self.rows
+        ]
+        return pd.DataFrame(rows)
 
     def __str__(self) -> str:
         count = len(self.rows)
@@ -146,7 +160,7 @@ def answerability(
         atts: attributions over tokens (summed to words) or words. Meaningful where what follows is one word: a
             target that is the first token of a longer word equals no answer, so give `golds` there.
         judge: see `noiser.judges.make_judge`.
-        golds: what should be said, one a prompt; None: the attribution's targets, joined.
+        golds: what should be said, one per prompt; None: the attribution's targets, joined.
         fraction: share of the words to show, rounded up; the paper's is a half.
         normalization: of the words' scores, see `Attribution.normalized`; the paper's is "sum".
         top: whether the target must be the first answer, or among five.
@@ -182,5 +196,48 @@ def _rounded_up(fraction: float, count: int) -> int:
     return max(1, math.ceil(fraction * count - 1e-9))  # 0.1 * 30 is a little more than 3 in floating point
 
 
-def _measured(row: Answered) -> dict[str, object]:
-    return {"words": list(row.words), "share": row.share, "score": row.score}
+# ---- as registered --------------------------------------------------------------------------------------------------
+
+
+def _measure(cases: Sequence[Case], *, top: Top, prefix: str) -> list[tuple[Verdict, Measured]]:
+    first = cases[0]
+    result = answerability(
+        [case.att for case in cases],
+        first.judge,
+        [case.gold for case in cases],
+        normalization=first.normalization or "sum",
+        top=top,
+    )
+    measured: list[tuple[Verdict, Measured]] = []
+    for row in result.rows:
+        columns = {
+            "rate": float(row.status == "correct"),
+            "score": row.score,
+            "rate_scored": math.nan if row.status == "unscored" else float(row.status == "correct"),
+            "unscored": float(row.status == "unscored"),
+            "status": row.status,
+            "words": " ".join(row.words),
+            "answers": ", ".join(row.verdict.answers),
+            "reason": row.verdict.reason or "",
+        }
+        measured.append((row.verdict, {f"{prefix}{name}": value for name, value in columns.items()}))
+    return measured
+
+
+def _metric(top: Top, prefix: str, what: str) -> Metric:
+    scales = {
+        "rate": Scale(0, 1, None, True, f"share of prompts whose target {what}; unscored ones count as nothing"),
+        "score": Scale(0, math.inf, None, True, "share of the score on the words shown, where that is so, else 0"),
+        "rate_scored": Scale(0, 1, None, True, "the rate over the prompts that have a readable reply"),
+        "unscored": Scale(0, 1, None, False, "share of prompts without a readable reply"),
+    }
+    return Metric(
+        measure_all=partial(judged_columns, judge_all=partial(_measure, top=top, prefix=prefix)),
+        summaries=mean_of_columns(**{f"{prefix}{name}": scale for name, scale in scales.items()}),
+        needs_judge=True,
+        reads=frozenset({"normalization"}),
+    )
+
+
+ANSWERABILITY = _metric(1, "answerability_", "is the judge's answer")
+ANSWERABILITY_TOP5 = _metric(5, "answerability_top5_", "is among the judge's five answers")

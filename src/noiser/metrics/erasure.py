@@ -10,19 +10,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.checks import check_count
-from noiser.engine import Progress
-from noiser.metrics.checks import check_shares
-from noiser.metrics.subject import Mask, Subject
+from noiser.checks import check_count, check_shares
+from noiser.engine import KeepDimensions, Progress, Steps, Values, ValueTable
+from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.probe import FaithfulnessProbe
 from noiser.model import LanguageModel
 
 __all__ = [
+    "ERASURE",
+    "ERASURE_CURVES",
     "SHARES",
     "ErasureCurves",
     "ErasureScores",
@@ -87,7 +90,7 @@ class ErasureCurves:
 
     @property
     def aopc(self) -> float:
-        """Mean drop of p(target) over the deletion curve's points behind the first, mean over targets."""
+        """Mean drop of p(target) over the deletion curve's points after the first, mean over targets."""
         return sum(float((curve[0] - curve[1:]).mean()) for curve in self.deletion) / len(self.deletion)
 
     def _area(self, curves: Sequence[Float[Tensor, " _"]]) -> float:
@@ -109,24 +112,19 @@ def erasure_scores(
     Raises:
         ParameterError: the model's tokens are not the attribution's, or shares do not ascend in (0, 1].
     """
-    return measure_erasure_scores(Subject(lm, att, progress=progress), shares=shares)
+    case = Case(lm=lm, att=att)
+    return case.run(measure_erasure_scores(case.probe, shares), progress)
 
 
-def measure_erasure_scores(subject: Subject, *, shares: Sequence[float] = SHARES) -> ErasureScores:
-    """As `erasure_scores`, for a subject."""
+def measure_erasure_scores(probe: FaithfulnessProbe, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
+    """As `erasure_scores`, in requests about the probe's query."""
     shares = check_shares("shares", shares)
-    sufficiency: list[Tensor] = []
-    comprehensiveness: list[Tensor] = []
-    for target, order in enumerate(_orders(subject)):
-        counts = [math.ceil(share * len(order) - 1e-9) for share in shares]
-        deletion, insertion = _probabilities(subject, target, order, sorted({*counts}))
-        clean = _clean(subject, target)
-        comprehensiveness.append(torch.tensor([clean - deletion[count] for count in counts]))
-        sufficiency.append(torch.tensor([clean - insertion[count] for count in counts]))
+    counts = [[math.ceil(share * len(order) - 1e-9) for share in shares] for order in _orders(probe)]
+    probabilities = yield from _probabilities(probe, counts)
     return ErasureScores(
         shares=shares,
-        sufficiency_drops=torch.stack(sufficiency),
-        comprehensiveness_drops=torch.stack(comprehensiveness),
+        sufficiency_drops=torch.stack([clean - insertion for clean, _, insertion in probabilities]).float(),
+        comprehensiveness_drops=torch.stack([clean - deletion for clean, deletion, _ in probabilities]).float(),
     )
 
 
@@ -138,60 +136,95 @@ def erasure_curves(
     Args:
         lm: the model to ask.
         att: the attribution; equal scores count in order of the text.
-        steps: the most points behind the first; fewer units have one point each.
+        steps: the most points after the first; fewer units have one point each.
         progress: called with (done, expected) token-forwards.
 
     Raises:
         ParameterError: the model's tokens are not the attribution's, or steps is below 1.
     """
-    return measure_erasure_curves(Subject(lm, att, progress=progress), steps=steps)
+    case = Case(lm=lm, att=att)
+    return case.run(measure_erasure_curves(case.probe, steps), progress)
 
 
-def measure_erasure_curves(subject: Subject, *, steps: int = 20) -> ErasureCurves:
-    """As `erasure_curves`, for a subject."""
+def measure_erasure_curves(probe: FaithfulnessProbe, steps: int = 20) -> Steps[ErasureCurves]:
+    """As `erasure_curves`, in requests about the probe's query."""
     check_count("steps", steps)
-    shares: list[Tensor] = []
-    deletions: list[Tensor] = []
-    insertions: list[Tensor] = []
-    for target, order in enumerate(_orders(subject)):
+    counts: list[list[int]] = []
+    for order in _orders(probe):
         points = min(steps, len(order))
-        counts = [round(point * len(order) / points) for point in range(points + 1)]
-        deletion, insertion = _probabilities(subject, target, order, counts[1:-1])
-        clean = _clean(subject, target)
-        (empty,) = subject.probabilities([subject.zero(target)])[0].tolist()
-        shares.append(torch.tensor(counts) / len(order))
-        deletions.append(torch.tensor([clean, *(deletion[count] for count in counts[1:-1]), empty]))
-        insertions.append(torch.tensor([empty, *(insertion[count] for count in counts[1:-1]), clean]))
-    return ErasureCurves(shares=tuple(shares), deletion=tuple(deletions), insertion=tuple(insertions))
+        counts.append([round(point * len(order) / points) for point in range(points + 1)])
+    probabilities = yield from _probabilities(probe, counts)
+    return ErasureCurves(
+        shares=tuple(torch.tensor(row) / row[-1] for row in counts),
+        deletion=tuple(deletion.float() for _, deletion, _ in probabilities),
+        insertion=tuple(insertion.float() for _, _, insertion in probabilities),
+    )
 
 
-def _orders(subject: Subject) -> list[list[int]]:
+def _orders(probe: FaithfulnessProbe) -> list[list[int]]:
     """For each target its units, highest score first."""
     return [
         [column for column in row.argsort(descending=True, stable=True).tolist() if not row[column].isnan()]
-        for row in subject.scores
+        for row in probe.scores
     ]
 
 
-def _clean(subject: Subject, target: int) -> float:
-    return float(subject.engine.clean[target, subject.engine.query.target_ids[target]])
+class _Erased(NamedTuple):
+    """The probability of one target: of the whole input, without its first units, and with only those, by count."""
+
+    clean: float
+    deletion: Float64[Tensor, " counts"]
+    insertion: Float64[Tensor, " counts"]
 
 
-def _probabilities(
-    subject: Subject, target: int, order: Sequence[int], counts: Sequence[int]
-) -> tuple[dict[int, float], dict[int, float]]:
-    """The target's probability without, and with only, the first `count` units, by count."""
-    if not counts:
-        return {}, {}
-    units = torch.zeros(len(counts), len(subject.att.units))
-    for row, count in zip(units, counts, strict=True):
-        row[list(order[:count])] = 1
-    kept = torch.stack([subject.spread(row, target) for row in units]).bool()[..., None]
-    mask = Mask(target, 2 * len(counts), partial(_both, kept))
-    deletion, insertion = subject.probabilities([mask])[0].reshape(2, -1).tolist()
-    return dict(zip(counts, deletion, strict=True)), dict(zip(counts, insertion, strict=True))
+def _probabilities(probe: FaithfulnessProbe, counts: Sequence[Sequence[int]]) -> Steps[list[_Erased]]:
+    """For each target its probabilities when as many of its highest units as each of `counts` says are moved."""
+    masks: list[KeepDimensions] = []
+    rows: list[tuple[Bool[Tensor, " distinct"], Int[Tensor, " moved"]]] = []
+    for target, order in enumerate(_orders(probe)):
+        rank = torch.zeros(len(probe.att.units), dtype=torch.long)
+        rank[order] = torch.arange(len(order))
+        moved = probe.units_to_tokens(rank, target) < torch.tensor(counts[target])[:, None]
+        kept, index = torch.cat([~moved, moved]).unique(dim=0, return_inverse=True)
+        changed = ~kept.all(-1)
+        masks.append(probe.mask(target, int(changed.sum()), partial(kept[changed].unsqueeze, -1)))
+        rows.append((changed, index))
+    table: ValueTable = yield Values(masks, "prob")
+    erased: list[_Erased] = []
+    for clean, values, (changed, index) in zip(table.clean.tolist(), table.values, rows, strict=True):
+        probabilities = torch.full(changed.shape, clean, dtype=torch.float64)
+        probabilities[changed] = values[:, 0]
+        erased.append(_Erased(clean, *probabilities[index].view(2, -1)))
+    return erased
 
 
-def _both(kept: Bool[Tensor, "counts positions 1"]) -> Bool[Tensor, "samples positions 1"]:
-    """Everything but the units, then nothing but the units."""
-    return torch.cat([~kept, kept])
+# ---- as registered --------------------------------------------------------------------------------------------------
+
+
+def _measure_scores(case: Case) -> Steps[Measured]:
+    scores = yield from measure_erasure_scores(case.probe)
+    return {"sufficiency": scores.sufficiency, "comprehensiveness": scores.comprehensiveness}
+
+
+def _measure_curves(case: Case) -> Steps[Measured]:
+    curves = yield from measure_erasure_curves(case.probe)
+    return {"deletion_area": curves.deletion_area, "insertion_area": curves.insertion_area, "aopc": curves.aopc}
+
+
+ERASURE = Metric(
+    measure=_measure_scores,
+    summaries=mean_of_columns(
+        sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
+        comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
+    ),
+    reads=frozenset(),
+)
+ERASURE_CURVES = Metric(
+    measure=_measure_curves,
+    summaries=mean_of_columns(
+        deletion_area=Scale(0, 1, None, False, "p(target) while units are zeroed, highest first"),
+        insertion_area=Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
+        aopc=Scale(-1, 1, None, True, "drop of p(target) while units are zeroed, highest first"),
+    ),
+    reads=frozenset(),
+)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
-from noiser.errors import UnitError
+from noiser.errors import ParameterError, UnitError
+from noiser.metrics.metric import Case, Measured, Metric, Scale
 from noiser.types import Span
 
-__all__ = ["Localisation", "localisation"]
+__all__ = ["LOCALISATION", "Localisation", "localisation"]
 
 REST = "rest"
 
@@ -81,7 +82,7 @@ def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> 
     if not any(spans.values()):
         raise UnitError("There are no spans; expected (start, end) character spans of the text for at least one name.")
     reached = 0
-    for (start, end), name in sorted(((start, end), name) for name, own in spans.items() for start, end in own):
+    for (start, end), name in sorted(((start, end), name) for name, parts in spans.items() for start, end in parts):
         if not 0 <= start < end <= len(att.text):
             raise UnitError(
                 f"Span {(start, end)} of {name!r} is empty or leaves the text; expected "
@@ -93,9 +94,29 @@ def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> 
 
 
 def _owner(text: str, unit: Span, spans: Mapping[str, Sequence[tuple[int, int]]]) -> str:
-    own = text[unit.start : unit.end]
-    start = unit.start + (len(own) - len(own.lstrip()) if own.strip() else 0)
-    end = unit.start + len(own.rstrip() or own)
+    """The name that has most of the unit's visible characters."""
+    visible = text[unit.start : unit.end]
+    start = unit.start + (len(visible) - len(visible.lstrip()) if visible.strip() else 0)
+    end = unit.start + len(visible.rstrip() or visible)
     overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
     best = max(overlaps, key=overlaps.__getitem__)
     return best if overlaps[best] else REST
+
+
+def _measure(case: Case) -> Measured:
+    if not case.spans:
+        raise ParameterError(
+            "The example names no spans; expected `spans`, a mapping from names to lists of (start, end), for "
+            "localisation. Give examples that have them, or leave the metric out."
+        )
+    result = localisation(case.att, case.spans, case.normalization or "positive")
+    return {f"share_{name}": result.share(name) for name in result.shares} | {
+        f"uniform_{name}": float(share.mean()) for name, share in result.uniform.items()
+    }
+
+
+LOCALISATION = Metric(
+    measure=_measure,
+    others=Scale(0, 1, None, None, "share of the score, or of the units"),
+    reads=frozenset({"normalization"}),
+)

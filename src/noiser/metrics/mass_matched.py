@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.checks import check_count
-from noiser.engine import Progress
-from noiser.engine.distances import DistanceName
-from noiser.errors import ParameterError, UnknownNameError
-from noiser.metrics.checks import check_shares
-from noiser.metrics.references import permuted_scores, random_scores, ranks
-from noiser.metrics.subject import Mask, Subject, uniforms
+from noiser.checks import check_choice, check_count, check_shares
+from noiser.engine import KeepDimensions, Progress, Steps
+from noiser.errors import ParameterError
+from noiser.metrics.bootstrap import mean_gap
+from noiser.metrics.metric import RATES, Case, Measured, Metric, Scale, Summary, mean_of_columns
+from noiser.metrics.probe import DistanceName, FaithfulnessProbe, permuted_scores, random_scores, ranks, uniforms
 from noiser.model import LanguageModel
 
 __all__ = [
+    "MASS_MATCHED",
+    "MASS_MATCHED_RANK",
     "RATES",
     "Curve",
     "MassMatched",
     "Reference",
     "keep_rates",
     "mass_matched",
-    "measure_mass_matched",
-    "random_curve",
+    "measure_curves",
 ]
 
-RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 By = Literal["score", "rank"]
 Reference = Literal["random", "permuted"]
 
@@ -133,84 +133,57 @@ def mass_matched(
         ParameterError: the model's tokens are not the attribution's, rates do not ascend in (0, 1], masks is below 1.
         NumericalError: the zero input changes nothing.
     """
-    subject = Subject(lm, att, progress=progress)
-    return measure_mass_matched(
-        subject, rates=rates, masks=masks, seed=seed, by=by, references=references, distance=distance
+    check_choice("ordering", by, get_args(By))
+    for name in references:
+        check_choice("reference", name, get_args(Reference))
+    case = Case(lm=lm, att=att)
+    options: dict[str, Any] = {"rates": rates, "masks": masks, "seed": seed, "by": by, "distance": distance}
+    curves = case.run(measure_curves(case.probe, ("method", *references), **options), progress)
+    return MassMatched(
+        method=curves["method"], references={name: curves[name] for name in references}, by=by, seed=seed
     )
 
 
-def measure_mass_matched(
-    subject: Subject,
+def measure_curves(
+    probe: FaithfulnessProbe,
+    names: Sequence[Literal["method"] | Reference],
     *,
     rates: Sequence[float] = RATES,
     masks: int = 10,
     seed: int = 0,
     by: By = "score",
-    references: Sequence[Reference] = ("random", "permuted"),
     distance: DistanceName = "hellinger",
-) -> MassMatched:
-    """As `mass_matched`, for a subject."""
+) -> Steps[dict[str, Curve]]:
+    """The curves of the attribution ("method") and of scores without information, in one request."""
     rates, masks = check_shares("rates", rates, at_least=2), check_count("masks", masks)
-    if by not in ("score", "rank"):
-        raise UnknownNameError("ordering", by, ("score", "rank"))
     makers = {"random": random_scores, "permuted": permuted_scores}
-    for name in references:
-        if name not in makers:
-            raise UnknownNameError("reference", name, makers)
-    compared = [subject.scores, *(makers[name](subject, seed) for name in references)]
-    if by == "rank":
-        compared = [ranks(scores) for scores in compared]
-    curves = _curves(subject, compared, rates, masks, seed, distance)
-    named: dict[Reference, Curve] = dict(zip(references, curves[1:], strict=True))
-    return MassMatched(method=curves[0], references=named, by=by, seed=seed)
-
-
-def random_curve(
-    subject: Subject,
-    *,
-    rates: Sequence[float] = RATES,
-    masks: int = 10,
-    seed: int = 0,
-    by: By = "score",
-    distance: DistanceName = "hellinger",
-) -> Curve:
-    """The curve of random scores alone; it does not depend on the subject's scores."""
-    rates, masks = check_shares("rates", rates, at_least=2), check_count("masks", masks)
-    scores = random_scores(subject, seed)
-    return _curves(subject, [ranks(scores) if by == "rank" else scores], rates, masks, seed, distance)[0]
-
-
-def _curves(
-    subject: Subject,
-    compared: Sequence[Float[Tensor, "targets units"]],
-    rates: tuple[float, ...],
-    masks: int,
-    seed: int,
-    distance: DistanceName,
-) -> list[Curve]:
-    requests = [
-        _masks(subject, scores[target], target, rate, masks, seed)
-        for scores in compared
-        for target in subject.targets
+    compared = [makers[name](probe, seed) if name in makers else probe.scores for name in names]
+    requested = [
+        _masks(probe, scores[target], target, rate, masks, seed)
+        for scores in (map(ranks, compared) if by == "rank" else compared)
+        for target in probe.targets
         for rate in rates
     ]
-    found = subject.distances([*(subject.zero(target) for target in subject.targets), *requests], distance)
-    count = len(subject.targets)
-    zero = torch.cat(found[:count])
-    subject.check_zero(zero)
-    values = torch.stack(found[count:]).reshape(len(compared), count, len(rates), 2, masks) / zero[:, None, None, None]
-    return [Curve(rates=rates, ns=(1 - own[:, :, 0]).clamp(min=0), nc=own[:, :, 1]) for own in values]
+    distances = yield from probe.distances([*map(probe.zero, probe.targets), *requested], distance)
+    count = len(probe.targets)
+    zero = torch.cat(distances[:count])
+    probe.check_zero(zero)
+    values = torch.stack(distances[count:]).reshape(len(names), count, len(rates), 2, masks) / zero[:, None, None, None]
+    curves = [Curve(rates=rates, ns=(1 - curve[:, :, 0]).clamp(min=0), nc=curve[:, :, 1]) for curve in values]
+    return dict(zip(names, curves, strict=True))
 
 
-def _masks(subject: Subject, scores: Float[Tensor, " units"], target: int, rate: float, masks: int, seed: int) -> Mask:
+def _masks(
+    probe: FaithfulnessProbe, scores: Float[Tensor, " units"], target: int, rate: float, masks: int, seed: int
+) -> KeepDimensions:
     """`masks` masks that keep, then their complements."""
-    q = subject.spread(keep_rates(scores, rate), target)[:, None]
+    q = probe.units_to_tokens(keep_rates(scores, rate), target)[:, None]
 
     def keep() -> Tensor:
-        kept = uniforms(subject.key(seed, f"mass {rate}", target), masks, len(q), subject.dim) < q
+        kept = uniforms(probe.key(seed, f"mass {rate}", target), masks, len(q), probe.dim) < q
         return torch.cat([kept, ~kept])
 
-    return Mask(target, 2 * masks, keep)
+    return probe.mask(target, 2 * masks, keep)
 
 
 def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " units"]:
@@ -247,3 +220,45 @@ def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " 
     c = factors[int((factors * falling <= 1).nonzero()[0])]
     filled[valid] = (c * weights).clamp(max=1)
     return filled
+
+
+def _metric(by: By, prefix: str, *shuffled: Reference) -> Metric:
+    """Against random scores, and against the references that are made of the method's own scores."""
+    references: tuple[Reference, ...] = ("random", *shuffled)
+
+    def measure(case: Case) -> Steps[Measured]:
+        probe = case.probe
+        options: dict[str, Any] = {"rates": case.rates, "masks": case.masks or 10, "seed": case.seed, "by": by}
+        curves = yield from measure_curves(probe, ("method", *shuffled), **options)
+        curves |= yield from case.cached(
+            "mass-matched", probe, tuple(options.values()), lambda: measure_curves(probe, ("random",), **options)
+        )
+        columns: dict[str, float] = {}
+        for name, start in (("method", prefix), *((name, f"{prefix}{name}_") for name in references)):
+            curve = curves[name]
+            columns |= {f"{start}area_ns": curve.area_ns, f"{start}area_nc": curve.area_nc, f"{start}area": curve.area}
+        method = curves["method"]
+        for rate, ns, nc in zip(method.rates, method.soft_ns.tolist(), method.soft_nc.tolist(), strict=True):
+            columns |= {f"{prefix}ns@{rate:g}": ns, f"{prefix}nc@{rate:g}": nc}
+        return columns
+
+    what = "with the same mass" if by == "score" else "by order alone"
+    area = f"{prefix}area"
+    scales = {
+        f"{area}_ns": Scale(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
+        f"{area}_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
+        area: Scale(0, math.inf, 1.0, True, "both together"),
+    }
+    gaps = {
+        f"{area}_minus_{name}": Summary(
+            mean_gap,
+            (area, f"{prefix}{name}_area"),
+            Scale(-math.inf, math.inf, 0.0, True, f"area minus that of {name} scores"),
+        )
+        for name in references
+    }
+    return Metric(measure=measure, summaries=mean_of_columns(**scales) | gaps, reads=frozenset({"masks", "rates"}))
+
+
+MASS_MATCHED = _metric("score", "", "permuted")
+MASS_MATCHED_RANK = _metric("rank", "rank_")  # shuffled ranks are random ranks

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
-from noiser.metrics.bootstrap import Statistic
-from noiser.metrics.mass_matched import RATES
-from noiser.metrics.subject import Profile, Subject
-from noiser.model import LanguageModel
+from noiser.engine import LocalEngine, Progress, Query, Session, Steps, complete
+from noiser.metrics.bootstrap import Statistic, mean
+from noiser.metrics.probe import FaithfulnessProbe, Profile
+from noiser.model import LanguageModel, rebuild_query
+from noiser.model.clean import Passes
 
-__all__ = ["Case", "Measured", "Metric", "Scale", "Summary"]
+__all__ = ["RATES", "Case", "Measured", "Metric", "Scale", "Summary", "joined", "mean_of_columns", "measure_passes"]
 
 T = TypeVar("T")
+
+RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Shares of the input that mass-matched curves keep."""
 
 Measured = Mapping[str, Any]
 """Columns of a row: numbers, and texts worth keeping beside them."""
@@ -45,6 +49,11 @@ class Summary(NamedTuple):
     scale: Scale
 
 
+def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
+    """The means over prompts of columns, by the columns' names."""
+    return {name: Summary(mean, (name,), scale) for name, scale in scales.items()}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """One attribution to be measured, and the settings.
@@ -58,12 +67,12 @@ class Case:
         profile: "paper" or "authors".
         rates: of the mass-matched curves.
         spans: named character spans, for localisation.
-        again: attributes the same prompt with another seed, for stability.
+        reattribute: attributes the same prompt with another seed, for stability.
         gold: the answer that a data set gives, for answerability; None for the model's own.
         judge: for answerability.
-        memo: what scores without information give on this prompt: the same for every method, so that cases of one
+        cache: what scores without information give on this prompt: the same for every method, so that cases of one
             prompt and model may share it.
-        subjects: the attribution on the model, by profile; cases of one attribution with other settings may share it.
+        prepared: query, probes and the model's clean run; cases of one attribution with other settings may share them.
     """
 
     lm: LanguageModel
@@ -74,41 +83,66 @@ class Case:
     profile: Profile = "paper"
     rates: tuple[float, ...] = RATES
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    again: Callable[[int], Attribution] | None = None
+    reattribute: Callable[[int], Attribution] | None = None
     gold: str | None = None
     judge: Any = None
 
-    memo: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    subjects: MutableMapping[Profile, Subject] = field(default_factory=dict["Profile", Subject])
+    cache: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
+    prepared: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
 
     @property
-    def subject(self) -> Subject:
-        """With frozen special tokens."""
-        return self._on_model("paper")
+    def query(self) -> Query:
+        """What the attribution answers, without its foil.
+
+        Raises:
+            ParameterError: the model's tokens are not the attribution's.
+        """
+        return self._once("query", lambda: replace(rebuild_query(self.lm, self.att), foil_id=None))
 
     @property
-    def profiled(self) -> Subject:
-        """As the profile says."""
-        return self._on_model(self.profile)
+    def probe(self) -> FaithfulnessProbe:
+        """The attribution on its query, with frozen special tokens."""
+        return self._probe("paper")
 
-    def _on_model(self, profile: Profile) -> Subject:
-        if profile not in self.subjects:
-            self.subjects[profile] = Subject(self.lm, self.att, profile=profile)
-        return self.subjects[profile]
+    @property
+    def profiled_probe(self) -> FaithfulnessProbe:
+        """The attribution on its query, as the profile says."""
+        return self._probe(self.profile)
 
-    def once(self, what: str, subject: Subject, settings: Hashable, measure: Callable[[], T]) -> T:
-        """What `measure` returns, measured once for all cases that share a memo and ask about the same units.
+    def _probe(self, profile: Profile) -> FaithfulnessProbe:
+        return self._once(("probe", profile), lambda: FaithfulnessProbe(self.query, self.att, profile=profile))
+
+    def answer(self, engine: LocalEngine, steps: Steps[T], progress: Progress | None = None) -> Passes[T]:
+        """What the steps return, as a coroutine; everything about this case goes on from one clean run."""
+        session = self._once(("session", engine.share), lambda: Session(engine.lm, self.query, share=engine.share))
+        session.progress = progress
+        return (yield from session.drive(steps))
+
+    def run(self, steps: Steps[T], progress: Progress | None = None) -> T:
+        """What the steps return, now."""
+        engine = LocalEngine(self.lm)
+        return complete(engine, self.answer(engine, steps, progress))
+
+    def _once(self, what: Hashable, make: Callable[[], T]) -> T:
+        if what not in self.prepared:
+            self.prepared[what] = make()
+        return cast("T", self.prepared[what])
+
+    def cached(
+        self, what: str, probe: FaithfulnessProbe, settings: Hashable, steps: Callable[[], Steps[T]]
+    ) -> Steps[T]:
+        """What `steps` return, run once for all cases that share a cache and ask about the same units.
 
         Args:
             what: a name for it.
-            subject: whose text, targets and scored units it depends on; on its scores it does not.
+            probe: whose text, targets and scored units it depends on; on its scores it does not.
             settings: whatever else it depends on.
-            measure: measures it.
+            steps: measure it.
         """
-        key = (what, subject.question, settings)
-        if key not in self.memo:
-            self.memo[key] = measure()
-        return cast("T", self.memo[key])
+        key = (what, probe.question, settings)
+        if key not in self.cache:
+            self.cache[key] = yield from steps()
+        return cast("T", self.cache[key])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +150,8 @@ class Metric:
     """A metric.
 
     Attributes:
-        measure: from a case to named numbers, the columns; an error says why it has none.
+        measure: from a case to named numbers, the columns; an error says why it has none. What needs the model is a
+            generator of requests about `Case.query`, see `noiser.engine.Steps`.
         measure_all: likewise for all cases at once, where that is quicker: in their order, an error for a case that has
             none. One of the two is there.
         summaries: the numbers over prompts, by name.
@@ -126,9 +161,42 @@ class Metric:
             not is refused; None: any may.
     """
 
-    measure: Callable[[Case], Measured] | None = None
+    measure: Callable[[Case], Measured | Steps[Measured]] | None = None
     measure_all: Callable[[Sequence[Case]], Sequence[Measured | Exception]] | None = None
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     others: Scale | None = None
     needs_judge: bool = False
     reads: frozenset[str] | None = None
+
+
+def joined(*metrics: Metric) -> Metric:
+    """All that several metrics measure, one after another."""
+
+    def measure(case: Case) -> Steps[Measured]:
+        columns: dict[str, Any] = {}
+        for metric in metrics:
+            measured = metric.measure(case) if metric.measure else {}
+            columns |= (yield from measured) if isinstance(measured, Generator) else measured
+        return columns
+
+    return Metric(
+        measure=measure,
+        summaries={name: summary for metric in metrics for name, summary in metric.summaries.items()},
+        reads=frozenset[str]().union(*(metric.reads or () for metric in metrics)),
+    )
+
+
+def measure_passes(
+    engine: LocalEngine, metric: Metric, case: Case, progress: Progress | None = None
+) -> Passes[Measured]:
+    """What a metric measures of a case, as a coroutine for `noiser.engine.run_interleaved`.
+
+    Args:
+        engine: runs the passes.
+        metric: one with `measure`.
+        case: what is measured. Several metrics of it go one after another, and then share the clean run.
+        progress: called with the work done and the work expected, in token-forwards, the case's other metrics included.
+    """
+    assert metric.measure is not None, "the metric measures all cases at once"
+    measured = metric.measure(case)
+    return (yield from case.answer(engine, measured, progress)) if isinstance(measured, Generator) else measured

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from noiser.attribution import Attribution
-from noiser.errors import UnknownNameError
+from noiser.checks import check_choice
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.probe import Profile
 from noiser.metrics.words import (
     ScoredWords,
     Status,
     Top,
     described,
+    judged_columns,
     mean_of,
     scored_words,
     status_of,
@@ -24,7 +29,7 @@ from noiser.metrics.words import (
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Minimum", "MinimumTopK", "minimum_top_k"]
+__all__ = ["MINIMUM_TOP_K", "Minimum", "MinimumTopK", "minimum_top_k"]
 
 
 class Minimum(NamedTuple):
@@ -53,7 +58,7 @@ class MinimumTopK:
     """Minimum top-k% over prompts.
 
     Attributes:
-        rows: one a prompt, in their order.
+        rows: one per prompt, in their order.
         top: 1: the judge's first answer counts; 5: any of five.
         profile: "paper" or "authors".
         judge: its name.
@@ -61,7 +66,7 @@ class MinimumTopK:
 
     rows: tuple[Minimum, ...]
     top: Top
-    profile: Literal["paper", "authors"]
+    profile: Profile
     judge: str
 
     @property
@@ -85,7 +90,7 @@ class MinimumTopK:
         return sum(row.status == "unscored" for row in self.rows)
 
     def to_dataframe(self) -> DataFrame:
-        """A row a prompt; reply and reason are those of the verdict that ended it."""
+        """A row per prompt; reply and reason are those of the verdict that ended it."""
         import pandas as pd
 
         rows = [
@@ -114,7 +119,7 @@ def minimum_top_k(
     golds: Sequence[str | None] | None = None,
     *,
     top: Top = 1,
-    profile: Literal["paper", "authors"] = "paper",
+    profile: Profile = "paper",
 ) -> MinimumTopK:
     """From all words drops the one of lowest score, one by one, until the judge fails.
 
@@ -135,8 +140,7 @@ def minimum_top_k(
     Raises:
         UnknownNameError: another profile. Also what `answerability` raises.
     """
-    if profile not in ("paper", "authors"):
-        raise UnknownNameError("profile", profile, ("paper", "authors"))
+    check_choice("profile", profile, get_args(Profile))
     targets = targets_of(atts, golds, top)
     cases = [scored_words(att, "none") for att in atts]
     verdicts: list[list[Verdict]] = [[] for _ in cases]
@@ -150,10 +154,9 @@ def minimum_top_k(
             for i in going
             if status_of(verdicts[i][-1], targets[i], top) == "correct" and len(verdicts[i]) < len(cases[i].words)
         ]
-    conclude: Callable[[str, int, Sequence[Verdict], Top], Minimum] = _paper if profile == "paper" else _authors
     rows = [
-        conclude(target, len(case.words), found, top)
-        for target, case, found in zip(targets, cases, verdicts, strict=True)
+        _minimum(target, len(case.words), of_case, top, profile)
+        for target, case, of_case in zip(targets, cases, verdicts, strict=True)
     ]
     return MinimumTopK(rows=tuple(rows), top=top, profile=profile, judge=judge.name)
 
@@ -162,18 +165,48 @@ def _without_lowest(case: ScoredWords, dropped: int, top: Top) -> JudgeRequest:
     return JudgeRequest(tuple(case.words[i] for i in case.best(len(case.words) - dropped)), top)
 
 
-def _paper(target: str, words: int, verdicts: Sequence[Verdict], top: Top) -> Minimum:
+def _minimum(target: str, words: int, verdicts: Sequence[Verdict], top: Top, profile: Profile) -> Minimum:
+    """What the verdicts, from all words downwards, say in the profile."""
     last = status_of(verdicts[-1], target, top)
     successes = len(verdicts) - (last != "correct")
     kept = words - successes + 1 if successes else 0
+    share = kept / words or None
     if last == "unscored":
-        return Minimum(target, words, kept, None, "unscored", tuple(verdicts))
-    return Minimum(target, words, kept, kept / words or None, "correct" if kept else "wrong", tuple(verdicts))
+        share = None
+    elif profile == "authors":
+        share = (words - len(verdicts) + 1) / words if last == "wrong" else 1.0
+    status: Status = "unscored" if last == "unscored" else "correct" if kept else "wrong"
+    return Minimum(target, words, kept, share, status, tuple(verdicts))
 
 
-def _authors(target: str, words: int, verdicts: Sequence[Verdict], top: Top) -> Minimum:
-    found = _paper(target, words, verdicts, top)
-    if found.status == "unscored":
-        return found
-    failed = status_of(verdicts[-1], target, top) == "wrong"
-    return found._replace(share=(words - len(verdicts) + 1) / words if failed else 1.0)
+# ---- as registered --------------------------------------------------------------------------------------------------
+
+
+def _measure(cases: Sequence[Case]) -> list[tuple[Verdict, Measured]]:
+    first = cases[0]
+    result = minimum_top_k(
+        [case.att for case in cases], first.judge, [case.gold for case in cases], profile=first.profile
+    )
+    measured: list[tuple[Verdict, Measured]] = []
+    for row in result.rows:
+        columns = {
+            "minimum_share": math.nan if row.share is None else row.share,
+            "unanswerable": math.nan if row.status == "unscored" and not row.kept else float(row.status == "wrong"),
+            "minimum_unscored": float(row.status == "unscored"),
+            "minimum_status": row.status,
+            "minimum_asked": len(row.verdicts),
+        }
+        measured.append((row.verdicts[-1], columns))
+    return measured
+
+
+MINIMUM_TOP_K = Metric(
+    measure_all=partial(judged_columns, judge_all=_measure),
+    summaries=mean_of_columns(
+        minimum_share=Scale(0, 1, None, False, "share of the words that the judge needs, best first"),
+        unanswerable=Scale(0, 1, None, None, "share of prompts that the judge fails with all words"),
+        minimum_unscored=Scale(0, 1, None, False, "share of prompts that ended at an unreadable reply"),
+    ),
+    needs_judge=True,
+    reads=frozenset(),
+)

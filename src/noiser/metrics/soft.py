@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.checks import check_count
-from noiser.engine import Progress
-from noiser.engine.distances import DistanceName
-from noiser.metrics.subject import Mask, Profile, Subject, uniforms
+from noiser.engine import KeepDimensions, Progress, Steps
+from noiser.metrics.bootstrap import log_mean_ratio, summed_log_ratios
+from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary, mean_of_columns
+from noiser.metrics.probe import DistanceName, FaithfulnessProbe, Profile, random_scores, uniforms
 from noiser.model import LanguageModel
 
-__all__ = ["SoftScores", "measure_soft_scores", "soft_scores"]
+__all__ = ["SOFT", "SoftScores", "measure_soft_scores", "soft_scores"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,47 +88,97 @@ def soft_scores(
         ParameterError: the model's tokens are not the attribution's, or masks is below 1.
         NumericalError: the zero input changes nothing.
     """
-    subject = Subject(lm, att, profile=profile, progress=progress)
-    return measure_soft_scores(subject, normalization=normalization, masks=masks, seed=seed, distance=distance)
+    case = Case(lm=lm, att=att, profile=profile)
+    return case.run(
+        measure_soft_scores(
+            case.profiled_probe, normalization=normalization, masks=masks, seed=seed, distance=distance
+        ),
+        progress,
+    )
 
 
 def measure_soft_scores(
-    subject: Subject,
+    probe: FaithfulnessProbe,
     scores: Float[Tensor, "targets units"] | None = None,
     *,
     normalization: str | None = None,
     masks: int | None = None,
     seed: int = 0,
     distance: DistanceName | None = None,
-) -> SoftScores:
-    """As `soft_scores`, for a subject; `scores` take the place of its own."""
-    authors = subject.profile == "authors"
+) -> Steps[SoftScores]:
+    """As `soft_scores`, in requests about the probe's query; `scores` take the place of the attribution's."""
+    authors = probe.profile == "authors"
     masks = check_count("masks", (1 if authors else 10) if masks is None else masks)
     distance = distance or ("squared" if authors else "hellinger")
-    shares = normalize(subject.scores if scores is None else scores, normalization or "sum").clamp(0, 1)
-    requests = [_masks(subject, shares[target], target, masks, seed) for target in subject.targets]
-    found = torch.stack(subject.distances(requests, distance))
-    zero = found[:, -1]
-    subject.check_zero(zero)
+    shares = normalize(probe.scores if scores is None else scores, normalization or "sum").clamp(0, 1)
+    distances = yield from probe.distances(
+        [_masks(probe, shares[target], target, masks, seed) for target in probe.targets], distance
+    )
+    table = torch.stack(distances)
+    zero = table[:, -1]
+    probe.check_zero(zero)
     return SoftScores(
-        ns=(zero[:, None] - found[:, :masks]).clamp(min=0) / zero[:, None],
-        nc=found[:, masks:-1] / zero[:, None],
+        ns=(zero[:, None] - table[:, :masks]).clamp(min=0) / zero[:, None],
+        nc=table[:, masks:-1] / zero[:, None],
         zero_distance=zero,
         normalization=normalization or "sum",
         distance=distance,
-        profile=subject.profile,
+        profile=probe.profile,
         seed=seed,
     )
 
 
-def _masks(subject: Subject, shares: Float[Tensor, " units"], target: int, masks: int, seed: int) -> Mask:
+def _masks(
+    probe: FaithfulnessProbe, shares: Float[Tensor, " units"], target: int, masks: int, seed: int
+) -> KeepDimensions:
     """All masks of a target: `masks` that retain, `masks` that remove, and the zero input."""
-    q = subject.spread(shares, target)[:, None]
-    shape = (masks, len(q), subject.dim)
+    q = probe.units_to_tokens(shares, target)[:, None]
+    shape = (masks, len(q), probe.dim)
 
     def keep() -> Tensor:
-        retained = uniforms(subject.key(seed, "retain", target), *shape) < q
-        removed = uniforms(subject.key(seed, "remove", target), *shape) < 1 - q
+        retained = uniforms(probe.key(seed, "retain", target), *shape) < q
+        removed = uniforms(probe.key(seed, "remove", target), *shape) < 1 - q
         return torch.cat([retained, removed, torch.zeros(1, *shape[1:], dtype=torch.bool)])
 
-    return Mask(target, 2 * masks + 1, keep)
+    return probe.mask(target, 2 * masks + 1, keep)
+
+
+def _measure(case: Case) -> Steps[Measured]:
+    """Soft-NS and Soft-NC of the attribution and of random scores."""
+    probe = case.profiled_probe
+
+    def measure(scores: Float[Tensor, "targets units"] | None = None) -> Steps[SoftScores]:
+        return measure_soft_scores(probe, scores, normalization=case.normalization, masks=case.masks, seed=case.seed)
+
+    settings = (case.normalization, case.masks, case.seed)
+    method = yield from measure()
+    random = yield from case.cached("soft scores", probe, settings, lambda: measure(random_scores(probe, case.seed)))
+    return {
+        "soft_ns": method.soft_ns,
+        "soft_nc": method.soft_nc,
+        "random_soft_ns": random.soft_ns,
+        "random_soft_nc": random.soft_nc,
+    }
+
+
+def _log_scale(meaning: str) -> Scale:
+    return Scale(-math.inf, math.inf, 0.0, True, meaning)
+
+
+SOFT = Metric(
+    measure=_measure,
+    summaries=mean_of_columns(
+        soft_ns=Scale(0, 1, None, True, "what the retained part gives back of the prediction"),
+        soft_nc=Scale(0, math.inf, None, True, "how far the prediction goes without it, against the zero input"),
+    )
+    | {
+        "log_ratio_ns": Summary(log_mean_ratio, ("soft_ns", "random_soft_ns"), _log_scale("Soft-NS against random's")),
+        "log_ratio_nc": Summary(log_mean_ratio, ("soft_nc", "random_soft_nc"), _log_scale("Soft-NC against random's")),
+        "faithfulness": Summary(
+            summed_log_ratios,
+            ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc"),
+            _log_scale("the paper's score: the sum of both log-ratios"),
+        ),
+    },
+    reads=frozenset({"masks", "normalization"}),
+)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
+from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 
-__all__ = ["Stability", "stability"]
+__all__ = ["STABILITY", "Stability", "stability"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,3 +77,20 @@ def _check(a: Attribution, b: Attribution) -> None:
                 f"The two attributions have different {what}; expected two runs on the same prompt with the same units "
                 "and targets. Attribute both with the same `unit`, `target` and `max_new_tokens`."
             )
+
+
+def _measure(case: Case) -> Measured:
+    if case.reattribute is None:
+        raise ParameterError("This attribution cannot be made again; expected a prompt, to be attributed twice.")
+    result = stability(case.att, case.reattribute(case.att.seed + 1))
+    return {"spearman": result.spearman, "kendall": result.kendall}
+
+
+STABILITY = Metric(
+    measure=_measure,
+    summaries=mean_of_columns(
+        spearman=Scale(-1, 1, 0.0, True, "rank correlation of two seeds, Spearman's ρ"),
+        kendall=Scale(-1, 1, 0.0, True, "rank correlation of two seeds, Kendall's τ-b"),
+    ),
+    reads=frozenset(),
+)

@@ -1,10 +1,15 @@
-"""What a judge is shown and what counts as right: words with their scores, targets, verdicts."""
+"""What a judge is shown and what counts as right: words with their scores, targets, verdicts.
+
+In the registry's metrics a reply that cannot be read is unscored, and counted. Where there was no reply at all (an
+endpoint that failed, a budget that is spent) there is an error, so that a benchmark can ask again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,15 +17,17 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
-from noiser.errors import ParameterError, UnitError
+from noiser.errors import JudgeError, NoiserError, ParameterError, UnitError
 from noiser.judges.matching import normal_form
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.metrics.metric import Case, Measured
 
 __all__ = [
     "ScoredWords",
     "Status",
     "Top",
     "described",
+    "judged_columns",
     "mean_of",
     "scored_words",
     "status_of",
@@ -96,23 +103,21 @@ def targets_of(atts: Sequence[Attribution], golds: Sequence[str | None] | None, 
 
 
 def verdicts_of(judge: Judge, requests: Sequence[JudgeRequest], targets: Sequence[str]) -> list[Verdict]:
-    """One verdict a request. No answer equals a target of nothing but punctuation: unscored, without a question."""
-    asked = [index for index, target in enumerate(targets) if normal_form(target)]
-    replies = judge.judge([requests[index] for index in asked]) if asked else []
-    found = dict(zip(asked, replies, strict=True))
-    return [found.get(index, _NO_WORD) for index in range(len(requests))]
-
-
-_NO_WORD = Verdict(status="unscored", reason="the target is no word")
+    """One verdict per request. No answer equals a target of nothing but punctuation: unscored, and not sent."""
+    words = [index for index, target in enumerate(targets) if normal_form(target)]
+    verdicts = [Verdict(status="unscored", reason="the target is no word")] * len(requests)
+    for index, verdict in zip(words, judge.judge([requests[i] for i in words]) if words else (), strict=True):
+        verdicts[index] = verdict
+    return verdicts
 
 
 def status_of(verdict: Verdict, target: str, top: Top) -> Status:
     """What a verdict says about the target."""
-    said = verdict.says(target, top)
-    return "unscored" if said is None else "correct" if said else "wrong"
+    says = verdict.says(target, top)
+    return "unscored" if says is None else "correct" if says else "wrong"
 
 
-def described(target: str, status: Status, verdict: Verdict) -> dict[str, object]:
+def described(target: str, status: Status, verdict: Verdict) -> dict[str, Any]:
     """The columns that every data frame about verdicts has."""
     return {
         "target": target,
@@ -130,3 +135,38 @@ def described(target: str, status: Status, verdict: Verdict) -> dict[str, object
 def mean_of(values: Sequence[float]) -> float:
     """The mean; NaN of nothing."""
     return sum(values) / len(values) if values else math.nan
+
+
+def judged_columns(
+    cases: Sequence[Case], judge_all: Callable[[Sequence[Case]], Sequence[tuple[Verdict, Measured]]]
+) -> list[Measured | Exception]:
+    """The columns of all cases, which go to the judge together; an error for those without words or without a reply.
+
+    Args:
+        cases: special tokens and template text that they score are no words of the prompt.
+        judge_all: from the cases that have words with scores to their last verdicts and columns.
+    """
+    results: list[Measured | Exception | None] = []
+    readable: list[Case] = []
+    for case in cases:
+        try:
+            att = _without_frozen(case)
+            scored_words(att, case.normalization or "sum")
+            readable.append(replace(case, att=att))
+            results.append(None)
+        except NoiserError as error:
+            results.append(error)
+    judged = iter(judge_all(readable) if readable else ())
+    return [_unless_lost(*next(judged)) if result is None else result for result in results]
+
+
+def _without_frozen(case: Case) -> Attribution:
+    att, frozen = case.att, case.query.encoding.frozen
+    kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
+    return replace(
+        att, units=tuple(att.units[i] for i in kept), scores=att.scores[:, kept], thresholds=None, stderr=None
+    )
+
+
+def _unless_lost(verdict: Verdict, columns: Measured) -> Measured | Exception:
+    return JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
