@@ -126,10 +126,10 @@ def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole):
 def test_warnings_are_those_of_their_example_also_where_passes_are_shared(tmp_path, plan, monkeypatch):
     plain = noiser.Occlusion.__call__
 
-    def warning(self, engine, generator):
-        warnings.warn(f"before {engine.query.prompt}", stacklevel=2)
-        scores = plain(self, engine, generator)
-        warnings.warn(f"after {engine.query.prompt}", stacklevel=2)
+    def warning(self, query, rng):
+        warnings.warn(f"before {query.prompt}", stacklevel=2)
+        scores = yield from plain(self, query, rng)
+        warnings.warn(f"after {query.prompt}", stacklevel=2)
         return scores
 
     monkeypatch.setattr(noiser.Occlusion, "__call__", warning)

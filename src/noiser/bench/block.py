@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -21,13 +20,14 @@ from noiser.bench.redaction import without_text
 from noiser.bench.resolve import make
 from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, File
 from noiser.bench.tasks import Finished, JobAssignment, Sampled
-from noiser.engine import Task, together
-from noiser.evaluation.measuring import Attributor, measure
+from noiser.engine import LocalEngine, run_interleaved
+from noiser.evaluation.measuring import Attributor, measure_one, measure_together
 from noiser.judges import Judge
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.mass_matched import RATES
 from noiser.metrics.metric import Case, Measured
 from noiser.model import LanguageModel
+from noiser.model.clean import Passes
 
 __all__ = ["work_on"]
 
@@ -36,8 +36,7 @@ _WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
 
 _FACTS = ("token_forwards", "passes")
 
-_HEARD = ContextVar[list[str]]("_HEARD")
-"""The warnings of the example that is at work."""
+T = TypeVar("T")
 
 JudgeOf = Callable[[MetricEntry], Judge | None]
 Lines = Sequence[Mapping[str, Any]]
@@ -97,8 +96,9 @@ class _Block:
         """Attributes the examples that have no attribution, side by side, and says what it took and found."""
         wanted = [sampled for sampled in self.examples if sampled.id not in self.stored]
         started = _now()
-        with _heard(), closing(together(self.attributor.lm, [self._task(sampled) for sampled in wanted])) as outcomes:
-            found = {wanted[number].id: found for number, found, _ in outcomes}
+        engine = LocalEngine(self.attributor.lm, many=len(wanted) > 1)
+        with closing(run_interleaved(engine, [self._passes(engine, sampled) for sampled in wanted])) as outcomes:
+            found = {wanted[number].id: result for number, result, _ in outcomes}
         new = [found[sampled.id] for sampled in wanted]
         spent = dict.fromkeys(found, _since(started, len(found)))
         self.stored |= found
@@ -110,18 +110,16 @@ class _Block:
             attributions = File(ATTRIBUTIONS, place, self.task.block)
             yield self._finished(ATTRIBUTION, rows, spent, [(attributions, new)] if new else [])
 
-    def _task(self, sampled: Sampled) -> Task[dict[str, Any]]:
-        def attributed(lm: LanguageModel) -> dict[str, Any]:
-            heard: list[str] = []
-            _HEARD.set(heard)
-            facts = {"example": sampled.id, "index": sampled.item.index, "attribution": None, "error": None}
-            try:
-                found = dataclasses.replace(self.attributor, lm=lm).attribute(sampled.item, self._seed(sampled))
-                return facts | {"attribution": found.to_dict(), "warnings": heard}
-            except Exception as error:  # of any kind: it becomes a row, and the other examples go on
-                return facts | {"error": f"{type(error).__name__}: {error}", "warnings": heard}
-
-        return attributed
+    def _passes(self, engine: LocalEngine, sampled: Sampled) -> Passes[dict[str, Any]]:
+        """What is stored of an example's attribution, as a coroutine."""
+        heard: list[str] = []
+        facts = {"example": sampled.id, "index": sampled.item.index, "attribution": None, "error": None}
+        try:
+            passes = self.attributor.passes(engine, sampled.item, self._seed(sampled))
+            attribution = yield from _recording_warnings(passes, heard)
+            return facts | {"attribution": attribution.to_dict(), "warnings": heard}
+        except Exception as error:  # of any kind: it becomes a row, and the other examples go on
+            return facts | {"error": f"{type(error).__name__}: {error}", "warnings": heard}
 
     def _seed(self, sampled: Sampled) -> int:
         return self.plan.seed + sampled.item.index
@@ -159,12 +157,14 @@ class _Block:
             "judge": judge_of(metric),
         }
         usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]
-        groups = [usable] if registered.measure is None else [[sampled] for sampled in usable]
+        together = registered.measure is None
+        groups = [usable] if together else [[sampled] for sampled in usable]
         for group in groups:
             started = _now()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                measured = measure(registered, [self._case(sampled, settings) for sampled in group])
+                cases = [self._case(sampled, settings) for sampled in group]
+                measured = measure_together(registered, cases) if together else [measure_one(registered, *cases)]
             each = _since(started, len(group))
             for sampled, columns in zip(group, measured, strict=True):
                 failed = isinstance(columns, Exception)
@@ -182,7 +182,7 @@ class _Block:
         """The stored attribution of an example, on the model that all metrics share."""
         if sampled.id not in self._cases:
             self._cases[sampled.id] = self.attributor.case(sampled.item, self._restored(sampled))
-        return dataclasses.replace(self._cases[sampled.id], memo=self.memos[sampled.id], **settings)
+        return dataclasses.replace(self._cases[sampled.id], cache=self.memos[sampled.id], **settings)
 
     def _restored(self, sampled: Sampled) -> Attribution:
         return from_dict(self.stored[sampled.id]["attribution"])
@@ -243,17 +243,25 @@ class _Block:
         )._asdict()
 
 
-@contextmanager
-def _heard() -> Generator[None]:
-    """Warnings go to the example that is at work, of several that take turns."""
-
-    def hear(message: Warning | str, *_: Any, **__: Any) -> None:
-        _HEARD.get([]).append(str(message))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = hear
-        yield
+def _recording_warnings(passes: Passes[T], heard: list[str]) -> Passes[T]:
+    """The same coroutine; its warnings go to a list of its own, while others have their turn between its steps."""
+    result: Any = None
+    try:
+        while True:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    wanted = passes.throw(result) if isinstance(result, Exception) else passes.send(result)
+                except StopIteration as stop:
+                    return stop.value
+                finally:
+                    heard += [str(warning.message) for warning in caught or ()]
+            try:
+                result = yield wanted
+            except Exception as error:
+                result = error
+    finally:
+        passes.close()
 
 
 class _Spent(NamedTuple):

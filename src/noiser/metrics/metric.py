@@ -116,6 +116,7 @@ class Case:
         """What the steps return, as a coroutine; everything about this case goes on from one clean run."""
         session = self._once(("session", engine.share), lambda: Session(engine.lm, self.query, share=engine.share))
         session.progress = progress
+        yield from session.clean()  # alone, so that no rounding depends on which metric came first
         return (yield from session.drive(steps))
 
     def run(self, steps: Steps[T], progress: Progress | None = None) -> T:
