@@ -45,7 +45,7 @@ __all__ = [
 
 
 def _noiser_relative(**parameters: Any) -> Noiser:
-    defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger"}
+    defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger", "search": "bisection"}
     return Noiser(**(defaults | parameters))
 
 
