@@ -14,8 +14,7 @@ from engine_for_tests import run_method
 from noiser.engine import LocalEngine, Relevance, Session
 from noiser.engine.interception import Interception
 from noiser.errors import UnsupportedModelError
-from noiser.methods.attn_lrp import AttnLrp
-from noiser.methods.relevance import identity, relevance_rules
+from noiser.methods.attn_lrp import AttnLrp, identity, relevance_rules
 from noiser.model import build_query
 from small_networks import Gated, GatedByHand, Network, wrapped
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer

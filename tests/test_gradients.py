@@ -19,7 +19,7 @@ from noiser.engine import Replace, Session, SetRows
 from noiser.engine.gradients import _parts
 from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError
 from noiser.methods import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
-from noiser.methods.tokens import movable_positions
+from noiser.methods.protocol import movable_positions
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 

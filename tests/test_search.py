@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from noiser.methods.certified import Certified
 from noiser.methods.search import Answer, Bisection
 
 

@@ -11,8 +11,8 @@ import torch
 
 import noiser
 from noiser.engine.readouts import CleanRun, ValueReadout
+from noiser.methods.coalitions import lasso, ridge
 from noiser.methods.lime import proximity
-from noiser.methods.surrogate import lasso, ridge
 from noiser.model import build_query
 from test_occlusion import predict
 from tiny import tiny

@@ -13,7 +13,6 @@ from noiser.engine.perturbation import (
     SetRows,
     expected_norm,
 )
-from noiser.engine.progress import Progress, SharedProgress
 from noiser.engine.readouts import DISTANCES
 from noiser.engine.requests import (
     Attentions,
@@ -39,7 +38,7 @@ from noiser.engine.requests import (
     Values,
     ValueTable,
 )
-from noiser.engine.scheduler import Outcome, complete, run_interleaved
+from noiser.engine.scheduler import Outcome, Progress, SharedProgress, complete, run_interleaved
 from noiser.model.query import Query
 
 __all__ = [

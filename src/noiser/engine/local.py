@@ -20,7 +20,6 @@ from noiser.engine import gradients
 from noiser.engine.baseline import baseline_row
 from noiser.engine.perturbation import Baseline, Perturbation
 from noiser.engine.plan import Batch, Limits, Piece, Work, pack_batches, plan_batches
-from noiser.engine.progress import Progress
 from noiser.engine.readouts import CleanRun, EffectReadout, Readout, ValueReadout
 from noiser.engine.requests import (
     Attentions,
@@ -36,7 +35,7 @@ from noiser.engine.requests import (
     Steps,
     Values,
 )
-from noiser.engine.scheduler import complete
+from noiser.engine.scheduler import Progress, complete
 from noiser.errors import ModelError, ParameterError
 from noiser.model.attention import attention_maps
 from noiser.model.clean import Passes, run_clean

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, complete
-from noiser.engine.progress import Progress
+from noiser.engine.scheduler import Progress
 from noiser.evaluation.examples import Item
 from noiser.explain import attribution_passes
 from noiser.methods import Method

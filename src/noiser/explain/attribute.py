@@ -11,7 +11,7 @@ import torch
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
 from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, SharedProgress, Spent, Steps, run_interleaved
-from noiser.engine.progress import Progress
+from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import Budget, refine
 from noiser.methods import Method, Scores, describe, make_method

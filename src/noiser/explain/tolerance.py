@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.checks import check_count
 from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query
-from noiser.engine.progress import Progress
+from noiser.engine.scheduler import Progress
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.model import LanguageModel, rebuild_query

@@ -25,8 +25,7 @@ from noiser.integrations.isolation import Pause, seeded
 from noiser.integrations.keywords import FlatFactory, check_keywords
 from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
 from noiser.methods.gradients import Reduce, objectives_of, reduce_dimensions
-from noiser.methods.protocol import Scores
-from noiser.methods.tokens import movable_positions, sum_over_units
+from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 from noiser.model.memory import is_out_of_memory
 from noiser.model.query import Query
 from noiser.version import version_of

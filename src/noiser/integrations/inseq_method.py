@@ -24,8 +24,7 @@ from noiser.engine import Engine
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
 from noiser.integrations.isolation import copied_tokenizer, seeded, twin
 from noiser.integrations.keywords import FlatFactory, check_keywords
-from noiser.methods.protocol import Scores
-from noiser.methods.tokens import sum_over_units
+from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import Query

@@ -8,16 +8,13 @@ from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
 from noiser.methods.context_cite import ContextCite
 from noiser.methods.deeplift import DeepLift
-from noiser.methods.gradients import InputXGradient
-from noiser.methods.integrated import GradientShap, IntegratedGradients
+from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
 from noiser.methods.kernel_shap import KernelShap
 from noiser.methods.lime import Lime
-from noiser.methods.making import describe, make_method
 from noiser.methods.noiser import Noiser
 from noiser.methods.occlusion import Occlusion
-from noiser.methods.protocol import METHODS, Method, Scores
+from noiser.methods.protocol import METHODS, Method, Scores, describe, make_method
 from noiser.methods.random import Random
-from noiser.methods.sequential import SequentialIntegratedGradients
 from noiser.methods.shapley_sampling import ShapleySampling
 
 __all__ = [

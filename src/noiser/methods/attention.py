@@ -11,8 +11,7 @@ from torch import Tensor
 
 from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
-from noiser.methods.protocol import Scores
-from noiser.methods.tokens import sum_over_units
+from noiser.methods.protocol import Scores, sum_over_units
 
 __all__ = ["AttentionRollout", "LastAttention", "rollout"]
 

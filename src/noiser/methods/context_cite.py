@@ -8,9 +8,8 @@ import torch
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
 from noiser.engine import BASELINES, Baseline, Query, Steps
-from noiser.methods.coalitions import Coalitions, draw_per_unit
+from noiser.methods.coalitions import Coalitions, draw_per_unit, lasso
 from noiser.methods.protocol import Scores
-from noiser.methods.surrogate import lasso
 
 __all__ = ["ContextCite"]
 

@@ -15,8 +15,7 @@ from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Query, Relevance, RelevanceTable, Replace, Steps
 from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception, ProductForward, is_plain, product, widened
-from noiser.methods.protocol import Scores
-from noiser.methods.tokens import movable_positions, sum_over_units
+from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 
 __all__ = ["DeepLift", "rescale"]
 

@@ -1,7 +1,8 @@
-"""Input times gradient, and what the gradient methods share."""
+"""Gradient methods: input times gradient, and gradients along straight paths from a baseline."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,12 +10,33 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice
-from noiser.engine import Integrals, Interpolate, PathIntegrals, Query, Steps
-from noiser.methods.protocol import Scores
-from noiser.methods.tokens import movable_positions, sum_over_units
+from noiser.checks import check_choice, check_count
+from noiser.engine import (
+    BASELINES,
+    Baseline,
+    Integrals,
+    Interpolate,
+    PathIntegrals,
+    Query,
+    Replace,
+    Steps,
+    Values,
+    ValueTable,
+)
+from noiser.errors import ParameterError
+from noiser.methods.noise import draw_noise
+from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 
-__all__ = ["GradientScore", "InputXGradient", "Reduce", "reduce_dimensions"]
+__all__ = [
+    "GradientScore",
+    "GradientShap",
+    "InputXGradient",
+    "IntegratedGradients",
+    "Reduce",
+    "SequentialIntegratedGradients",
+    "gauss_legendre",
+    "reduce_dimensions",
+]
 
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]
@@ -48,6 +70,168 @@ class InputXGradient:
         # The end of the path from the zero row: its direction there is the embedding itself.
         integrals: Integrals = yield PathIntegrals([Interpolate(movable_positions(query))], self.score)
         return Scores(scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegratedGradients:
+    """Integral of the gradient on the straight path from a baseline input to the input (Sundararajan et al. 2017).
+
+    With x' the input in which every token that is not frozen holds the baseline row, the contribution of dimension j of
+    token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x - x')) dα over α from 0 to 1 (equation 1). All contributions
+    together are F(x) - F(x'); what the quadrature leaves of that is `info["delta"]`.
+
+    Args:
+        n_steps: nodes of the Gauss-Legendre quadrature.
+        reduce: from dimensions to a token's score: "sum", signed: scores add up to F(x) - F(x'); "l2", the norm.
+        baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or "mean".
+        score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+
+    Raises:
+        ParameterError: `n_steps` is not a positive integer, or (when called) the tokenizer lacks the baseline's token.
+        UnknownNameError: an unknown name, with the nearest one.
+    """
+
+    n_steps: int = 50
+    reduce: Reduce = "sum"
+    baseline: Baseline = "zero"
+    score: GradientScore = "prob"
+
+    def __post_init__(self) -> None:
+        check_count("n_steps", self.n_steps)
+        check_choice("reduce", self.reduce, get_args(Reduce))
+        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("score", self.score, get_args(GradientScore))
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        """Scores of every unit for every target; see `Method`."""
+        positions = movable_positions(query)
+        alphas, weights = gauss_legendre(self.n_steps)
+        path = Interpolate(positions, baseline=self.baseline, alphas=alphas, weights=weights)
+        start = Interpolate(positions, baseline=self.baseline, alphas=(0.0,), weights=None)
+        integrals: Integrals = yield PathIntegrals([path, start], self.score)
+        difference = integrals.clean - integrals.values[1][0]
+        delta = difference - integrals.contributions.sum((-1, -2)).cpu()
+        return Scores(
+            scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)),
+            info={"difference": difference.tolist(), "delta": delta.tolist()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientShap:
+    """Expected gradients: random points on noisy paths from a baseline (Lundberg and Lee 2017; Erion et al. 2021).
+
+    For each sample, α ~ U(0, 1) and ε ~ N(0, stdev²) are drawn, the same for all targets; the contribution of
+    dimension j of token i is the mean over samples of (x_ij + ε_ij - x'_ij) ∂F/∂x_ij(x' + α (x + ε - x')). Without
+    noise it converges to integrated gradients, at the rate of Monte Carlo.
+
+    Args:
+        samples: random points.
+        stdev: standard deviation of the noise on every dimension of the rows of the embedding table.
+        reduce: as for `IntegratedGradients`; standard errors are given for "sum".
+        baseline: as for `IntegratedGradients`.
+        score: as for `IntegratedGradients`.
+
+    Raises:
+        ParameterError: `samples` is not a positive integer, `stdev` is negative or not finite, or (when called) the
+            tokenizer lacks the baseline's token. UnknownNameError: an unknown name, with the nearest one.
+    """
+
+    samples: int = 5
+    stdev: float = 0.0
+    reduce: Reduce = "sum"
+    baseline: Baseline = "zero"
+    score: GradientScore = "prob"
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples)
+        if not math.isfinite(self.stdev) or self.stdev < 0:
+            raise ParameterError(f"stdev is {self.stdev!r}; expected a finite number of at least 0.")
+        check_choice("reduce", self.reduce, get_args(Reduce))
+        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("score", self.score, get_args(GradientScore))
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores of every unit for every target; see `Method`."""
+        positions, count = movable_positions(query), self.samples
+        alphas = torch.rand(count, generator=rng).tolist()
+        noise = (
+            draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else [None] * count
+        )
+        paths = [
+            Interpolate(positions, baseline=self.baseline, alphas=(alpha,), weights=(1 / count,), shift=shift)
+            for alpha, shift in zip(alphas, noise, strict=True)
+        ]
+        integrals: Integrals = yield PathIntegrals(paths, self.score)
+        stderr = None
+        if count > 1 and self.reduce == "sum":
+            stderr = sum_over_units(query, integrals.sums * count).std(0) / count**0.5
+        scores = sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce))
+        return Scores(scores=scores, stderr=stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialIntegratedGradients:
+    """Integrated gradients for one unit at a time, all other tokens as they are (Enguehard 2023, section 2.2).
+
+    With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension j of its token i is
+    (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. Only what stands at and behind the unit is run. By "sum"
+    the score is F(x) - F(x'(u)), which `Occlusion` with the same baseline finds in one pass; what the quadrature
+    leaves of that is `info["delta"]`, targets by units.
+
+    Args:
+        n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
+        reduce: from dimensions to a token's score: "sum", signed, or "l2", the norm.
+        baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or "mean".
+        score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+
+    Raises:
+        ParameterError: `n_steps` is not a positive integer, or (when called) the tokenizer lacks the baseline's token.
+        UnknownNameError: an unknown name, with the nearest one.
+    """
+
+    n_steps: int = 50
+    reduce: Reduce = "sum"
+    baseline: Baseline = "zero"
+    score: GradientScore = "prob"
+
+    def __post_init__(self) -> None:
+        check_count("n_steps", self.n_steps)
+        check_choice("reduce", self.reduce, get_args(Reduce))
+        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("score", self.score, get_args(GradientScore))
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        """Scores of every unit for every target; see `Method`."""
+        alphas, weights = gauss_legendre(self.n_steps)
+        units = [(u, query.units[u].token_indices, seen) for u, seen in enumerate(query.targets_per_unit) if seen]
+        paths = [
+            Interpolate(positions, seen, baseline=self.baseline, alphas=alphas, weights=weights)
+            for _, positions, seen in units
+        ]
+        integrals: Integrals = yield PathIntegrals(paths, self.score)
+        removed = [Replace(positions, seen, baseline=self.baseline) for _, positions, seen in units]
+        ends: ValueTable = yield Values(removed, self.score)
+        difference = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64)
+        for (unit, _, seen), values in zip(units, ends.values, strict=True):
+            difference[list(seen), unit] = ends.clean[list(seen)] - values[0]
+        delta = difference - sum_over_units(query, integrals.contributions.sum(-1))
+        return Scores(
+            scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)),
+            info={"delta": delta.tolist()},
+        )
+
+
+def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1], exact for polynomials of degree 2n - 1.
+
+    >>> gauss_legendre(1)
+    ([0.5], [1.0])
+    """
+    from numpy.polynomial.legendre import leggauss
+
+    nodes, weights = leggauss(n)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
 
 
 def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce) -> Float[Tensor, "*rows"]:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
 from noiser.engine import BASELINES, Baseline, Query, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
+from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, ridge
 from noiser.methods.protocol import Scores
-from noiser.methods.surrogate import ridge
 
 __all__ = ["Lime", "proximity"]
 

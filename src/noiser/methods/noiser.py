@@ -15,10 +15,9 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count, check_positive
 from noiser.engine import AddNoise, Effect, Effects, EffectTable, NormName, Query, ScoreName, Steps, expected_norm
 from noiser.errors import ParameterError
-from noiser.methods.certified import Certified
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.protocol import Scores
-from noiser.methods.search import Answer, Bisection, Mode, Probe, Search
+from noiser.methods.search import Answer, Bisection, Certified, Mode, Probe, Search
 
 __all__ = ["Bounding", "Noiser"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Steps
-from noiser.registry import Registry
+from noiser.errors import ParameterError
+from noiser.registry import Entry, Registry
 
-__all__ = ["METHODS", "Method", "Scores"]
+__all__ = ["METHODS", "Method", "Scores", "describe", "make_method", "movable_positions", "sum_over_units"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,3 +52,68 @@ class Method(Protocol):
 
 METHODS: Registry[Method] = Registry("method", "noiser.methods")
 """Every method by name; packages add theirs through the entry point `noiser.methods`."""
+
+
+# ---- what methods share --------------------------------------------------------------------------------------------
+
+
+def movable_positions(query: Query) -> tuple[int, ...]:
+    """The positions that go to a baseline: every token that is not frozen, and every token of a unit."""
+    units = {position for unit in query.units for position in unit.token_indices}
+    return tuple(i for i, frozen in enumerate(query.encoding.frozen) if not frozen or i in units)
+
+
+def sum_over_units(
+    query: Query, scores: Float[Tensor, "*samples targets length"]
+) -> Float[Tensor, "*samples targets units"]:
+    """Each unit's sum of its tokens' scores, on the CPU; NaN where the unit is not before the target."""
+    scores = scores.cpu()
+    sums = torch.stack([scores[..., list(unit.token_indices)].sum(-1) for unit in query.units], -1)
+    return sums.masked_fill(~query.causal_mask, torch.nan)
+
+
+# ---- methods by name, and the name of a method ---------------------------------------------------------------------
+
+
+def make_method(method: str | Method, /, **parameters: Any) -> Method:
+    """A method by registry name, with hyper-parameters; a method object is returned as it is.
+
+    Raises:
+        UnknownNameError: no such method. ParameterError: it has no such hyper-parameter, or refuses its value.
+    """
+    if isinstance(method, str):
+        entry = METHODS.get(method)
+        try:
+            return entry.factory(**parameters)
+        except TypeError as error:
+            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.") from error
+    if not isinstance(method, Method) or isinstance(method, type):
+        raise ParameterError(
+            f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."
+        )
+    return method
+
+
+def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
+    """A method's versioned name, such as "noiser@2", and its hyper-parameters."""
+    entry = _entry_of(method)
+    qualified = f"{type(method).__module__}.{type(method).__qualname__}"
+    name = entry.versioned_name if entry else getattr(method, "registry_name", qualified)
+    hyper_parameters = fields(method) if is_dataclass(method) else ()
+    return name, {field.name: getattr(method, field.name) for field in hyper_parameters}
+
+
+def _entry_of(method: Method) -> Entry[Method] | None:
+    """That of the method's class; but that of a function, such as "noiser_relative", where it makes an equal method."""
+    own = METHODS.entry_of(type(method))
+    if own is None or _makes(own, method):
+        return own
+    functions = [entry for entry in map(METHODS.get, METHODS.names()) if not isinstance(entry.factory, type)]
+    return next((entry for entry in functions if _makes(entry, method)), own)
+
+
+def _makes(entry: Entry[Method], method: Method) -> bool:
+    try:
+        return entry.factory() == method
+    except Exception:  # a plugin's method may need an argument
+        return False

@@ -1,19 +1,21 @@
-"""The largest noise that does not change the model's mind, by bisection of all units in lockstep.
+"""Searches for the largest noise that does not change the prediction: bisection of every unit, a certified minimum.
 
-A search asks about (unit, k) pairs, round by round, and is told the answers. Several searches (one a target) run side
+A search asks about (unit, k) pairs, round by round, and is told the answers. Several searches (one per target) run side
 by side, so that a pair that two of them want is evaluated once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["SMALLEST", "Answer", "Bisection", "Mode", "Probe", "Search"]
+__all__ = ["SMALLEST", "Answer", "Bisection", "Certified", "Mode", "Probe", "Root", "Search"]
 
 Mode = Literal["min", "max", "each"]
 
@@ -125,3 +127,197 @@ class Bisection:
             self._interval[unit] = (SMALLEST, SMALLEST)
             self._active.discard(unit)
             self.tied = True
+
+
+# ---- the certified minimum -----------------------------------------------------------------------------------------
+
+FIRST = 2.0**-4
+"""Where screening begins: smallest thresholds of trained models are mostly between a hundredth and a tenth."""
+
+ROUNDS = 3
+"""Rounds of screening; all units are in the first one, those near the smallest estimate in the others."""
+
+NEAR = (3.0, 2.0, 1.5)
+"""How many times the smallest estimate a unit's may be for it to stay, after each of these rounds."""
+
+LAST = -2.0
+"""What a lead counts for that is smaller: how far the token has fallen behind says little about where it began to."""
+
+FARTHEST = 10.0
+"""How many times as large a k may be, at most, where a unit that has kept its lead is expected to lose it."""
+
+STRIDE = (1.5, 2.0)
+"""How many times the last k the next one is, at least and at most, as long as nothing flips."""
+
+
+class Certified:
+    """The largest k of the grid at which no unit flips, in little more than the pass that scores with it.
+
+    Three steps. *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*:
+    the lead of the model's own token over its strongest rival, as a function of k, is followed to the last k at which
+    none of these units flips, in half of bisection's probes. *Certifying*: the others are probed at that k. When none
+    flips the search is over, and these probes are the scores' own; units that do flip are followed in their turn.
+
+    What it returns is certified: no unit flips at k, and one flips at k + 2^-steps (or, where one flips at 2^-steps,
+    at 2k). It is what `Bisection` returns unless a unit flips at some k and not at a larger one.
+
+    Args:
+        units: indices of the units.
+        steps: thresholds are multiples of 2^-steps, or where a unit flips at all of them smaller powers of 2.
+        samples: noise samples of a probe; a fifth of them, one at least, are enough for screening.
+    """
+
+    def __init__(self, units: Iterable[int], *, steps: int, samples: int) -> None:
+        self._units = list(units)
+        self._steps, self._few = steps, max(1, samples // 5)
+        self._leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in self._units}
+        self._phase: Literal["screen", "follow", "certify", "over"] = "screen"
+        self._round = 0
+        self._root = Root(FIRST, steps=steps)
+        self._followed, self._uncertain = list(self._units), list[int]()
+        self._at_once = max(2, len(self._units) // 4)  # the likeliest units are certified first, lest k be too large
+
+    @property
+    def tied(self) -> bool:
+        """Whether a unit flips at every k."""
+        return self._root.tied
+
+    def probes(self) -> list[Probe]:
+        """What has to be evaluated next; empty when the search is over."""
+        if self._phase == "over":
+            return []
+        if self._phase == "certify":
+            return [Probe(unit, self._root.low) for unit in self._uncertain[: self._at_once]]
+        few = self._few if self._phase == "screen" else None
+        places = self._root.next[:1] if few else self._root.next
+        return [Probe(unit, k, few) for k in places for unit in self._followed]
+
+    def update(self, answers: Mapping[Probe, Answer]) -> None:
+        """Takes the answers to all of `probes()`."""
+        bounded = {probe: answer._replace(lead=max(answer.lead, LAST)) for probe, answer in answers.items()}
+        {"screen": self._screen, "follow": self._follow, "certify": self._certify}[self._phase](bounded)
+
+    def thresholds(self, count: int) -> Float[Tensor, " units"]:
+        """The smallest k, for the units that have it; NaN for the others."""
+        found = torch.full((count,), torch.nan, dtype=torch.float64)
+        found[self._followed] = self._root.low
+        return found
+
+    def _screen(self, answers: Mapping[Probe, Answer]) -> None:
+        for (unit, k, _), answer in answers.items():
+            self._leads[unit][k] = answer.lead
+        estimates = {unit: _crossing(self._leads[unit]) for unit in self._followed}
+        smallest = min(estimates.values())
+        near = NEAR[self._round] * smallest
+        self._root = Root(smallest, steps=self._steps)
+        self._followed = [unit for unit in self._followed if estimates[unit] <= near]
+        self._round += 1
+        if self._round == ROUNDS or len(self._followed) == 1:
+            self._phase = "follow"
+
+    def _follow(self, answers: Mapping[Probe, Answer]) -> None:
+        for k in sorted({probe.k for probe in answers}):
+            here = {probe.unit: answer for probe, answer in answers.items() if probe.k == k}
+            flipped = [unit for unit, answer in here.items() if answer.flips]
+            self._root.update(k, min(answer.lead for answer in here.values()), flips=bool(flipped))
+            if flipped:
+                self._followed = flipped
+                break
+        if self._root.tied:
+            self._phase = "over"
+        elif self._root.found:
+            rest = [unit for unit in self._units if unit not in self._followed]
+            self._uncertain = sorted(rest, key=lambda unit: _crossing(self._leads[unit]))
+            self._phase = "certify" if rest else "over"
+
+    def _certify(self, answers: Mapping[Probe, Answer]) -> None:
+        flipped = [probe.unit for probe in answers if answers[probe].flips]
+        self._uncertain, self._at_once = self._uncertain[len(answers) :], len(self._units)
+        if flipped:
+            self._followed, self._phase = flipped, "follow"
+            self._root.fall(min(answer.lead for answer in answers.values()))
+        elif not self._uncertain:
+            self._phase = "over"
+
+
+class Root:
+    """The last k of the grid 1/n, 2/n, ... below 1, n = 2^steps, where a lead that starts at 1 is not lost.
+
+    Regula falsi on the bracket between a k that keeps the lead and one that loses it, with the Illinois rule, and
+    bisection where that is slow.
+
+    Args:
+        guess: where to look first.
+        steps: see above; a lead that is lost at 1/n is followed further, halving k.
+
+    Attributes:
+        low: the largest k so far that keeps the lead, below all that have lost it.
+    """
+
+    def __init__(self, guess: float, *, steps: int) -> None:
+        self.low, self._high = 0.0, 1.0
+        self._cell = 2.0**-steps
+        self._guess = guess
+        self._lead, self._loss = 1.0, math.nan  # at low, and at high where it is known
+        self._slow = 0
+        self._last_flipped: bool | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the lead is lost at every k."""
+        return self._high <= SMALLEST
+
+    @property
+    def found(self) -> bool:
+        """Whether `low` is the answer."""
+        return self.low > 0 and self._high - self.low <= self._cell
+
+    @property
+    def next(self) -> list[float]:
+        """The k to look at next, or the last two."""
+        if self._high <= self._cell:
+            return [self._high / 2]
+        first, last = round(self.low / self._cell) + 1, round(self._high / self._cell) - 1
+        place = min(max(math.floor(self._predicted() / self._cell), first), last)
+        return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
+
+    def update(self, k: float, lead: float, *, flips: bool) -> None:
+        """Takes the lead at one of `next`, negative where it is lost."""
+        width = self._high - self.low
+        again = flips is self._last_flipped
+        if flips:
+            self._high, self._loss = k, min(lead, 0.0)
+            self._lead *= 0.5 if again else 1.0
+        else:
+            self.low, self._lead = k, max(lead, 0.0)
+            self._loss *= 0.5 if again else 1.0
+        self._slow = self._slow + 1 if self._high - self.low > width / 2 else 0
+        self._last_flipped = flips
+        if self.tied:
+            self.low = SMALLEST
+
+    def fall(self, lead: float) -> None:
+        """Learns that the lead is lost at `low` too, by another unit."""
+        self._high, self._loss = self.low, min(lead, 0.0)
+        self.low, self._lead = 0.0, 1.0
+        self._slow, self._last_flipped = 0, None
+
+    def _predicted(self) -> float:
+        if math.isnan(self._loss):
+            if self.low == 0.0:
+                return self._guess
+            least, most = (stride * self.low for stride in STRIDE)
+            return min(max(_crossing({0.0: 1.0, self.low: self._lead}), least), most)
+        if self._slow > 1 or self._lead == self._loss:
+            return (self.low + self._high) / 2
+        return self.low + (self._high - self.low) * self._lead / (self._lead - self._loss)
+
+
+def _crossing(leads: Mapping[float, float]) -> float:
+    """Where a lead is lost, by a straight line through the points around that place, or behind the last."""
+    points = sorted(leads.items())
+    for (low, lead), (high, loss) in pairwise(points):
+        if loss <= 0:
+            return low + (high - low) * lead / (lead - loss) if lead > loss else high
+    k, lead = points[-1]
+    return k / max(1 - lead, 1 / FARTHEST)
