@@ -120,8 +120,8 @@ def test_a_result_names_what_makes_its_method_again(name):
 
 def test_a_method_that_equals_a_registered_one_has_its_name_and_no_other():
     assert describe(noiser.Noiser(bounding="relative", score="hellinger"))[0] == "noiser_relative@1"
-    assert describe(noiser.Noiser(bounding="relative"))[0] == "noiser@1"
-    assert describe(noiser.Noiser(bounding="relative", score="hellinger", samples=3))[0] == "noiser@1"
+    assert describe(noiser.Noiser(bounding="relative"))[0] == "noiser@2"
+    assert describe(noiser.Noiser(bounding="relative", score="hellinger", samples=3))[0] == "noiser@2"
 
 
 @each_method

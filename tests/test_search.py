@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from noiser.methods.search import Answer, Bisection
+from noiser.methods.search import Answer, Bisection, Certified
 
 
 def run(search, flips, lead=None):

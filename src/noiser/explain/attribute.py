@@ -223,7 +223,7 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
         method=name,
         parameters=parameters,
         seed=seed,
-        model=lm.identity,
+        model=query.model,
         prompt=query.prompt if isinstance(query.prompt, str) else tuple(dict(message) for message in query.prompt),
         versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **ran},

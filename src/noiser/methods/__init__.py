@@ -42,7 +42,7 @@ __all__ = [
 
 
 def _noiser_relative(**parameters: Any) -> Noiser:
-    defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger", "search": "bisection"}
+    defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger"}
     return Noiser(**(defaults | parameters))
 
 

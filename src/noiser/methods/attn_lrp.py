@@ -64,7 +64,7 @@ class AttnLrp:
         table: RelevanceTable = yield Relevance(rules, "logit", in_python=True)
         if not seen:
             raise UnsupportedModelError(
-                "The model has no attention; expected a model with attention layers. AttnLRP has "
+                f"{query.model.architecture} has no attention; expected a model with attention layers. AttnLRP has "
                 "rules for attention, not for state-space or other recurrent layers. Choose another method, such as "
                 "'integrated_gradients', 'occlusion' or 'noiser'."
             )

@@ -64,8 +64,9 @@ class Coalitions:
         table: ValueTable = yield Values(replaced, self._value)
         self.clean = table.clean
         known = {(g, everything): value for g, value in enumerate(table.clean.tolist())}
-        for targets, values in zip(runs.values(), table.values, strict=True):
-            known |= dict(zip(targets.items(), values[0].tolist(), strict=True))
+        if runs:
+            names = [name for targets in runs.values() for name in targets.items()]
+            known |= dict(zip(names, torch.cat([values[0] for values in table.values]).tolist(), strict=True))
         return torch.tensor([[known[g, key] for key in row] for g, row in enumerate(keys)], dtype=torch.float64)
 
     def _positions(self, run: bytes) -> tuple[int, ...]:

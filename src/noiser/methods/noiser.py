@@ -106,6 +106,8 @@ class Noiser:
             object.__setattr__(self, "search", "bisection")
         if self.search is not None:
             check_choice("search", self.search, ("certified", "bisection"))
+        if self.search == "bisection" and self.bounding not in _SEARCHES:  # nothing is searched
+            object.__setattr__(self, "search", None)
         if self.all_thresholds and self.bounding not in _SEARCHES:
             raise ParameterError(
                 f"all_thresholds is True and bounding {self.bounding!r}, which searches no threshold; expected "

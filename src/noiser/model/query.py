@@ -16,7 +16,7 @@ from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_units
-from noiser.types import AutoUnit, Prompt, Span, Unit
+from noiser.types import AutoUnit, ModelIdentity, Prompt, Span, Unit
 
 __all__ = ["Query", "build_query", "check_length", "query_passes"]
 
@@ -38,7 +38,8 @@ class Query:
         units: what gets a score.
         unit: name of the segmentation: "token", "word", "sentence", "auto" or "spans".
         target_texts: the targets as text.
-        embedding_dim: length of a row of the model's embedding table.
+        model: the model that is asked.
+        embedding_dim: length of a row of its embedding table.
         dtype: of the embeddings that the model reads.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
@@ -53,6 +54,7 @@ class Query:
     units: tuple[Span, ...]
     unit: str
     target_texts: tuple[str, ...]
+    model: ModelIdentity
     embedding_dim: int
     dtype: torch.dtype
     continuation: Continuation | None = field(default=None, repr=False)
@@ -141,6 +143,7 @@ def query_passes(
         units=units,
         unit=unit if isinstance(unit, str) else "spans",
         target_texts=tuple(texts[first:]),
+        model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
         continuation=continuation if foil is None else None,

@@ -46,6 +46,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         units=att.units,
         unit=att.unit,
         target_texts=tuple(target.text for target in att.targets),
+        model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
     )
