@@ -23,17 +23,7 @@ from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import FaithfulnessProbe
 from noiser.model import LanguageModel
 
-__all__ = [
-    "ERASURE",
-    "ERASURE_CURVES",
-    "SHARES",
-    "ErasureCurves",
-    "ErasureScores",
-    "erasure_curves",
-    "erasure_scores",
-    "measure_erasure_curves",
-    "measure_erasure_scores",
-]
+__all__ = ["ERASURE", "ERASURE_CURVES", "SHARES", "ErasureCurves", "ErasureScores", "erasure_curves", "erasure_scores"]
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The bins of ERASER."""
@@ -113,10 +103,10 @@ def erasure_scores(
         ParameterError: the model's tokens are not the attribution's, or shares do not ascend in (0, 1].
     """
     case = Case(lm=lm, att=att)
-    return case.run(measure_erasure_scores(case, shares), progress)
+    return case.run(_scores(case, shares), progress)
 
 
-def measure_erasure_scores(case: Case, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
+def _scores(case: Case, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
     """As `erasure_scores`, of a case."""
     shares = check_shares("shares", shares)
     erased = yield from _erase(case.probe, lambda units: [math.ceil(share * units - 1e-9) for share in shares])
@@ -142,10 +132,10 @@ def erasure_curves(
         ParameterError: the model's tokens are not the attribution's, or steps is below 1.
     """
     case = Case(lm=lm, att=att)
-    return case.run(measure_erasure_curves(case, steps), progress)
+    return case.run(_curves(case, steps), progress)
 
 
-def measure_erasure_curves(case: Case, steps: int = 20) -> Steps[ErasureCurves]:
+def _curves(case: Case, steps: int = 20) -> Steps[ErasureCurves]:
     """As `erasure_curves`, of a case."""
     check_count("steps", steps)
 
@@ -214,12 +204,12 @@ def _metric(measure: Callable[[Case], Steps[Any]], **scales: Scale) -> Metric:
 
 
 ERASURE = _metric(
-    measure_erasure_scores,
+    _scores,
     sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
     comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
 )
 ERASURE_CURVES = _metric(
-    measure_erasure_curves,
+    _curves,
     deletion_area=Scale(0, 1, None, False, "p(target) while units are zeroed, highest first"),
     insertion_area=Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
     aopc=Scale(-1, 1, None, True, "drop of p(target) while units are zeroed, highest first"),

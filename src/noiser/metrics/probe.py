@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from noiser.attribution import Attribution
@@ -24,16 +23,15 @@ DistanceName = Literal["hellinger", "squared"]
 
 
 class FaithfulnessProbe:
-    """An attribution and the query that it answers, without its foil: masks keep parts of its units' embeddings.
+    """An attribution's scores on its query: makes masks of its units, and asks how far they move the prediction.
 
     Args:
-        query: of the attribution, from `noiser.model.rebuild_query`.
+        query: of the attribution, without a foil; see `noiser.model.rebuild_query`.
         att: the attribution.
         profile: "paper": special tokens and template text stay as they are, even where the attribution scores them;
             "authors": special tokens that it scores are masked like any unit.
 
     Attributes:
-        query: the query without a foil; engines answer the probe's requests about it.
         scores: [targets, units], raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or
             is frozen.
 
@@ -48,8 +46,7 @@ class FaithfulnessProbe:
         if profile == "paper":
             frozen = query.encoding.frozen
             hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in query.units])
-        self.query = replace(query, foil_id=None)
-        self.att = att
+        self.query, self.att = query, att
         self.profile: Profile = profile
         self.scores = att.scores.detach().float().cpu().masked_fill(hidden, torch.nan)
         if self.scores.isinf().any():
@@ -77,26 +74,19 @@ class FaithfulnessProbe:
         return self.att.text, targets, tokens, self.profile, self.scores.isnan().numpy().tobytes()
 
     @cached_property
-    def _tokens(self) -> list[tuple[tuple[int, ...], Int[Tensor, " positions"]]]:
+    def _tokens(self) -> list[list[tuple[int, int]]]:
         """For each target the token positions of its units, ascending, and the unit of each."""
-        tokens: list[tuple[tuple[int, ...], Tensor]] = []
-        for row in self.scores:
-            pairs = sorted(
-                (position, column)
-                for column, unit in enumerate(self.att.units)
-                if not row[column].isnan()
-                for position in unit.token_indices
-            )
-            tokens.append((tuple(position for position, _ in pairs), torch.tensor([column for _, column in pairs])))
-        return tokens
+        units = [[(position, i) for position in unit.token_indices] for i, unit in enumerate(self.att.units)]
+        scored = [(~row.isnan()).nonzero().flatten().tolist() for row in self.scores]
+        return [sorted(pair for i in columns for pair in units[i]) for columns in scored]
 
     def positions(self, target: int) -> tuple[int, ...]:
         """The token positions of all units that a target's masks act on, ascending."""
-        return self._tokens[target][0]
+        return tuple(position for position, _ in self._tokens[target])
 
     def units_to_tokens(self, values: Shaped[Tensor, " units"], target: int) -> Shaped[Tensor, " positions"]:
         """One value per unit, given to every token of the unit."""
-        return values[self._tokens[target][1]]
+        return values[[unit for _, unit in self._tokens[target]]]
 
     def uniforms(self, seed: int, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
         """U(0, 1) numbers on the CPU, the same for every method that is asked about the same text."""
@@ -145,20 +135,20 @@ class FaithfulnessProbe:
 
 def random_scores(probe: FaithfulnessProbe, seed: int = 0) -> Float[Tensor, "targets units"]:
     """The softmax of U(0, 1) numbers over the units of each target: the paper's random reference, from the text."""
-    scores = probe.scores.clone()
-    for target, row in enumerate(scores):
-        valid = ~row.isnan()
-        row[valid] = probe.uniforms(seed, "random scores", target, int(valid.sum())).softmax(0)
-    return scores
+    return _filled(probe, lambda row, target: probe.uniforms(seed, "random scores", target, len(row)).softmax(0))
 
 
 def permuted_scores(probe: FaithfulnessProbe, seed: int = 0) -> Float[Tensor, "targets units"]:
     """The attribution's own scores, shuffled among the units of each target: same sizes, no meaning."""
+    return _filled(probe, lambda row, target: row[probe.uniforms(seed, "permutation", target, len(row)).argsort()])
+
+
+def _filled(probe: FaithfulnessProbe, scores_of: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "targets units"]:
+    """Scores of each target made of its scores."""
     scores = probe.scores.clone()
     for target, row in enumerate(scores):
         valid = ~row.isnan()
-        order = probe.uniforms(seed, "permutation", target, int(valid.sum())).argsort()
-        row[valid] = row[valid][order]
+        row[valid] = scores_of(row[valid], target)
     return scores
 
 

@@ -15,7 +15,7 @@ from noiser.checks import check_count
 from noiser.engine import KeepDimensions, Progress, Steps
 from noiser.metrics.bootstrap import log_mean_ratio, summed_log_ratios
 from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary, mean_of_columns
-from noiser.metrics.probe import DistanceName, FaithfulnessProbe, Profile, random_scores
+from noiser.metrics.probe import DistanceName, Profile, random_scores
 from noiser.model import LanguageModel
 
 __all__ = ["SOFT", "SoftScores", "measure_soft_scores", "soft_scores"]
@@ -101,8 +101,19 @@ def measure_soft_scores(
     distance = distance or ("squared" if authors else "hellinger")
     normalization = case.normalization or "sum"
     shares = normalize(probe.scores if scores is None else scores, normalization).clamp(0, 1)
-    masked = [_masks(probe, shares[target], target, masks, seed) for target in probe.targets]
-    zero, distances = yield from probe.distances(masked, distance)
+
+    def masked(target: int) -> KeepDimensions:
+        """All masks of a target: those that retain, then those that remove."""
+        q = probe.units_to_tokens(shares[target], target)[:, None]
+        shape = (masks, len(q), case.query.embedding_dim)
+
+        def keep() -> Tensor:
+            retained = probe.uniforms(seed, "retain", target, *shape) < q
+            return torch.cat([retained, probe.uniforms(seed, "remove", target, *shape) < 1 - q])
+
+        return probe.mask(target, 2 * masks, keep)
+
+    zero, distances = yield from probe.distances([masked(target) for target in probe.targets], distance)
     relative = torch.stack(distances) / zero[:, None]
     return SoftScores(
         ns=(1 - relative[:, :masks]).clamp(min=0),
@@ -113,20 +124,6 @@ def measure_soft_scores(
         profile=case.profile,
         seed=seed,
     )
-
-
-def _masks(
-    probe: FaithfulnessProbe, shares: Float[Tensor, " units"], target: int, masks: int, seed: int
-) -> KeepDimensions:
-    """All masks of a target: `masks` that retain, then `masks` that remove."""
-    q = probe.units_to_tokens(shares, target)[:, None]
-    shape = (masks, len(q), probe.query.embedding_dim)
-
-    def keep() -> Tensor:
-        retained = probe.uniforms(seed, "retain", target, *shape) < q
-        return torch.cat([retained, probe.uniforms(seed, "remove", target, *shape) < 1 - q])
-
-    return probe.mask(target, 2 * masks, keep)
 
 
 def _measure(case: Case) -> Steps[Measured]:
@@ -144,10 +141,6 @@ def _measure(case: Case) -> Steps[Measured]:
     }
 
 
-def _log_scale(meaning: str) -> Scale:
-    return Scale(-math.inf, math.inf, 0.0, True, meaning)
-
-
 SOFT = Metric(
     measure=_measure,
     summaries=mean_of_columns(
@@ -155,13 +148,17 @@ SOFT = Metric(
         soft_nc=Scale(0, math.inf, None, True, "how far the prediction goes without it, against the zero input"),
     )
     | {
-        "log_ratio_ns": Summary(log_mean_ratio, ("soft_ns", "random_soft_ns"), _log_scale("Soft-NS against random's")),
-        "log_ratio_nc": Summary(log_mean_ratio, ("soft_nc", "random_soft_nc"), _log_scale("Soft-NC against random's")),
-        "faithfulness": Summary(
-            summed_log_ratios,
-            ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc"),
-            _log_scale("the paper's score: the sum of both log-ratios"),
-        ),
+        name: Summary(statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning))
+        for name, statistic, columns, meaning in (
+            ("log_ratio_ns", log_mean_ratio, ("soft_ns", "random_soft_ns"), "Soft-NS against random's"),
+            ("log_ratio_nc", log_mean_ratio, ("soft_nc", "random_soft_nc"), "Soft-NC against random's"),
+            (
+                "faithfulness",
+                summed_log_ratios,
+                ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc"),
+                "the paper's score: the sum of both log-ratios",
+            ),
+        )
     },
     reads=frozenset({"masks", "normalization"}),
 )
