@@ -200,7 +200,7 @@ def judged_columns(
     readable: dict[int, Case] = {}
     for index, case in enumerate(cases):
         try:
-            readable[index] = replace(case, att=_without_frozen(case))
+            readable[index] = replace(case, att=_without_frozen(case), prepared={})
             scored_words(readable[index].att, case.normalization or "sum")
         except NoiserError as error:
             readable.pop(index, None)
