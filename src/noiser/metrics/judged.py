@@ -114,7 +114,7 @@ class JudgedPrompts:
             raise ParameterError("There are no attributions; expected at least one.")
         if top not in (1, 5):
             raise ParameterError(f"top is {top!r}; expected 1 or 5.")
-        golds = [None] * len(atts) if golds is None else golds
+        golds = [None] * len(atts) if golds is None else list(golds)
         if len(golds) != len(atts):
             raise ParameterError(f"There are {len(golds)} golds; expected {len(atts)}, one for each attribution.")
         texts = ["".join(target.text for target in att.targets) for att in atts]

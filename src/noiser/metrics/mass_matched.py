@@ -112,7 +112,7 @@ def mass_matched(
         lm: the model to ask, usually the one that made the attribution.
         att: the attribution.
         rates: shares of the input to keep, ascending, at least two.
-        masks: mask samples a rate.
+        masks: mask samples per rate.
         seed: of masks and references.
         by: "score", or "rank": ranks 1 to n take the place of scores, so that only their order counts.
         references: which curves without information to add.
