@@ -15,8 +15,8 @@ import metrics_reference as reference
 import noiser
 from noiser.attribution.normalize import normalize
 from noiser.engine import LocalEngine, Session, complete
-from noiser.metrics import keep_rates, mass_matched, soft_scores
-from noiser.metrics.probe import FaithfulnessProbe, permuted_scores, random_scores, ranks, uniforms
+from noiser.metrics import Case, keep_rates, mass_matched, soft_scores
+from noiser.metrics.probe import FaithfulnessProbe, permuted_scores, random_scores, ranks
 from noiser.metrics.soft import measure_soft_scores
 from noiser.model import build_query, rebuild_query
 from tiny import tiny
@@ -46,7 +46,7 @@ def owners(att, target):
 
 
 def drawn(probe, purpose, target, masks, count):
-    return uniforms(probe.key(0, purpose, target), masks, count, probe.dim)
+    return probe.uniforms(0, purpose, target, masks, count, probe.query.embedding_dim)
 
 
 def expected_soft(lm, att, profile, masks, distance):
@@ -261,9 +261,9 @@ def test_references_come_from_text_and_seed_alone():
 
 def check_cost(lm, att):
     length = len(rebuild_query(lm, att).token_ids)
-    probe = probe_of(lm, att)
-    session = Session(lm, probe.query)
-    complete(LocalEngine(lm), session.drive(measure_soft_scores(probe, masks=10)))
+    case = Case(lm=lm, att=att, masks=10)
+    session = Session(lm, case.query)
+    complete(LocalEngine(lm), session.drive(measure_soft_scores(case)))
     assert length + session.counters.token_forwards <= 25 * length  # the clean pass is not in the engine's count
     return length, session.counters.passes
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import metrics_reference as reference
 import noiser
-from noiser.engine import LocalEngine, Session, complete, run_interleaved
+from noiser.engine import Effects, LocalEngine, Replace, Session, complete, run_interleaved
 from noiser.metrics import (
     METRICS,
     Case,
+    Metric,
     erasure_curves,
     erasure_scores,
     estimate,
@@ -439,3 +440,15 @@ def test_a_foil_does_not_matter_to_metrics():
     for name in ("soft_scores", "erasure"):
         both = [measured(name, Case(lm=lm, att=each, masks=2)) for each in (att, without)]
         assert both[0] == pytest.approx(both[1], abs=1e-7)
+
+
+def test_a_metric_of_ones_own_is_a_function_or_a_generator():
+    def drop(case):
+        effects = yield Effects([Replace(unit.token_indices) for unit in case.query.units[:1]])
+        return {"drop": float(effects.score.mean())}
+
+    lm, att = attributed(method="occlusion")
+    case, engine = Case(lm=lm, att=att), LocalEngine(lm)
+    measures = [drop, lambda case: {"drop": float(case.att.scores[0, 0])}]
+    one, other = (complete(engine, measure_passes(engine, Metric(measure=measure), case)) for measure in measures)
+    assert one == pytest.approx(other, abs=1e-6)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
-from noiser.judges.protocol import Judge, JudgeRequest, Verdict
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.minimum import Minimum, MinimumTopK, minimum_top_k
-from noiser.metrics.words import (
+from noiser.judges.protocol import Judge, Verdict
+from noiser.metrics.judged import (
+    JudgedPrompts,
+    JudgedRows,
     ScoredWords,
     Status,
     Top,
@@ -21,13 +21,9 @@ from noiser.metrics.words import (
     judged_columns,
     mean_of,
     scored_words,
-    status_of,
-    targets_of,
-    verdicts_of,
 )
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.minimum import Minimum, MinimumTopK, minimum_top_k
 
 __all__ = [
     "ANSWERABILITY",
@@ -66,9 +62,14 @@ class Answered:
         """The prompt's part in the answerability score: `share` if correct, else 0."""
         return self.share if self.status == "correct" else 0.0
 
+    def columns(self) -> dict[str, Any]:
+        """Its row of a data frame."""
+        measured = {"words": list(self.words), "share": self.share, "score": self.score}
+        return described(self.target, self.status, self.verdict) | measured
+
 
 @dataclass(frozen=True, kw_only=True)
-class Answerability:
+class Answerability(JudgedRows):
     """Answerability over prompts.
 
     An unscored prompt (no reply, none that can be read, or a target that is no word) is no success, and is not known to
@@ -85,15 +86,8 @@ class Answerability:
     """
 
     rows: tuple[Answered, ...]
-    top: Top
     fraction: float
     normalization: str
-    judge: str
-
-    @property
-    def unscored(self) -> int:
-        """How many prompts have no verdict."""
-        return sum(row.status == "unscored" for row in self.rows)
 
     @property
     def rate(self) -> float:
@@ -118,21 +112,6 @@ class Answerability:
     def score_scored(self) -> float:
         """The same over the scored prompts; NaN if none is scored."""
         return mean_of([row.score for row in self.rows if row.status != "unscored"])
-
-    def to_dataframe(self) -> DataFrame:
-        """A row per prompt, with the judge's prompt and answer, and why it is unscored."""
-        import pandas as pd
-
-        rows = [
-            {
-                **described(row.target, row.status, row.verdict),
-                "words": list(row.words),
-                "share": row.share,
-                "score": row.score,
-            }
-            for row in self.rows
-        ]
-        return pd.DataFrame(rows)
 
     def __str__(self) -> str:
         count = len(self.rows)
@@ -166,50 +145,36 @@ def answerability(
         top: whether the target must be the first answer, or among five.
 
     Raises:
-        ParameterError: no attribution, another number of golds, a fraction outside (0, 1], another
-            `top`.
+        ParameterError: no attribution, another number of golds, a fraction outside (0, 1], another `top`.
         UnitError: sentences or spans, or a prompt without a word that has a score.
         JudgeError: the judge cannot work at all.
     """
     if not 0 < fraction <= 1:
         raise ParameterError(f"fraction is {fraction!r}; expected a number above 0 and at most 1, such as 0.5.")
-    targets = targets_of(atts, golds, top)
-    cases = [scored_words(att, normalization) for att in atts]
-    chosen = [case.best(_rounded_up(fraction, len(case.words))) for case in cases]
-    requests = [JudgeRequest(tuple(case.words[i] for i in best), top) for case, best in zip(cases, chosen, strict=True)]
+    prompts = JudgedPrompts(atts, judge, golds, top, normalization)
+    # Rounded up; 0.1 * 30 is a little more than 3 in floating point.
+    counts = {i: max(1, math.ceil(fraction * len(prompt.words) - 1e-9)) for i, prompt in enumerate(prompts.words)}
     rows = [
         Answered(
-            target=target,
-            words=request.words,
-            share=float(case.shares[best].double().sum()),
-            status=status_of(verdict, target, top),
+            target=prompts.targets[i],
+            words=prompts.words[i].best_texts(counts[i]),
+            share=float(prompts.words[i].shares[prompts.words[i].best(counts[i])].double().sum()),
+            status=status,
             verdict=verdict,
         )
-        for target, request, case, best, verdict in zip(
-            targets, requests, cases, chosen, verdicts_of(judge, requests, targets), strict=True
-        )
+        for i, (verdict, status) in prompts.ask(counts).items()
     ]
     return Answerability(rows=tuple(rows), top=top, fraction=fraction, normalization=normalization, judge=judge.name)
-
-
-def _rounded_up(fraction: float, count: int) -> int:
-    return max(1, math.ceil(fraction * count - 1e-9))  # 0.1 * 30 is a little more than 3 in floating point
 
 
 # ---- as registered --------------------------------------------------------------------------------------------------
 
 
 def _measure(cases: Sequence[Case], *, top: Top, prefix: str) -> list[tuple[Verdict, Measured]]:
-    first = cases[0]
-    result = answerability(
-        [case.att for case in cases],
-        first.judge,
-        [case.gold for case in cases],
-        normalization=first.normalization or "sum",
-        top=top,
-    )
+    atts, golds = [case.att for case in cases], [case.gold for case in cases]
+    normalization = cases[0].normalization or "sum"
     measured: list[tuple[Verdict, Measured]] = []
-    for row in result.rows:
+    for row in answerability(atts, cases[0].judge, golds, normalization=normalization, top=top).rows:
         columns = {
             "rate": float(row.status == "correct"),
             "score": row.score,

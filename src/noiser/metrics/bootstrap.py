@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Columns = Any
-"""A NumPy array [..., prompts]: one number a prompt, for one or many resamples of the prompts."""
+"""A NumPy array [..., prompts]: one number per prompt, for one or many resamples of the prompts."""
 
 Statistic = Callable[..., Columns]
 """From columns [..., prompts] to one number for each resample."""
@@ -64,7 +64,7 @@ def estimate(statistic: Statistic, *columns: Sequence[float], seed: int = 0, con
     numbers that are all the same, it is the percentile interval.
 
     Args:
-        statistic: of arrays [..., prompts] along the last axis, one a column; such as `mean`.
+        statistic: of arrays [..., prompts] along the last axis, one per column; such as `mean`.
         columns: numbers of the same prompts in the same order; prompts where one is NaN are left out and counted.
         seed: of the resamples.
         confidence: of the interval, between 0 and 1.
@@ -76,40 +76,32 @@ def estimate(statistic: Statistic, *columns: Sequence[float], seed: int = 0, con
         raise ParameterError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95.")
     if len({len(column) for column in columns}) != 1:
         raise ParameterError(
-            f"The columns have {[len(column) for column in columns]} numbers; expected one a prompt in each."
+            f"The columns have {[len(column) for column in columns]} numbers; expected one per prompt in each."
         )
     table = np.asarray(columns, dtype=np.float64)
     complete = np.isfinite(table).all(0)
-    data = [row[complete] for row in table]
+    data = tuple(row[complete] for row in table)
     n, missing = int(complete.sum()), int((~complete).sum())
     reasons = [f"{missing} of {n + missing} prompts have no value"] if missing else []
-    value = _evaluated(statistic, data) if n else math.nan
-    low = high = math.nan
+    value = low = high = math.nan
+    if n:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = float(statistic(*data))
     if not n:
         reasons.append("there is no prompt with a value")
     elif not math.isfinite(value):
+        value = math.nan
         reasons.append("not defined: it takes the logarithm of a mean that is zero or negative")
     elif n == 1:
         reasons.append("one prompt has no interval")
     else:
         low, high, reason = _interval(statistic, data, seed, confidence)
         reasons += [reason] if reason else []
-    return Estimate(
-        value=value if math.isfinite(value) else math.nan,
-        low=low,
-        high=high,
-        n=n,
-        confidence=confidence,
-        reason="; ".join(reasons),
-    )
+    return Estimate(value=value, low=low, high=high, n=n, confidence=confidence, reason="; ".join(reasons))
 
 
-def _evaluated(statistic: Statistic, data: Sequence[Any]) -> float:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(statistic(*data))
-
-
-def _interval(statistic: Statistic, data: Sequence[Any], seed: int, confidence: float) -> tuple[float, float, str]:
+def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence: float) -> tuple[float, float, str]:
+    """Both ends, and what is to be said about them."""
     from scipy import stats
 
     def along_last_axis(*columns: Any, axis: int) -> Any:  # noqa: ARG001 - the axis is always the last
@@ -117,7 +109,7 @@ def _interval(statistic: Statistic, data: Sequence[Any], seed: int, confidence: 
 
     def resample(method: str) -> Any:
         return stats.bootstrap(
-            tuple(data),
+            data,
             along_last_axis,
             paired=True,
             vectorized=True,
@@ -135,11 +127,11 @@ def _interval(statistic: Statistic, data: Sequence[Any], seed: int, confidence: 
             return float(low), float(high), ""
         draws = resample("percentile").bootstrap_distribution
     defined = draws[np.isfinite(draws)]
-    if len(defined) < len(draws) / 2:
+    undefined = len(draws) - len(defined)
+    if undefined > len(draws) / 2:
         return math.nan, math.nan, "no interval: it is not defined on most resamples"
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(defined, [tail, 100 - tail])
-    undefined = len(draws) - len(defined)
     return float(low), float(high), f"the interval leaves out {undefined} undefined resamples" if undefined else ""
 
 
@@ -183,7 +175,7 @@ def faithfulness_score(
     the random reference cancels.
 
     Args:
-        ns: Soft-NS of the method, one a prompt.
+        ns: Soft-NS of the method, one per prompt.
         nc: its Soft-NC.
         random_ns: Soft-NS of random scores on the same prompts.
         random_nc: their Soft-NC.

@@ -7,10 +7,10 @@ Sufficiency and comprehensiveness are DeYoung et al. 2020 (ERASER); the deletion
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -23,17 +23,7 @@ from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import FaithfulnessProbe
 from noiser.model import LanguageModel
 
-__all__ = [
-    "ERASURE",
-    "ERASURE_CURVES",
-    "SHARES",
-    "ErasureCurves",
-    "ErasureScores",
-    "erasure_curves",
-    "erasure_scores",
-    "measure_erasure_curves",
-    "measure_erasure_scores",
-]
+__all__ = ["ERASURE", "ERASURE_CURVES", "SHARES", "ErasureCurves", "ErasureScores", "erasure_curves", "erasure_scores"]
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The bins of ERASER."""
@@ -113,18 +103,17 @@ def erasure_scores(
         ParameterError: the model's tokens are not the attribution's, or shares do not ascend in (0, 1].
     """
     case = Case(lm=lm, att=att)
-    return case.run(measure_erasure_scores(case.probe, shares), progress)
+    return case.run(_scores(case, shares), progress)
 
 
-def measure_erasure_scores(probe: FaithfulnessProbe, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
-    """As `erasure_scores`, in requests about the probe's query."""
+def _scores(case: Case, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
+    """As `erasure_scores`, of a case."""
     shares = check_shares("shares", shares)
-    counts = [[math.ceil(share * len(order) - 1e-9) for share in shares] for order in _orders(probe)]
-    probabilities = yield from _probabilities(probe, counts)
+    erased = yield from _erase(case.probe, lambda units: [math.ceil(share * units - 1e-9) for share in shares])
     return ErasureScores(
         shares=shares,
-        sufficiency_drops=torch.stack([clean - insertion for clean, _, insertion in probabilities]).float(),
-        comprehensiveness_drops=torch.stack([clean - deletion for clean, deletion, _ in probabilities]).float(),
+        sufficiency_drops=torch.stack([target.clean - target.insertion for target in erased]).float(),
+        comprehensiveness_drops=torch.stack([target.clean - target.deletion for target in erased]).float(),
     )
 
 
@@ -143,88 +132,85 @@ def erasure_curves(
         ParameterError: the model's tokens are not the attribution's, or steps is below 1.
     """
     case = Case(lm=lm, att=att)
-    return case.run(measure_erasure_curves(case.probe, steps), progress)
+    return case.run(_curves(case, steps), progress)
 
 
-def measure_erasure_curves(probe: FaithfulnessProbe, steps: int = 20) -> Steps[ErasureCurves]:
-    """As `erasure_curves`, in requests about the probe's query."""
+def _curves(case: Case, steps: int = 20) -> Steps[ErasureCurves]:
+    """As `erasure_curves`, of a case."""
     check_count("steps", steps)
-    counts: list[list[int]] = []
-    for order in _orders(probe):
-        points = min(steps, len(order))
-        counts.append([round(point * len(order) / points) for point in range(points + 1)])
-    probabilities = yield from _probabilities(probe, counts)
+
+    def counts(units: int) -> list[int]:
+        points = min(steps, units)
+        return [round(point * units / points) for point in range(points + 1)]
+
+    erased = yield from _erase(case.probe, counts)
     return ErasureCurves(
-        shares=tuple(torch.tensor(row) / row[-1] for row in counts),
-        deletion=tuple(deletion.float() for _, deletion, _ in probabilities),
-        insertion=tuple(insertion.float() for _, _, insertion in probabilities),
+        shares=tuple(target.counts / target.counts[-1] for target in erased),
+        deletion=tuple(target.deletion.float() for target in erased),
+        insertion=tuple(target.insertion.float() for target in erased),
     )
 
 
-def _orders(probe: FaithfulnessProbe) -> list[list[int]]:
-    """For each target its units, highest score first."""
-    return [
-        [column for column in row.argsort(descending=True, stable=True).tolist() if not row[column].isnan()]
-        for row in probe.scores
-    ]
-
-
 class _Erased(NamedTuple):
-    """The probability of one target: of the whole input, without its first units, and with only those, by count."""
+    """What becomes of one target's probability when units are moved, those of highest score first.
+
+    Attributes:
+        clean: with all units.
+        counts: how many units are moved.
+        deletion: without them.
+        insertion: with only them.
+    """
 
     clean: float
+    counts: Int[Tensor, " counts"]
     deletion: Float64[Tensor, " counts"]
     insertion: Float64[Tensor, " counts"]
 
 
-def _probabilities(probe: FaithfulnessProbe, counts: Sequence[Sequence[int]]) -> Steps[list[_Erased]]:
-    """For each target its probabilities when as many of its highest units as each of `counts` says are moved."""
+def _erase(probe: FaithfulnessProbe, counts_of: Callable[[int], list[int]]) -> Steps[list[_Erased]]:
+    """Erases units for each target; `counts_of` says from their number how many. Equal inputs are run once."""
     masks: list[KeepDimensions] = []
-    rows: list[tuple[Bool[Tensor, " distinct"], Int[Tensor, " moved"]]] = []
-    for target, order in enumerate(_orders(probe)):
-        rank = torch.zeros(len(probe.att.units), dtype=torch.long)
+    rows: list[tuple[Int[Tensor, " counts"], Bool[Tensor, " inputs"], Int[Tensor, " moved"]]] = []
+    for target, scores in enumerate(probe.scores):
+        order = scores.nan_to_num(-math.inf).argsort(descending=True, stable=True)
+        rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order))
-        moved = probe.units_to_tokens(rank, target) < torch.tensor(counts[target])[:, None]
+        counts = torch.tensor(counts_of(int(scores.isfinite().sum())))
+        moved = probe.units_to_tokens(rank, target) < counts[:, None]
         kept, index = torch.cat([~moved, moved]).unique(dim=0, return_inverse=True)
         changed = ~kept.all(-1)
         masks.append(probe.mask(target, int(changed.sum()), partial(kept[changed].unsqueeze, -1)))
-        rows.append((changed, index))
+        rows.append((counts, changed, index))
     table: ValueTable = yield Values(masks, "prob")
     erased: list[_Erased] = []
-    for clean, values, (changed, index) in zip(table.clean.tolist(), table.values, rows, strict=True):
+    for clean, values, (counts, changed, index) in zip(table.clean.tolist(), table.values, rows, strict=True):
         probabilities = torch.full(changed.shape, clean, dtype=torch.float64)
         probabilities[changed] = values[:, 0]
-        erased.append(_Erased(clean, *probabilities[index].view(2, -1)))
+        erased.append(_Erased(clean, counts, *probabilities[index].view(2, -1)))
     return erased
 
 
 # ---- as registered --------------------------------------------------------------------------------------------------
 
 
-def _measure_scores(case: Case) -> Steps[Measured]:
-    scores = yield from measure_erasure_scores(case.probe)
-    return {"sufficiency": scores.sufficiency, "comprehensiveness": scores.comprehensiveness}
+def _metric(measure: Callable[[Case], Steps[Any]], **scales: Scale) -> Metric:
+    """The means over prompts of some of a result's numbers."""
+
+    def columns(case: Case) -> Steps[Measured]:
+        result = yield from measure(case)
+        return {name: getattr(result, name) for name in scales}
+
+    return Metric(measure=columns, summaries=mean_of_columns(**scales), reads=frozenset())
 
 
-def _measure_curves(case: Case) -> Steps[Measured]:
-    curves = yield from measure_erasure_curves(case.probe)
-    return {"deletion_area": curves.deletion_area, "insertion_area": curves.insertion_area, "aopc": curves.aopc}
-
-
-ERASURE = Metric(
-    measure=_measure_scores,
-    summaries=mean_of_columns(
-        sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
-        comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
-    ),
-    reads=frozenset(),
+ERASURE = _metric(
+    _scores,
+    sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
+    comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
 )
-ERASURE_CURVES = Metric(
-    measure=_measure_curves,
-    summaries=mean_of_columns(
-        deletion_area=Scale(0, 1, None, False, "p(target) while units are zeroed, highest first"),
-        insertion_area=Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
-        aopc=Scale(-1, 1, None, True, "drop of p(target) while units are zeroed, highest first"),
-    ),
-    reads=frozenset(),
+ERASURE_CURVES = _metric(
+    _curves,
+    deletion_area=Scale(0, 1, None, False, "p(target) while units are zeroed, highest first"),
+    insertion_area=Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
+    aopc=Scale(-1, 1, None, True, "drop of p(target) while units are zeroed, highest first"),
 )

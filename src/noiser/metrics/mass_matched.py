@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -17,20 +17,10 @@ from noiser.engine import KeepDimensions, Progress, Steps
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import mean_gap
 from noiser.metrics.metric import RATES, Case, Measured, Metric, Scale, Summary, mean_of_columns
-from noiser.metrics.probe import DistanceName, FaithfulnessProbe, permuted_scores, random_scores, ranks, uniforms
+from noiser.metrics.probe import DistanceName, permuted_scores, random_scores, ranks
 from noiser.model import LanguageModel
 
-__all__ = [
-    "MASS_MATCHED",
-    "MASS_MATCHED_RANK",
-    "RATES",
-    "Curve",
-    "MassMatched",
-    "Reference",
-    "keep_rates",
-    "mass_matched",
-    "measure_curves",
-]
+__all__ = ["MASS_MATCHED", "MASS_MATCHED_RANK", "RATES", "Curve", "MassMatched", "keep_rates", "mass_matched"]
 
 By = Literal["score", "rank"]
 Reference = Literal["random", "permuted"]
@@ -122,7 +112,7 @@ def mass_matched(
         lm: the model to ask, usually the one that made the attribution.
         att: the attribution.
         rates: shares of the input to keep, ascending, at least two.
-        masks: mask samples a rate.
+        masks: mask samples per rate.
         seed: of masks and references.
         by: "score", or "rank": ranks 1 to n take the place of scores, so that only their order counts.
         references: which curves without information to add.
@@ -136,54 +126,38 @@ def mass_matched(
     check_choice("ordering", by, get_args(By))
     for name in references:
         check_choice("reference", name, get_args(Reference))
-    case = Case(lm=lm, att=att)
-    options: dict[str, Any] = {"rates": rates, "masks": masks, "seed": seed, "by": by, "distance": distance}
-    curves = case.run(measure_curves(case.probe, ("method", *references), **options), progress)
+    case = Case(lm=lm, att=att, seed=seed, masks=masks, rates=tuple(rates))
+    curves = case.run(_curves(case, ("method", *references), by, distance), progress)
     return MassMatched(
         method=curves["method"], references={name: curves[name] for name in references}, by=by, seed=seed
     )
 
 
-def measure_curves(
-    probe: FaithfulnessProbe,
-    names: Sequence[Literal["method"] | Reference],
-    *,
-    rates: Sequence[float] = RATES,
-    masks: int = 10,
-    seed: int = 0,
-    by: By = "score",
-    distance: DistanceName = "hellinger",
+def _curves(
+    case: Case, names: Sequence[Literal["method"] | Reference], by: By, distance: DistanceName = "hellinger"
 ) -> Steps[dict[str, Curve]]:
     """The curves of the attribution ("method") and of scores without information, in one request."""
-    rates, masks = check_shares("rates", rates, at_least=2), check_count("masks", masks)
+    probe, seed, rates = case.probe, case.seed, check_shares("rates", case.rates, at_least=2)
+    masks = check_count("masks", 10 if case.masks is None else case.masks)
     makers = {"random": random_scores, "permuted": permuted_scores}
-    compared = [makers[name](probe, seed) if name in makers else probe.scores for name in names]
-    requested = [
-        _masks(probe, scores[target], target, rate, masks, seed)
-        for scores in (map(ranks, compared) if by == "rank" else compared)
-        for target in probe.targets
-        for rate in rates
-    ]
-    distances = yield from probe.distances([*map(probe.zero, probe.targets), *requested], distance)
-    count = len(probe.targets)
-    zero = torch.cat(distances[:count])
-    probe.check_zero(zero)
-    values = torch.stack(distances[count:]).reshape(len(names), count, len(rates), 2, masks) / zero[:, None, None, None]
-    curves = [Curve(rates=rates, ns=(1 - curve[:, :, 0]).clamp(min=0), nc=curve[:, :, 1]) for curve in values]
+    compared = [probe.scores if name == "method" else makers[name](probe, seed) for name in names]
+
+    def masked(scores: Tensor, target: int, rate: float) -> KeepDimensions:
+        """Masks that keep, then their complements."""
+        q = probe.units_to_tokens(keep_rates(scores[target], rate), target)[:, None]
+
+        def keep() -> Tensor:
+            kept = probe.uniforms(seed, f"mass {rate}", target, masks, len(q), case.query.embedding_dim) < q
+            return torch.cat([kept, ~kept])
+
+        return probe.mask(target, 2 * masks, keep)
+
+    ordered = map(ranks, compared) if by == "rank" else compared
+    requested = [masked(scores, target, rate) for scores in ordered for target in probe.targets for rate in rates]
+    zero, distances = yield from probe.distances(requested, distance)
+    relative = torch.stack(distances).reshape(len(names), len(zero), len(rates), 2, masks) / zero[:, None, None, None]
+    curves = [Curve(rates=rates, ns=(1 - values[:, :, 0]).clamp(min=0), nc=values[:, :, 1]) for values in relative]
     return dict(zip(names, curves, strict=True))
-
-
-def _masks(
-    probe: FaithfulnessProbe, scores: Float[Tensor, " units"], target: int, rate: float, masks: int, seed: int
-) -> KeepDimensions:
-    """`masks` masks that keep, then their complements."""
-    q = probe.units_to_tokens(keep_rates(scores, rate), target)[:, None]
-
-    def keep() -> Tensor:
-        kept = uniforms(probe.key(seed, f"mass {rate}", target), masks, len(q), probe.dim) < q
-        return torch.cat([kept, ~kept])
-
-    return probe.mask(target, 2 * masks, keep)
 
 
 def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " units"]:
@@ -227,12 +201,9 @@ def _metric(by: By, prefix: str, *shuffled: Reference) -> Metric:
     references: tuple[Reference, ...] = ("random", *shuffled)
 
     def measure(case: Case) -> Steps[Measured]:
-        probe = case.probe
-        options: dict[str, Any] = {"rates": case.rates, "masks": case.masks or 10, "seed": case.seed, "by": by}
-        curves = yield from measure_curves(probe, ("method", *shuffled), **options)
-        curves |= yield from case.cached(
-            "mass-matched", probe, tuple(options.values()), lambda: measure_curves(probe, ("random",), **options)
-        )
+        settings = (case.rates, case.masks, case.seed, by)
+        curves = yield from _curves(case, ("method", *shuffled), by)
+        curves |= yield from case.cached("mass-matched", case.probe, settings, lambda: _curves(case, ("random",), by))
         columns: dict[str, float] = {}
         for name, start in (("method", prefix), *((name, f"{prefix}{name}_") for name in references)):
             curve = curves[name]

@@ -6,28 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.judges.protocol import Judge, Verdict
+from noiser.metrics.judged import JudgedPrompts, JudgedRows, Status, Top, described, judged_columns, mean_of
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import Profile
-from noiser.metrics.words import (
-    ScoredWords,
-    Status,
-    Top,
-    described,
-    judged_columns,
-    mean_of,
-    scored_words,
-    status_of,
-    targets_of,
-    verdicts_of,
-)
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 __all__ = ["MINIMUM_TOP_K", "Minimum", "MinimumTopK", "minimum_top_k"]
 
@@ -52,9 +38,14 @@ class Minimum(NamedTuple):
     status: Status
     verdicts: tuple[Verdict, ...]
 
+    def columns(self) -> dict[str, Any]:
+        """Its row of a data frame; reply and reason are those of the verdict that ended it."""
+        measured = {"words": self.words, "kept": self.kept, "share": self.share, "asked": len(self.verdicts)}
+        return described(self.target, self.status, self.verdicts[-1]) | measured
+
 
 @dataclass(frozen=True, kw_only=True)
-class MinimumTopK:
+class MinimumTopK(JudgedRows):
     """Minimum top-k% over prompts.
 
     Attributes:
@@ -65,9 +56,7 @@ class MinimumTopK:
     """
 
     rows: tuple[Minimum, ...]
-    top: Top
     profile: Profile
-    judge: str
 
     @property
     def share(self) -> float:
@@ -83,27 +72,6 @@ class MinimumTopK:
     def unanswerable(self) -> int:
         """How many prompts the judge cannot complete with all words."""
         return sum(row.status == "wrong" for row in self.rows)
-
-    @property
-    def unscored(self) -> int:
-        """How many prompts ended at a reply that could not be read."""
-        return sum(row.status == "unscored" for row in self.rows)
-
-    def to_dataframe(self) -> DataFrame:
-        """A row per prompt; reply and reason are those of the verdict that ended it."""
-        import pandas as pd
-
-        rows = [
-            {
-                **described(row.target, row.status, row.verdicts[-1]),
-                "words": row.words,
-                "kept": row.kept,
-                "share": row.share,
-                "asked": len(row.verdicts),
-            }
-            for row in self.rows
-        ]
-        return pd.DataFrame(rows)
 
     def __str__(self) -> str:
         return (
@@ -141,33 +109,21 @@ def minimum_top_k(
         UnknownNameError: another profile. Also what `answerability` raises.
     """
     check_choice("profile", profile, get_args(Profile))
-    targets = targets_of(atts, golds, top)
-    cases = [scored_words(att, "none") for att in atts]
-    verdicts: list[list[Verdict]] = [[] for _ in cases]
-    going = list(range(len(cases)))
+    prompts = JudgedPrompts(atts, judge, golds, top)
+    lengths = [len(prompt.words) for prompt in prompts.words]
+    verdicts: list[list[Verdict]] = [[] for _ in lengths]
+    last: dict[int, Status] = {}
+    going = list(range(len(lengths)))
     while going:
-        requests = [_without_lowest(cases[i], len(verdicts[i]), top) for i in going]
-        for i, verdict in zip(going, verdicts_of(judge, requests, [targets[i] for i in going]), strict=True):
+        for i, (verdict, last[i]) in prompts.ask({i: lengths[i] - len(verdicts[i]) for i in going}).items():
             verdicts[i].append(verdict)
-        going = [
-            i
-            for i in going
-            if status_of(verdicts[i][-1], targets[i], top) == "correct" and len(verdicts[i]) < len(cases[i].words)
-        ]
-    rows = [
-        _minimum(target, len(case.words), of_case, top, profile)
-        for target, case, of_case in zip(targets, cases, verdicts, strict=True)
-    ]
+        going = [i for i in going if last[i] == "correct" and len(verdicts[i]) < lengths[i]]
+    rows = [_minimum(prompts.targets[i], lengths[i], verdicts[i], last[i], profile) for i in range(len(lengths))]
     return MinimumTopK(rows=tuple(rows), top=top, profile=profile, judge=judge.name)
 
 
-def _without_lowest(case: ScoredWords, dropped: int, top: Top) -> JudgeRequest:
-    return JudgeRequest(tuple(case.words[i] for i in case.best(len(case.words) - dropped)), top)
-
-
-def _minimum(target: str, words: int, verdicts: Sequence[Verdict], top: Top, profile: Profile) -> Minimum:
-    """What the verdicts, from all words downwards, say in the profile."""
-    last = status_of(verdicts[-1], target, top)
+def _minimum(target: str, words: int, verdicts: Sequence[Verdict], last: Status, profile: Profile) -> Minimum:
+    """What the verdicts, from all words downwards, say in the profile; `last` is the status of the last one."""
     successes = len(verdicts) - (last != "correct")
     kept = words - successes + 1 if successes else 0
     share = kept / words or None
@@ -183,12 +139,9 @@ def _minimum(target: str, words: int, verdicts: Sequence[Verdict], top: Top, pro
 
 
 def _measure(cases: Sequence[Case]) -> list[tuple[Verdict, Measured]]:
-    first = cases[0]
-    result = minimum_top_k(
-        [case.att for case in cases], first.judge, [case.gold for case in cases], profile=first.profile
-    )
+    atts, golds = [case.att for case in cases], [case.gold for case in cases]
     measured: list[tuple[Verdict, Measured]] = []
-    for row in result.rows:
+    for row in minimum_top_k(atts, cases[0].judge, golds, profile=cases[0].profile).rows:
         columns = {
             "minimum_share": math.nan if row.share is None else row.share,
             "unanswerable": math.nan if row.status == "unscored" and not row.kept else float(row.status == "wrong"),

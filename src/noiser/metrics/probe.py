@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from noiser.attribution import Attribution
@@ -17,23 +16,22 @@ from noiser.checks import check_choice
 from noiser.engine import DISTANCES, KeepDimensions, Query, Steps, Values, ValueTable
 from noiser.errors import NumericalError, ParameterError
 
-__all__ = ["DistanceName", "FaithfulnessProbe", "Profile", "permuted_scores", "random_scores", "ranks", "uniforms"]
+__all__ = ["DistanceName", "FaithfulnessProbe", "Profile", "permuted_scores", "random_scores", "ranks"]
 
 Profile = Literal["paper", "authors"]
 DistanceName = Literal["hellinger", "squared"]
 
 
 class FaithfulnessProbe:
-    """An attribution and the query that it answers, without its foil: masks keep parts of its units' embeddings.
+    """An attribution's scores on its query: makes masks of its units, and asks how far they move the prediction.
 
     Args:
-        query: of the attribution, from `noiser.model.rebuild_query`.
+        query: of the attribution, without a foil; see `noiser.model.rebuild_query`.
         att: the attribution.
         profile: "paper": special tokens and template text stay as they are, even where the attribution scores them;
             "authors": special tokens that it scores are masked like any unit.
 
     Attributes:
-        query: the query without a foil; engines answer the probe's requests about it.
         scores: [targets, units], raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or
             is frozen.
 
@@ -48,8 +46,7 @@ class FaithfulnessProbe:
         if profile == "paper":
             frozen = query.encoding.frozen
             hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in query.units])
-        self.query = replace(query, foil_id=None)
-        self.att = att
+        self.query, self.att = query, att
         self.profile: Profile = profile
         self.scores = att.scores.detach().float().cpu().masked_fill(hidden, torch.nan)
         if self.scores.isinf().any():
@@ -76,38 +73,25 @@ class FaithfulnessProbe:
         targets = tuple(target.token_id for target in self.att.targets)
         return self.att.text, targets, tokens, self.profile, self.scores.isnan().numpy().tobytes()
 
-    @property
-    def dim(self) -> int:
-        """Length of a row of the embedding table."""
-        return self.query.embedding_dim
-
     @cached_property
-    def _tokens(self) -> list[tuple[tuple[int, ...], Int[Tensor, " positions"]]]:
+    def _tokens(self) -> list[list[tuple[int, int]]]:
         """For each target the token positions of its units, ascending, and the unit of each."""
-        tokens: list[tuple[tuple[int, ...], Tensor]] = []
-        for row in self.scores:
-            pairs = sorted(
-                (position, column)
-                for column, unit in enumerate(self.att.units)
-                if not row[column].isnan()
-                for position in unit.token_indices
-            )
-            tokens.append((tuple(position for position, _ in pairs), torch.tensor([column for _, column in pairs])))
-        return tokens
+        units = [[(position, i) for position in unit.token_indices] for i, unit in enumerate(self.att.units)]
+        scored = [(~row.isnan()).nonzero().flatten().tolist() for row in self.scores]
+        return [sorted(pair for i in columns for pair in units[i]) for columns in scored]
 
     def positions(self, target: int) -> tuple[int, ...]:
         """The token positions of all units that a target's masks act on, ascending."""
-        return self._tokens[target][0]
+        return tuple(position for position, _ in self._tokens[target])
 
     def units_to_tokens(self, values: Shaped[Tensor, " units"], target: int) -> Shaped[Tensor, " positions"]:
         """One value per unit, given to every token of the unit."""
-        return values[self._tokens[target][1]]
+        return values[[unit for _, unit in self._tokens[target]]]
 
-    def key(self, seed: int, purpose: str, target: int) -> str:
-        """Names a stream of random numbers: the same for every method that is asked about the same text."""
-        return f"{seed}/{purpose}/{target}/{self.att.text}"
-
-    # ---- masks ------------------------------------------------------------------------------------------------------
+    def uniforms(self, seed: int, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
+        """U(0, 1) numbers on the CPU, the same for every method that is asked about the same text."""
+        key = f"{seed}/{purpose}/{target}/{self.att.text}"
+        return torch.rand(shape, generator=torch.Generator().manual_seed(random.Random(key).getrandbits(63)))
 
     def mask(
         self, target: int, samples: int, keep: Callable[[], Bool[Tensor, "samples positions dim"]]
@@ -121,27 +105,29 @@ class FaithfulnessProbe:
         """
         return KeepDimensions(self.positions(target), (target,), keep=keep, count=samples)
 
-    def zero(self, target: int) -> KeepDimensions:
-        """The zero input: nothing is kept of any unit, while frozen positions stay as they are."""
-        return self.mask(target, 1, lambda: torch.zeros(1, len(self.positions(target)), 1, dtype=torch.bool))
-
     def distances(
         self, masks: Sequence[KeepDimensions], distance: DistanceName = "hellinger"
-    ) -> Steps[list[Float[Tensor, " samples"]]]:
-        """How far the next-token distribution of each mask's target is from the clean one."""
-        check_choice("distance", distance, tuple(DISTANCES))
-        table: ValueTable = yield Values(masks, distance)
-        return [values[:, 0] for values in table.values]
+    ) -> Steps[tuple[Float[Tensor, " targets"], list[Float[Tensor, " _"]]]]:
+        """How far the zero input moves each target's distribution from the clean one, and how far each mask does.
 
-    def check_zero(self, distances: Float[Tensor, " targets"]) -> None:
-        """Raises NumericalError where the zero input changes nothing, so that nothing can be divided by it."""
-        for target, distance in enumerate(distances.tolist()):
-            if distance == 0:
-                raise NumericalError(
-                    f"Without any unit the model predicts exactly what it predicts with them (target {target}, "
-                    f"{self.att.targets[target].text!r}); expected a difference, which faithfulness is measured "
-                    "against. Leave this prompt out."
-                )
+        Nothing is kept of any unit in the zero input, while frozen positions stay as they are.
+
+        Raises:
+            NumericalError: the zero input changes nothing, so that nothing can be divided by its distance.
+        """
+        check_choice("distance", distance, tuple(DISTANCES))
+        shapes = [(1, len(self.positions(target)), 1) for target in self.targets]
+        zeros = [self.mask(g, 1, partial(torch.zeros, shape, dtype=torch.bool)) for g, shape in enumerate(shapes)]
+        table: ValueTable = yield Values([*zeros, *masks], distance)
+        distances = [values[:, 0] for values in table.values]
+        zero = torch.cat(distances[: len(zeros)])
+        for target in (zero == 0).nonzero().flatten().tolist():
+            raise NumericalError(
+                f"Without any unit the model predicts exactly what it predicts with them (target {target}, "
+                f"{self.att.targets[target].text!r}); expected a difference, which faithfulness is measured "
+                "against. Leave this prompt out."
+            )
+        return zero, distances[len(zeros) :]
 
 
 # ---- scores without information, which a method's numbers are compared with ------------------------------------------
@@ -149,20 +135,20 @@ class FaithfulnessProbe:
 
 def random_scores(probe: FaithfulnessProbe, seed: int = 0) -> Float[Tensor, "targets units"]:
     """The softmax of U(0, 1) numbers over the units of each target: the paper's random reference, from the text."""
-    scores = probe.scores.clone()
-    for target, row in enumerate(scores):
-        valid = ~row.isnan()
-        row[valid] = uniforms(probe.key(seed, "random scores", target), int(valid.sum())).softmax(0)
-    return scores
+    return _filled(probe, lambda row, target: probe.uniforms(seed, "random scores", target, len(row)).softmax(0))
 
 
 def permuted_scores(probe: FaithfulnessProbe, seed: int = 0) -> Float[Tensor, "targets units"]:
     """The attribution's own scores, shuffled among the units of each target: same sizes, no meaning."""
+    return _filled(probe, lambda row, target: row[probe.uniforms(seed, "permutation", target, len(row)).argsort()])
+
+
+def _filled(probe: FaithfulnessProbe, scores_of: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "targets units"]:
+    """Scores of each target made of its scores."""
     scores = probe.scores.clone()
     for target, row in enumerate(scores):
         valid = ~row.isnan()
-        order = uniforms(probe.key(seed, "permutation", target), int(valid.sum())).argsort()
-        row[valid] = row[valid][order]
+        row[valid] = scores_of(row[valid], target)
     return scores
 
 
@@ -176,9 +162,3 @@ def ranks(scores: Float[Tensor, "targets units"]) -> Float[Tensor, "targets unit
     below = (scores[:, None, :] < scores[:, :, None]).sum(-1)
     equal = (scores[:, None, :] == scores[:, :, None]).sum(-1)
     return (below + (equal + 1) / 2).masked_fill(scores.isnan(), torch.nan)
-
-
-def uniforms(key: str, *shape: int) -> Float[Tensor, "*shape"]:
-    """U(0, 1) numbers on the CPU from a stream of their own; the same key gives the same numbers everywhere."""
-    generator = torch.Generator().manual_seed(random.Random(key).getrandbits(63))
-    return torch.rand(shape, generator=generator)

@@ -15,7 +15,7 @@ from noiser.checks import check_count
 from noiser.engine import KeepDimensions, Progress, Steps
 from noiser.metrics.bootstrap import log_mean_ratio, summed_log_ratios
 from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary, mean_of_columns
-from noiser.metrics.probe import DistanceName, FaithfulnessProbe, Profile, random_scores, uniforms
+from noiser.metrics.probe import DistanceName, Profile, random_scores
 from noiser.model import LanguageModel
 
 __all__ = ["SOFT", "SoftScores", "measure_soft_scores", "soft_scores"]
@@ -88,81 +88,57 @@ def soft_scores(
         ParameterError: the model's tokens are not the attribution's, or masks is below 1.
         NumericalError: the zero input changes nothing.
     """
-    case = Case(lm=lm, att=att, profile=profile)
-    return case.run(
-        measure_soft_scores(
-            case.profiled_probe, normalization=normalization, masks=masks, seed=seed, distance=distance
-        ),
-        progress,
-    )
+    case = Case(lm=lm, att=att, seed=seed, masks=masks, normalization=normalization, profile=profile)
+    return case.run(measure_soft_scores(case, distance=distance), progress)
 
 
 def measure_soft_scores(
-    probe: FaithfulnessProbe,
-    scores: Float[Tensor, "targets units"] | None = None,
-    *,
-    normalization: str | None = None,
-    masks: int | None = None,
-    seed: int = 0,
-    distance: DistanceName | None = None,
+    case: Case, scores: Float[Tensor, "targets units"] | None = None, distance: DistanceName | None = None
 ) -> Steps[SoftScores]:
-    """As `soft_scores`, in requests about the probe's query; `scores` take the place of the attribution's."""
-    authors = probe.profile == "authors"
-    masks = check_count("masks", (1 if authors else 10) if masks is None else masks)
+    """As `soft_scores`, of a case; `scores` take the place of the attribution's."""
+    probe, seed, authors = case.profiled_probe, case.seed, case.profile == "authors"
+    masks = check_count("masks", (1 if authors else 10) if case.masks is None else case.masks)
     distance = distance or ("squared" if authors else "hellinger")
-    shares = normalize(probe.scores if scores is None else scores, normalization or "sum").clamp(0, 1)
-    distances = yield from probe.distances(
-        [_masks(probe, shares[target], target, masks, seed) for target in probe.targets], distance
-    )
-    table = torch.stack(distances)
-    zero = table[:, -1]
-    probe.check_zero(zero)
+    normalization = case.normalization or "sum"
+    shares = normalize(probe.scores if scores is None else scores, normalization).clamp(0, 1)
+
+    def masked(target: int) -> KeepDimensions:
+        """All masks of a target: those that retain, then those that remove."""
+        q = probe.units_to_tokens(shares[target], target)[:, None]
+        shape = (masks, len(q), case.query.embedding_dim)
+
+        def keep() -> Tensor:
+            retained = probe.uniforms(seed, "retain", target, *shape) < q
+            return torch.cat([retained, probe.uniforms(seed, "remove", target, *shape) < 1 - q])
+
+        return probe.mask(target, 2 * masks, keep)
+
+    zero, distances = yield from probe.distances([masked(target) for target in probe.targets], distance)
+    relative = torch.stack(distances) / zero[:, None]
     return SoftScores(
-        ns=(zero[:, None] - table[:, :masks]).clamp(min=0) / zero[:, None],
-        nc=table[:, masks:-1] / zero[:, None],
+        ns=(1 - relative[:, :masks]).clamp(min=0),
+        nc=relative[:, masks:],
         zero_distance=zero,
-        normalization=normalization or "sum",
+        normalization=normalization,
         distance=distance,
-        profile=probe.profile,
+        profile=case.profile,
         seed=seed,
     )
 
 
-def _masks(
-    probe: FaithfulnessProbe, shares: Float[Tensor, " units"], target: int, masks: int, seed: int
-) -> KeepDimensions:
-    """All masks of a target: `masks` that retain, `masks` that remove, and the zero input."""
-    q = probe.units_to_tokens(shares, target)[:, None]
-    shape = (masks, len(q), probe.dim)
-
-    def keep() -> Tensor:
-        retained = uniforms(probe.key(seed, "retain", target), *shape) < q
-        removed = uniforms(probe.key(seed, "remove", target), *shape) < 1 - q
-        return torch.cat([retained, removed, torch.zeros(1, *shape[1:], dtype=torch.bool)])
-
-    return probe.mask(target, 2 * masks + 1, keep)
-
-
 def _measure(case: Case) -> Steps[Measured]:
     """Soft-NS and Soft-NC of the attribution and of random scores."""
-    probe = case.profiled_probe
-
-    def measure(scores: Float[Tensor, "targets units"] | None = None) -> Steps[SoftScores]:
-        return measure_soft_scores(probe, scores, normalization=case.normalization, masks=case.masks, seed=case.seed)
-
-    settings = (case.normalization, case.masks, case.seed)
-    method = yield from measure()
-    random = yield from case.cached("soft scores", probe, settings, lambda: measure(random_scores(probe, case.seed)))
+    probe, settings = case.profiled_probe, (case.normalization, case.masks, case.seed)
+    method = yield from measure_soft_scores(case)
+    random = yield from case.cached(
+        "soft scores", probe, settings, lambda: measure_soft_scores(case, random_scores(probe, case.seed))
+    )
     return {
         "soft_ns": method.soft_ns,
         "soft_nc": method.soft_nc,
         "random_soft_ns": random.soft_ns,
         "random_soft_nc": random.soft_nc,
     }
-
-
-def _log_scale(meaning: str) -> Scale:
-    return Scale(-math.inf, math.inf, 0.0, True, meaning)
 
 
 SOFT = Metric(
@@ -172,13 +148,17 @@ SOFT = Metric(
         soft_nc=Scale(0, math.inf, None, True, "how far the prediction goes without it, against the zero input"),
     )
     | {
-        "log_ratio_ns": Summary(log_mean_ratio, ("soft_ns", "random_soft_ns"), _log_scale("Soft-NS against random's")),
-        "log_ratio_nc": Summary(log_mean_ratio, ("soft_nc", "random_soft_nc"), _log_scale("Soft-NC against random's")),
-        "faithfulness": Summary(
-            summed_log_ratios,
-            ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc"),
-            _log_scale("the paper's score: the sum of both log-ratios"),
-        ),
+        name: Summary(statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning))
+        for name, statistic, columns, meaning in (
+            ("log_ratio_ns", log_mean_ratio, ("soft_ns", "random_soft_ns"), "Soft-NS against random's"),
+            ("log_ratio_nc", log_mean_ratio, ("soft_nc", "random_soft_nc"), "Soft-NC against random's"),
+            (
+                "faithfulness",
+                summed_log_ratios,
+                ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc"),
+                "the paper's score: the sum of both log-ratios",
+            ),
+        )
     },
     reads=frozenset({"masks", "normalization"}),
 )

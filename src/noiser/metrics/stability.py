@@ -66,13 +66,9 @@ def _correlations(a: Float[Tensor, " units"], b: Float[Tensor, " units"]) -> tup
 
 
 def _check(a: Attribution, b: Attribution) -> None:
-    tokens = [tuple(target.token_id for target in att.targets) for att in (a, b)]
-    for what, differ in (
-        ("texts", a.text != b.text),
-        ("units", a.units != b.units),
-        ("targets", tokens[0] != tokens[1]),
-    ):
-        if differ:
+    facts = [(att.text, att.units, [target.token_id for target in att.targets]) for att in (a, b)]
+    for what, first, second in zip(("texts", "units", "targets"), *facts, strict=True):
+        if first != second:
             raise ParameterError(
                 f"The two attributions have different {what}; expected two runs on the same prompt with the same units "
                 "and targets. Attribute both with the same `unit`, `target` and `max_new_tokens`."
