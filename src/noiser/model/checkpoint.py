@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +13,8 @@ import torch
 
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.model.memory import is_out_of_memory
-from noiser.model.quiet import quiet_transformers
 
-__all__ = ["Options", "check_complete", "load_checkpoint"]
+__all__ = ["Options", "check_complete", "load_checkpoint", "quiet_transformers"]
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -100,6 +102,32 @@ def load_checkpoint(source: str, options: Options, *, local_only: bool = False) 
     except Exception as error:  # transformers, the hub, safetensors and torch have no root in common
         raise _explained(source, error) from error
     return model.eval(), tokenizer
+
+
+@contextmanager
+def quiet_transformers() -> Generator[None]:
+    """Hides transformers' own progress bars and warnings, and puts both settings back.
+
+    The hub's download bars stay: they are on stderr, shown only on a terminal, and worth seeing. A verbosity that
+    the user chose (anything but the default) stays too.
+    """
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    verbosity = transformers_logging.get_verbosity()
+    if verbosity == logging.WARNING:
+        transformers_logging.set_verbosity(logging.ERROR)
+    if bars:
+        transformers_logging.disable_progress_bar()
+        if hub_bars:  # the call above switches the hub's off as well
+            enable_progress_bars()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _check_decoder_only(source: str, config: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,13 @@ from noiser.errors import ModelError, ModelNotFoundError
 from noiser.model.catalog import BUILT_IN
 from noiser.model.checkpoint import Dtype, Options, load_checkpoint
 from noiser.model.conversion import Converted, convert_built_in, convert_file
+from noiser.model.store import checkpoint_state, folder_sha256
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
     from noiser.model.language_model import LanguageModel
 
 __all__ = ["load_model", "load_parts"]
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def load_model(
@@ -70,17 +68,35 @@ def load_model(
 def load_parts(name_or_path: str | os.PathLike[str], options: Options) -> tuple[Any, Any, ModelIdentity]:
     """The model, the tokenizer and their identity. Arguments and errors: see `load_model`."""
     name = os.fspath(name_or_path)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
     if name in BUILT_IN:
         return _load_converted(name, convert_built_in(BUILT_IN[name]), options)
-    if path.is_dir() and name.strip():
-        folder = str(path.resolve())
-        return _with_identity(folder, *load_checkpoint(folder, options, local_only=True))
-    if path.is_file():
+    if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
+        return _load_folder(path.resolve(), options)
+    if os.path.isfile(path):  # noqa: PTH113
         return _load_converted(str(path.resolve()), convert_file(path.resolve()), options)
-    if isinstance(name_or_path, os.PathLike) or not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
+    if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
         raise _not_found(name, "there is no such file or folder.")
     return _load_from_hub(name, options)
+
+
+def _load_folder(folder: Path, options: Options) -> tuple[Any, Any, ModelIdentity]:
+    before = checkpoint_state(folder)
+    parts = load_checkpoint(str(folder), options, local_only=True)
+    revision = folder_sha256(folder)
+    if checkpoint_state(folder) != before:
+        raise ModelError(f"{folder} was changed while it was loaded; expected files at rest. Load it again.")
+    return _with_identity(str(folder), *parts, revision=revision)
+
+
+def _is_hub_id(name: str) -> bool:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _load_from_hub(name: str, options: Options) -> tuple[Any, Any, ModelIdentity]:
@@ -144,7 +160,8 @@ def _hub_answers() -> bool:
 
 
 def _not_found(name: str, why: str) -> ModelNotFoundError:
+    short = name if len(name) <= 200 else f"{name[:200]}..."
     return ModelNotFoundError(
-        f"Cannot find the model {name!r}: {why} Expected a built-in name ({', '.join(BUILT_IN)}), a local folder with "
+        f"Cannot find the model {short!r}: {why} Expected a built-in name ({', '.join(BUILT_IN)}), a local folder with "
         "config.json, a .gguf file, or the id of a model on the Hugging Face hub (needs the network)."
     )
