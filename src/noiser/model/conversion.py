@@ -27,7 +27,7 @@ from noiser.model.memory import is_out_of_memory
 from noiser.model.store import build_entry, cache_errors, entry_path, file_sha256, is_disk_error, is_whole
 from noiser.version import version_of
 
-__all__ = ["Converted", "GgufHead", "built_in_entry", "convert_built_in", "convert_file", "read_head"]
+__all__ = ["Converted", "GgufHead", "built_in_entry", "read_head"]
 
 _TOKENIZER_BYTES = 100_000_000
 """Room for the tokenizer and configuration files, generously: the largest seen is 34 MB."""
@@ -54,6 +54,8 @@ class Converted:
     def ensure(self, *, rebuild: bool = False) -> None:
         """Converts unless that was done. See `build_entry` for `rebuild` and errors."""
         if rebuild or not is_whole(self.folder):
+            if self.weights.path is not None:
+                read_head(self.weights.path)  # a damaged file is reported before anything is written
             build_entry(self.folder, self._build, rebuild=rebuild)
 
     def is_damaged(self) -> bool:
@@ -84,22 +86,6 @@ def built_in_entry(model: BuiltIn) -> Converted:
         return Converted(model.name, weights, weights.sha256)
     assert weights.path is not None, "weights have a path or a known hash"
     return Converted(model.name, weights, file_sha256(weights.path))
-
-
-def convert_built_in(model: BuiltIn) -> Converted:
-    """The converted weights of a built-in model."""
-    converted = built_in_entry(model)
-    converted.ensure()
-    return converted
-
-
-def convert_file(path: Path) -> Converted:
-    """The converted weights of a GGUF file. Raises ModelError if the file is damaged, CacheError if no room."""
-    converted = Converted(path.stem, Weights(path=path), file_sha256(path))
-    if not is_whole(converted.folder):
-        read_head(path)  # a damaged file is reported before anything is written
-    converted.ensure()
-    return converted
 
 
 def convert(path: Path, head: GgufHead, folder: Path) -> None:

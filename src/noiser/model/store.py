@@ -20,6 +20,7 @@ from typing import Any
 
 from noiser.cache import cache_root, only_process, sha256_of
 from noiser.errors import CacheError
+from noiser.files import write_text
 
 __all__ = [
     "FORMAT",
@@ -72,7 +73,7 @@ def file_sha256(path: Path) -> str:
     if _file_state(path) == state:  # else it was written to meanwhile
         with contextlib.suppress(OSError):  # only a note: the next call hashes again
             note.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(note, json.dumps({**state, "sha256": digest}))
+            write_text(note, json.dumps({**state, "sha256": digest}))
     return digest
 
 
@@ -216,17 +217,8 @@ def _seal(folder: Path, facts: dict[str, Any]) -> None:
             _flush(path)
             name = path.relative_to(folder).as_posix()
             files[name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    _write_whole(folder / _MANIFEST, json.dumps({"format": FORMAT, **facts, "files": files}, indent=2))
+    write_text(folder / _MANIFEST, json.dumps({"format": FORMAT, **facts, "files": files}, indent=2))
     _flush(folder)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _flush(path: Path) -> None:
