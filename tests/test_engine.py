@@ -214,7 +214,7 @@ def test_distributions_are_not_kept(ask, monkeypatch):
 
 
 def test_long_sequences_are_cut_so_that_little_is_compared_for_nothing():
-    place = packing._Place(start=700, copies=2, length=1300, offset=50, base=0, cached=700, clean=700)
+    place = packing._Segment(start=700, copies=2, length=1300, offset=50, base=0, cached=700, clean=700)
     whole = packing._tiles(place, None)
     assert [(tile.first, tile.stop) for tile in whole] == [
         (700, 768), (768, 1024), (1024, 1280), (1280, 1536), (1536, 1792), (1792, 2000)
@@ -225,8 +225,8 @@ def test_long_sequences_are_cut_so_that_little_is_compared_for_nothing():
     assert [tile.oldest for tile in narrow] == [tile.first - 99 for tile in whole]
     assert sum(tile.queries * tile.keys for tile in narrow) < 4 * 1300 * 100
     many = packing._tiles(place._replace(copies=100), None)
-    assert max(tile.place.copies * tile.keys for tile in many) <= packing.BLOCK_KEYS
-    assert sum(tile.place.copies * tile.queries for tile in many) == 100 * 1300
+    assert max(tile.segment.copies * tile.keys for tile in many) <= packing.BLOCK_KEYS
+    assert sum(tile.segment.copies * tile.queries for tile in many) == 100 * 1300
 
 
 def test_packs_wherever_attention_goes_through_the_registry():

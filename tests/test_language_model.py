@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import functools
+import itertools
 import math
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import accelerate
 import pytest
@@ -15,8 +18,9 @@ import transformers
 
 import noiser
 from noiser import wrap
+from noiser.model.capabilities import logits_agree
 from noiser.model.memory import is_out_of_memory
-from noiser.model.prefix import _forgetful, agree
+from noiser.model.prefix import _forgetful
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -177,7 +181,7 @@ def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
         together = noiser.attribute(lm, [PROMPT, long], method=method)
         for prompt, found in zip([PROMPT, long], together, strict=True):
             alone = wrap(model, tiny_tokenizer())
-            alone.packs, alone._reuses_prefix = False, False
+            alone.capabilities = dataclasses.replace(alone.capabilities, packs=False, reuses_prefix=False)
             torch.testing.assert_close(
                 found.scores, noiser.attribute(alone, prompt, method=method).scores, atol=1e-6, rtol=1e-3
             )
@@ -198,11 +202,11 @@ def test_measuring_a_model_leaves_the_tables_of_transformers_alone():
 def test_products_that_may_be_less_precise_are_compared_like_half_precision():
     expected = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
     found = expected + 5e-3 * torch.randn(4, 100, generator=torch.Generator().manual_seed(1))
-    assert not agree(found, expected, torch.float32)
+    assert not logits_agree(found, expected, torch.float32)
     torch.set_float32_matmul_precision("high")
     try:
-        assert agree(found, expected, torch.float32)
-        assert not agree(expected.roll(1, -1), expected, torch.float32)
+        assert logits_agree(found, expected, torch.float32)
+        assert not logits_agree(expected.roll(1, -1), expected, torch.float32)
     finally:
         torch.set_float32_matmul_precision("highest")
 
@@ -221,6 +225,68 @@ def test_memory_that_runs_out_while_a_model_is_measured_is_no_finding(monkeypatc
         assert lm.reuses_prefix(5)
     monkeypatch.undo()
     assert lm.reuses_prefix(5)
+
+
+class StopError(Exception):
+    """What an application raises from a hook to stop a pass."""
+
+
+class RuntimeStopError(RuntimeError):
+    """The same, derived from the class that most refusals have."""
+
+
+STOPS = [KeyboardInterrupt, asyncio.CancelledError, CancelledError, StopError, RuntimeStopError, noiser.NoiserError]
+
+
+@pytest.mark.parametrize("error", STOPS)
+def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
+    expected = wrap(tiny_model("llama"), tiny_tokenizer()).capabilities
+    lm = wrap(tiny_model("llama"), tiny_tokenizer())
+    for stopped in itertools.count():
+        passes = itertools.count()
+
+        def stop(*_, passes=passes, stopped=stopped):
+            if next(passes) == stopped:
+                raise error("Stop")
+
+        handle = lm.model.register_forward_pre_hook(stop)
+        try:
+            assert lm.packs
+            break
+        except error:
+            continue
+        finally:
+            handle.remove()
+    assert stopped > 5
+    assert lm.capabilities == expected
+    assert (expected.reads_embeddings, expected.reuses_prefix, expected.packs) == (True, True, True)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, NotImplementedError, RuntimeError, KeyError, AttributeError])
+def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
+    lm = wrap(tiny_model("llama"), tiny_tokenizer())
+    inner = lm.model.forward
+
+    def forward(*args, **kwargs):
+        if kwargs.get("past_key_values") is not None:
+            raise error("no cache of this kind")
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(lm.model, "forward", functools.wraps(inner)(forward))
+    lm.check_embeddings()
+    assert not lm.reuses_prefix(5)
+    assert not lm.packs
+
+
+def test_a_vocabulary_of_one_token():
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(
+            vocab_size=1, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+        )
+    )
+    lm = wrap(model, tiny_tokenizer())
+    lm.check_embeddings()
+    assert lm.embedding_scale == 1
 
 
 def test_memory_that_runs_out_is_recognised():

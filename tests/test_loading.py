@@ -9,8 +9,10 @@ import logging
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,7 +88,7 @@ def left_in(cache: Path) -> list[str]:
 
 def test_folder_gives_its_model_and_tokenizer(folder):
     lm = noiser.load_model(folder)
-    assert lm.identity == (str(folder.resolve()), None, "float32", "LlamaForCausalLM")
+    assert lm.identity == (str(folder.resolve()), store.folder_sha256(folder), "float32", "LlamaForCausalLM")
     assert not lm.model.training
     ids = lm.tokenizer(PROMPT).input_ids
     assert ids == tiny_tokenizer()(PROMPT).input_ids
@@ -178,6 +180,85 @@ def test_damaged_folder(folder, name, harm):
     assert str(folder) in str(caught.value)
 
 
+def _rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _flip(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"].neg_()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _copy_over(folder: Path) -> None:
+    """Another tokenizer of the same size and modification time."""
+    path = folder / "tokenizer.json"
+    stat = path.stat()
+    _rewrite(path, '"use_regex": true', '"use_regex":false')
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: _rewrite(folder / "config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'),
+        lambda folder: _rewrite(folder / "config.json", '"rope_theta": 10000.0', '"rope_theta": 20000.0'),
+        lambda folder: _rewrite(folder / "tokenizer.json", '"normalizer": null', '"normalizer": {"type": "NFC"}'),
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}"),
+        lambda folder: (folder / "own.py").write_text(""),
+        _flip,
+        _copy_over,
+    ],
+    ids=["eps", "theta", "normaliser", "template", "code", "weights", "same size and time"],
+)
+def test_identity_of_a_folder_covers_all_that_is_loaded(folder, change):
+    first = noiser.load_model(folder).identity
+    assert noiser.load_model(folder).identity == first
+    (folder / "README.md").write_text("Nothing of this is loaded.")
+    (folder / ".gitattributes").write_text("")
+    assert noiser.load_model(folder).identity == first
+    change(folder)
+    assert noiser.load_model(folder).identity.revision != first.revision
+
+
+def test_identity_covers_weights_in_folders_of_their_own(folder):
+    (folder / "parts").mkdir()
+    weights = folder / "parts" / "model.safetensors"
+    (folder / "model.safetensors").rename(weights)
+    names = list(load_file(weights))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "parts/model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    first = store.folder_sha256(folder)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert store.folder_sha256(folder) != first
+
+
+def test_a_folder_that_changes_while_it_is_loaded_is_refused(folder, monkeypatch):
+    load = loading.load_checkpoint
+
+    def slow(*args, **options):
+        parts = load(*args, **options)
+        _flip(folder)
+        return parts
+
+    monkeypatch.setattr(loading, "load_checkpoint", slow)
+    with pytest.raises(ModelError, match="changed while it was loaded"):
+        noiser.load_model(folder)
+
+
+def test_python_and_numpy_draw_as_if_nothing_had_been_imported():
+    """Rich draws from Python's generator when it is imported, by scikit-learn too."""
+    code = (
+        "import random, numpy; random.seed(1); expected = random.getstate(), str(numpy.random.get_state())\n"
+        "import noiser, noiser.model, rich.progress, sklearn.linear_model\n"
+        "assert (random.getstate(), str(numpy.random.get_state())) == expected"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +271,10 @@ def test_damaged_folder(folder, name, harm):
         ("weights.gguf", "no such file or folder"),
         ("", "no such file or folder"),
         ("org/model", "the hub cannot be reached"),
+        ("a..b", "no such file or folder"),
+        ("a" * 97, "no such file or folder"),
+        ("~nobody-of-this-name/model", "no such file or folder"),
+        ("a\0b", "no such file or folder"),
     ],
 )
 def test_unknown_name(monkeypatch, name, why):
@@ -201,6 +286,20 @@ def test_unknown_name(monkeypatch, name, why):
     assert repr(name) in message
     assert all(known in message for known in catalog.BUILT_IN)
     assert all(word in message for word in ("folder", ".gguf", "hub"))
+
+
+@pytest.mark.parametrize("name", ["a" * 245, "a" * 300, "org/" + "b" * 300, "é" * 200, "x/" * 3000])
+def test_a_name_that_is_too_long_is_not_found(name):
+    with pytest.raises(ModelNotFoundError, match="no such file or folder") as caught:
+        noiser.load_model(name)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("stem", ["a" * 245, "é" * 120, "日" * 80])
+def test_a_gguf_file_of_a_long_name_is_converted(gguf_file, stem, cache):
+    path = gguf_file.rename(gguf_file.with_name(f"{stem}.gguf"))
+    assert noiser.load_model(path).identity.name == str(path)
+    assert len(left_in(cache)) == 1
 
 
 @pytest.mark.parametrize(
@@ -368,6 +467,40 @@ def test_hash_is_remembered_until_the_file_changes(gguf_file, monkeypatch):
     assert store.file_sha256(gguf_file) != first
 
 
+def test_another_model_copied_over_with_the_same_size_and_time_is_another(gguf_file, tmp_path, llama):
+    noiser.load_model(gguf_file)
+    stat = gguf_file.stat()
+    other = tiny_model("llama").eval()
+    other.lm_head.weight.data.neg_()
+    write_gguf(tmp_path / "other.gguf", other, tiny_tokenizer(bos=False))
+    assert (tmp_path / "other.gguf").stat().st_size == stat.st_size
+    shutil.copyfile(tmp_path / "other.gguf", gguf_file)
+    os.utime(gguf_file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    lm = noiser.load_model(gguf_file)
+    assert lm.identity.revision == store.sha256_of(gguf_file)
+    torch.testing.assert_close(logits(lm.model, [3, 4, 5]), -logits(llama, [3, 4, 5]))
+
+
+def test_a_file_that_changes_while_it_is_converted_is_refused(gguf_file, monkeypatch, cache):
+    convert = conversion.convert
+
+    def slow(path, head, folder):
+        convert(path, head, folder)
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    monkeypatch.setattr(conversion, "convert", slow)
+    with pytest.raises(ModelError, match="changed while it was converted"):
+        noiser.load_model(gguf_file)
+    assert left_in(cache) == []
+
+
+def test_neighbours_of_a_gguf_file_are_not_read(gguf_file, folder):
+    for path in folder.iterdir():
+        shutil.copy(path, gguf_file.parent)
+    (gguf_file.parent / "chat_template.jinja").write_text("{{ 'another model' }}")
+    assert noiser.load_model(gguf_file).tokenizer.chat_template is None
+
+
 def test_damaged_note_of_a_hash_is_ignored(gguf_file, cache):
     first = store.file_sha256(gguf_file)
     (note,) = (cache / "hashes").iterdir()
@@ -405,6 +538,71 @@ def test_corrupt_gguf(gguf_file, cache, harm, says):
     gguf_file.write_bytes(harm(gguf_file.read_bytes()))
     with pytest.raises(ModelError, match=says):
         noiser.load_model(gguf_file)
+    assert left_in(cache) == []
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def _pair(key: str, kind: int, value: bytes) -> bytes:
+    return _text(key) + struct.pack("<I", kind) + value
+
+
+def _tensor(dimensions: list[int], name: str = "a") -> bytes:
+    sizes = struct.pack(f"<{len(dimensions)}Q", *dimensions)
+    return _text(name) + struct.pack("<I", len(dimensions)) + sizes + struct.pack("<IQ", 0, 0)
+
+
+_LLAMA = _pair("general.architecture", 8, _text("llama"))
+_NESTED = struct.pack("<IQ", 9, 1)
+_HOSTILE = {
+    "dimensions": ([_LLAMA], [_tensor([1] * 300)], "a tensor of 300 dimensions"),
+    "huge numbers": ([_LLAMA], [_tensor([2**63] * 200_000)], "a tensor of 200000 dimensions"),
+    "overflow": ([_LLAMA], [_tensor([2**63] * 4)], "expected .* bytes"),
+    "nested arrays": (
+        [_LLAMA, _pair("x", 9, _NESTED * 5000 + struct.pack("<IQ", 0, 0))],
+        [_tensor([8])],
+        "an array of",
+    ),
+    "empty arrays": (
+        [_LLAMA, _pair("x", 9, struct.pack("<IQ", 9, 130_000) + struct.pack("<IQ", 0, 0) * 130_000)],
+        [_tensor([8])],
+        "an array of arrays",
+    ),
+    "many elements": (
+        [_LLAMA, _pair("x", 9, struct.pack("<IQ", 0, 2**23) + bytes(2**23))],
+        [_tensor([8])],
+        "arrays of 8,388,608 elements",
+    ),
+    "a count beyond the file": ([_LLAMA, _pair("x", 9, struct.pack("<IQ", 8, 2**60))], [_tensor([8])], "elements"),
+    "layers": (
+        [_LLAMA, _pair("llama.block_count", 4, struct.pack("<I", 2**31))],
+        [_tensor([8])],
+        "layers and 1 tensors",
+    ),
+    "no dimension": ([_LLAMA], [_tensor([0, 2**63])], "could not be converted"),
+    "twice": ([_LLAMA, _LLAMA], [_tensor([8])], "could not be converted"),
+    "alignment": ([_LLAMA, _pair("general.alignment", 4, struct.pack("<I", 3))], [_tensor([8])], "cannot|could not"),
+    "architecture": (
+        [_pair("general.architecture", 4, struct.pack("<I", 7))],
+        [_tensor([8])],
+        "could not be converted",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _HOSTILE)
+def test_hostile_gguf_is_refused_at_once(tmp_path, cache, kind):
+    pairs, tensors, says = _HOSTILE[kind]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs))
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(head + b"".join([*pairs, *tensors]) + bytes(4096))
+    began = time.process_time()
+    with pytest.raises(ModelError, match=says) as caught:
+        noiser.load_model(path)
+    assert str(path) in str(caught.value)
+    assert time.process_time() - began < 10
     assert left_in(cache) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,3 +129,19 @@ def test_snapped_groups_are_a_partition_into_whole_tokens(text, cuts):
 def test_one_token_a_character_gives_the_words_back(text):
     tokens = [(index, index + 1) for index in range(len(text))]
     assert [group.span for group in snap(text, word_spans(text), tokens)] == word_spans(text)
+
+
+@pytest.mark.parametrize("text", ["." * 40_000 + "x", " " * 40_000 + "x", "a" + "\n" * 40_000 + "x", "a. " * 20_000])
+@pytest.mark.parametrize("segment", [word_spans, sentence_spans])
+def test_long_texts_take_linear_time(segment, text):
+    began = time.process_time()
+    spans = segment(text)
+    assert "".join(text[start:end] for start, end in spans) == text
+    assert time.process_time() - began < 2
+
+
+def test_many_tokens_of_one_word_take_linear_time():
+    began = time.process_time()
+    (group,) = snap("a" * 60_000, [(0, 60_000)], [(at, at + 1) for at in range(60_000)])
+    assert len(group.tokens) == 60_000
+    assert time.process_time() - began < 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from functools import cache
 from itertools import pairwise
 
@@ -10,9 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from noiser.errors import PromptError, TargetError
-from noiser.model.chat import render_chat
+from noiser.model.chat import content_offsets, render_chat
 from noiser.model.offsets import align, join_overlapping, mend
 from noiser.model.text import encode, encode_target, extend, token_texts
+from noiser.model.units import make_units
 from tokenizers_for_tests import SENTENCES, SLOW_TOKENIZERS, TOKENIZERS
 
 ALL = {**TOKENIZERS, **SLOW_TOKENIZERS}
@@ -255,10 +258,11 @@ def test_chat_contents_are_found_whatever_they_are(name, contents):
     messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
     tokenizer = tokenizer_of(name)
     try:
-        text, spans = render_chat(tokenizer, messages)
+        text = render_chat(tokenizer, messages)
     except PromptError:
         assert not "".join(contents).strip()
         return
+    spans = content_offsets(tokenizer, messages, text)
     found = [text[start:end] for start, end in spans]
     assert [form.rstrip() for form in found] == [content.rstrip() for content in contents]
     try:
@@ -301,7 +305,8 @@ def test_chat_continues_the_assistant():
 def test_chat_templates_that_change_contents(template, expected):
     tokenizer = TOKENIZERS["byte_level"]()
     tokenizer.chat_template = template
-    text, spans = render_chat(tokenizer, CHAT)
+    text = render_chat(tokenizer, CHAT)
+    spans = content_offsets(tokenizer, CHAT, text)
     assert [text[start:end] for start, end in spans] == expected
 
 
@@ -337,6 +342,67 @@ def test_chat_templates_that_cannot_be_used(template, message):
 def test_malformed_messages(messages):
     with pytest.raises(PromptError, match="expected"):
         encode(tokenizer_of("byte_level"), messages)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "[" * 100_000,
+        [[[[[[]]]]]],
+        functools.reduce(lambda inner, _: [inner], range(50_000), "a"),
+        [{"role": "user", "content": [{"type": "text", "text": None}]}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": {"text": None}}],
+        [{"role": None, "content": "hello"}],
+    ],
+)
+def test_hostile_chats(prompt):
+    """Deep nesting and parts without text are malformed messages, not another error; nor is "None" an answer."""
+    tokenizer = tokenizer_of("byte_level")
+    if isinstance(prompt, str):
+        assert encode(tokenizer, prompt).text == prompt
+        return
+    with pytest.raises(PromptError, match="expected a list of"):
+        encode(tokenizer, prompt)
+
+
+def test_a_chat_of_many_messages_takes_linear_time():
+    tokenizer = tokenizer_of("byte_level")
+    messages = [{"role": ("user", "assistant")[i % 2], "content": f"{i} plays."} for i in range(4000)]
+    began = time.process_time()
+    encoding = encode(tokenizer, messages)
+    units = make_units(encoding, "sentence")
+    assert time.process_time() - began < 5
+    assert len(encoding.regions) == 4000
+    assert [unit.text for unit in units[-2:]] == ["3998 plays.", "3999 plays."]
+
+
+def test_contents_of_whitespace_take_linear_time():
+    tokenizer = TOKENIZERS["byte_level"]()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '' if 'MARK' in messages[0]['content'] else '!' }}"
+    )
+    began = time.process_time()
+    encoding = encode(tokenizer, [{"role": "user", "content": "sport"}, *[{"role": "user", "content": " "}] * 60])
+    assert encoding.regions[0] == (0, 5)
+    assert time.process_time() - began < 2
+
+
+def test_a_text_that_no_context_holds_is_refused_before_it_is_tokenised(tokenizer, monkeypatch):
+    longest = max(map(len, tokenizer.get_vocab()))
+    encoding = encode(tokenizer, "the sport", context_length=50)
+    assert encoding == encode(tokenizer, "the sport")
+    with pytest.raises(PromptError, match=r"has \d+ tokens; the model can read 1"):
+        encode(tokenizer, "a b", context_length=1)
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: pytest.fail("it was tokenised"))
+    limit = 100 * longest
+    says = (
+        f"has {limit + 1:,} characters; expected at most {limit:,}: the model can read 100 tokens of at most {longest}"
+    )
+    with pytest.raises(PromptError, match=says):
+        encode(tokenizer, "a" * (limit + 1), context_length=100)
+    with pytest.raises(TargetError, match=says):
+        encode_target(tokenizer, encoding, "a" * (limit + 1), context_length=100)
 
 
 @pytest.mark.slow

@@ -30,12 +30,12 @@ _INNER_NUMBER = frozenset(",")  # likewise between two digits
 _SPACE, _WORD, _UNSPACED_CHARACTER, _SYMBOL, _EXTENDER = range(5)
 
 _SENTENCE_END = re.compile(
-    r"""(?P<point>[.!?…؟۔।॥‼⁇⁈⁉]+ [)\]}"'”’»›]*) (?=\s|\Z)  # needs whitespace behind it
+    r"""(?P<point>(?<![.!?…؟۔।॥‼⁇⁈⁉])[.!?…؟۔।॥‼⁇⁈⁉]+ [)\]}"'”’»›]*) (?=\s|\Z)  # needs whitespace behind it
       | (?P<wide>[。！？｡．]+ [)\]}"'”’»›」』）】》]*)            # needs none
-      | (?P<line>\s*? \n)""",
+      | (?P<line>\n)""",
     re.VERBOSE,
 )
-_OPENERS = "([{\"'“‘«‹„¿¡—–- "
+_OPENING = re.compile(r"""\s*[(\[{"'“‘«‹„¿¡—–\- ]*""")
 _ABBREVIATION = re.compile(
     r"""mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e|viz|ca|approx
       | dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d""",
@@ -140,7 +140,8 @@ def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int
         start, end = tokens[index]
         joins = start < covered or (start == covered and groups and owner <= groups[-1][0])
         if groups and joins:
-            groups[-1] = (max(owner, groups[-1][0]), [*groups[-1][1], index])
+            groups[-1][1].append(index)
+            groups[-1] = (max(owner, groups[-1][0]), groups[-1][1])
         else:
             groups.append((owner, [index]))
         covered = max(covered, end)
@@ -173,10 +174,14 @@ def _partition(text: str, starts: Sequence[int]) -> list[tuple[int, int]]:
         return []
     cuts = [0]
     visible_end = len(text.rstrip())
+    previous = previous_cut = 0
     for start in starts:
         cut = start
-        while cut > cuts[-1] and text[cut - 1].isspace():
+        while cut > previous and text[cut - 1].isspace():
             cut -= 1
+        if cut == previous:  # nothing but whitespace since the start before
+            cut = previous_cut
+        previous, previous_cut = start, cut
         if cuts[-1] < cut < visible_end and text[cuts[-1] : cut].strip():
             cuts.append(cut)
     return list(zip(cuts, [*cuts[1:], len(text)], strict=True))
@@ -222,7 +227,8 @@ def _kind(character: str) -> int:
 
 def _ends_sentence(text: str, start: int, end: int) -> bool:
     """Whether the marks at `start` to `end` end a sentence, judged by the word before and the character behind."""
-    following = text[end:].lstrip().lstrip(_OPENERS)[:1]
+    opened = _OPENING.match(text, end)
+    following = text[opened.end() : opened.end() + 1] if opened else ""
     if following.islower():
         return False
     if text[start:end] != ".":

@@ -61,7 +61,8 @@ class ModelIdentity(NamedTuple):
 
     Attributes:
         name: built-in name, hub id, path, or the class name of a model the caller wrapped.
-        revision: commit on the hub, sha256 of a file, or None where neither is known.
+        revision: commit on the hub; sha256 of a GGUF file, or of all files that a folder's model is loaded from; None
+            where neither is known.
         dtype: for example "float32".
         architecture: class name of the model.
     """

@@ -193,7 +193,7 @@ class _Run:
             except Exception as error:
                 shared.reraise(error)
                 columns[name] = error
-        return _Item(att, dataclasses.replace(case, cache={}), columns)  # without what it remembers
+        return _Item(att, dataclasses.replace(case, cache={}, prepared={}), columns)  # without what it remembers
 
     def take(self, item: Item, measured: _Item) -> None:
         """Notes what was measured of an item, or why it has no attribution."""

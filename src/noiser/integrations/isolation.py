@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noiser.model.turns import turn
+from noiser.model.runtime import model_lock
 
 __all__ = ["Pause", "copied_tokenizer", "seeded", "twin"]
 
@@ -26,7 +26,7 @@ def twin(model: Any) -> Any:
     Memory holds the weights once: the twin's parameters are views that need no gradient. Weights of a special class,
     such as quantised ones, are shared as they are.
     """
-    with turn(model):
+    with model_lock(model):
         return _copied(model)
 
 

@@ -16,8 +16,8 @@ from noiser.judges.matching import normal_form
 from noiser.judges.parsing import Reading, parse_reply
 from noiser.judges.prompts import PAPER_V1, WORDS_V1, render
 from noiser.judges.protocol import JudgeRequest, Usage, Verdict
+from noiser.model.checkpoint import quiet_transformers
 from noiser.model.language_model import LanguageModel
-from noiser.model.quiet import quiet_transformers
 from noiser.model.text import encode
 from noiser.spans import word_spans
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
-from noiser.model.compiled import uncompiled
-
-if TYPE_CHECKING:
-    from noiser.model.language_model import LanguageModel
+from noiser.model.prefix import CausalModel
+from noiser.model.runtime import uncompiled
 
 __all__ = ["Attention", "attention_implementation", "attention_maps", "eager_attention"]
 
@@ -23,7 +21,7 @@ class Attention(NamedTuple):
 
     Attributes:
         maps: the attention weights of each layer that has attention, first to last, averaged over heads, float32.
-            Row i holds what position i attends to: zero behind i, and outside the window of a layer that slides.
+            Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
         logits: [positions, vocab], float32.
     """
 
@@ -31,7 +29,7 @@ class Attention(NamedTuple):
     logits: Float[Tensor, "positions vocab"]
 
 
-def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Attention:
+def attention_maps(lm: CausalModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Attention:
     """Attention weights, and the logits at some positions; the model is switched to eager attention for this one pass.
 
     Raises:
@@ -45,14 +43,14 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positio
     return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0])
 
 
-def _eager_pass(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Any:
+def _eager_pass(lm: CausalModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Any:
     with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, len(token_ids)):
         return lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
 
 
 @contextlib.contextmanager
 def _heads_averaged(model: Any, length: int) -> Generator[None]:
-    """Attention weights leave their layer averaged over heads, so that memory holds one map a layer, not one a head."""
+    """Attention weights leave their layer averaged over heads, so that memory holds one map per layer, not per head."""
 
     def average(_module: Any, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, tuple):
@@ -62,7 +60,7 @@ def _heads_averaged(model: Any, length: int) -> Generator[None]:
             return None
         return (first, rest[0].float().mean(1, keepdim=True), *rest[1:])
 
-    # First in line: before the hooks that collect the weights.
+    # Prepended: before the hooks that collect the weights.
     handles = [module.register_forward_hook(average, prepend=True) for module in model.modules()]
     try:
         yield
@@ -71,7 +69,7 @@ def _heads_averaged(model: Any, length: int) -> Generator[None]:
             handle.remove()
 
 
-def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
+def _no_attention(lm: CausalModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
     kind = type(lm.model).__name__
     if shapes:
         return UnsupportedModelError(
@@ -116,13 +114,13 @@ def attention_implementation(model: Any, name: str) -> Generator[None]:
 
 
 def _configs(model: Any) -> list[Any]:
-    """Every configuration that the model's modules read, sub-configurations included, each once."""
-    found: dict[int, Any] = {}
+    """Every configuration that the model's modules read, sub-configurations included, one entry per object."""
+    configs: dict[int, Any] = {}
     waiting = [module.config for module in model.modules() if hasattr(module, "config")]
     while waiting:
         config = waiting.pop()
-        if id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+        if id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
             continue
-        found[id(config)] = config
+        configs[id(config)] = config
         waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return list(found.values())
+    return list(configs.values())

@@ -1,4 +1,4 @@
-"""Chat messages to the text that the model reads, and where each message's content stands in it."""
+"""Chat messages to the text that the model reads, and the position of each message's content in it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import PromptError
+from noiser.model.offsets import Offset
 
-__all__ = ["render_chat"]
+__all__ = ["content_offsets", "render_chat"]
 
 _EXPECTED = 'expected a list of {"role": ..., "content": "..."} with contents that are text'
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
-    """Renders messages with the tokenizer's chat template.
+def render_chat(tokenizer: Any, messages: Sequence[Any]) -> str:
+    """The text of a chat by the tokenizer's chat template.
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
 
@@ -22,13 +23,8 @@ def render_chat(tokenizer: Any, messages: Sequence[Any]) -> tuple[str, list[tupl
         tokenizer: a Hugging Face tokenizer with a chat template.
         messages: the chat, oldest first.
 
-    Returns:
-        The rendered text, and (start, end) of each message's content in it, in order; a content that the
-        template leaves out has none.
-
     Raises:
-        PromptError: malformed messages, no template, one that refuses the messages, or one that rewrites a content so
-            that it cannot be found again.
+        PromptError: malformed messages, no template, or one that refuses the messages.
     """
     _check(messages)
     if not getattr(tokenizer, "chat_template", None) and not hasattr(tokenizer, "mode"):
@@ -37,14 +33,23 @@ def render_chat(tokenizer: Any, messages: Sequence[Any]) -> tuple[str, list[tupl
             "instruction-tuned model. Give the prompt as one string, or set tokenizer.chat_template."
         )
     try:
-        text = _render(tokenizer, messages)
+        return _render(tokenizer, messages)
     except Exception as error:  # templates raise whatever their authors chose
+        roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(
-            f"The chat template refuses these messages: {error}. Roles were "
-            f"{', '.join(repr(message['role']) for message in messages)}; see the model's page for what it accepts."
+            f"The chat template refuses these messages: {error}. Roles were {roles[:200]}; see the model's page for "
+            "what it accepts."
         ) from error
+
+
+def content_offsets(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str) -> list[Offset]:
+    """(start, end) of each message's content in the rendered text, in order; one that the template omits has none.
+
+    Raises:
+        PromptError: the template rewrites a content so that it cannot be recognised.
+    """
     contents = [message["content"] for message in messages]
-    return text, _by_sentinels(tokenizer, messages, text) or _by_search(contents, text)
+    return _by_sentinels(tokenizer, messages, text) or _by_search(contents, text)
 
 
 def _check(messages: Sequence[Any]) -> None:
@@ -71,39 +76,62 @@ def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def _by_sentinels(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str) -> list[tuple[int, int]] | None:
+def _by_sentinels(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str) -> list[Offset] | None:
     """Renders marks in place of the contents, and puts the contents back; None if that is not the real rendering."""
-    marks = [f"NOISERMARK{index:06d}NOISERMARK" for index in range(len(messages))]
     try:
-        marked = _render(tokenizer, [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)])
+        marked = _render(tokenizer, [{**m, "content": f"NOISERMARK{i:06d}NOISERMARK"} for i, m in enumerate(messages)])
     except Exception:  # a template that looks into contents
         return None
-    pieces = re.split(f"({'|'.join(marks)})", marked)
-    pattern = ""
-    for index, piece in enumerate(pieces):
-        if index % 2:
-            raw = messages[marks.index(piece)]["content"]
-            forms = dict.fromkeys((raw, raw.strip(), raw.rstrip(), raw.lstrip()))
-            pattern += f"({'|'.join(re.escape(form) for form in forms)})"
-        else:
-            pattern += re.escape(piece)
-    match = re.fullmatch(pattern, text)
-    return [match.span(group) for group in range(1, len(pieces) // 2 + 1)] if match else None
+    pieces = re.split(r"NOISERMARK(\d{6,})NOISERMARK", marked)
+    forms: list[Sequence[str]] = [(piece,) for piece in pieces]
+    for index in range(1, len(pieces), 2):
+        content = messages[int(pieces[index])]["content"]
+        forms[index] = list(dict.fromkeys((content, content.strip(), content.rstrip(), content.lstrip())))
+    ends = _match(forms, text)
+    return None if ends is None else [(ends[index - 1], ends[index]) for index in range(1, len(pieces), 2)]
 
 
-def _by_search(contents: Sequence[str], text: str) -> list[tuple[int, int]]:
-    """Looks for the contents one after the other."""
-    found: list[tuple[int, int]] = []
+def _match(forms: Sequence[Sequence[str]], text: str) -> list[int] | None:
+    """Where each part of a text ends, the first of its forms that lead to the text's end; None if none do.
+
+    Each part is tried only once at each position, so it takes linear time where a regular expression may not.
+    """
+    ends: list[int] = []
+    waiting = [iter(forms[0])]
+    tried: set[tuple[int, int]] = set()
+    while waiting:
+        start = ends[-1] if ends else 0
+        form = next((form for form in waiting[-1] if text.startswith(form, start)), None)
+        if form is None:
+            waiting.pop()
+            ends[-1:] = []
+            continue
+        end = start + len(form)
+        if len(waiting) == len(forms):
+            if end == len(text):
+                return [*ends, end]
+        elif (len(waiting), end) not in tried:
+            tried.add((len(waiting), end))
+            ends.append(end)
+            waiting.append(iter(forms[len(waiting)]))
+    return None
+
+
+def _by_search(contents: Sequence[str], text: str) -> list[Offset]:
+    """The contents as they follow one another in the text."""
+    offsets: list[Offset] = []
     position = 0
     for index, content in enumerate(contents):
-        form = content if text.find(content, position) >= 0 else content.strip()
-        start = text.find(form, position)
+        start = text.find(content, position)
+        if start < 0:
+            content = content.strip()
+            start = text.find(content, position)
         if start < 0:
             raise PromptError(
                 f"The chat template rewrites the content of message {index}, {content[:40]!r}, so that it cannot "
                 "be found in what the model reads; expected it unchanged. Remove what the template rewrites, or "
                 "render the chat yourself and give it as one string."
             )
-        position = start + len(form)
-        found.append((start, position))
-    return found
+        position = start + len(content)
+        offsets.append((start, position))
+    return offsets

@@ -1,7 +1,6 @@
 """A causal language model behind the few operations that attribution needs.
 
-Nothing is done by the name of an architecture: the embedding's constant factor, what the cache can do and
-which arguments `forward` takes are found by looking at the model or by measuring it.
+What a model can do is not known by the name of its architecture: it is measured (`noiser.model.capabilities`).
 """
 
 from __future__ import annotations
@@ -9,34 +8,32 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from noiser.errors import NumericalError, UnsupportedModelError
-from noiser.model.compiled import uncompiled
-from noiser.model.memory import is_out_of_memory
-from noiser.model.packing import can_pack
-from noiser.model.prefix import Prefix, agree, can_reuse_prefix
+from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
+from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
-from noiser.model.turns import measured, turn
+from noiser.model.runtime import evaluation_mode, model_lock, uncompiled
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["LanguageModel", "dtype_name", "wrap"]
+__all__ = ["LanguageModel", "check_finite", "dtype_name", "wrap"]
 
 
 class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
 
-    Both objects are left exactly as they were: no weight, flag, setting or special token is changed for
-    longer than a pass. Threads may share a model: their passes take turns. Do not run the model itself meanwhile.
+    Both objects are left exactly as they were: no weight, flag, setting or special token is changed for longer than a
+    pass. Threads may share a model: a lock keeps their passes apart. Do not run the model itself meanwhile.
 
     Args:
         model: a decoder-only Hugging Face model with a language-modelling head.
@@ -62,6 +59,7 @@ class LanguageModel:
         self.tokenizer: Any = tokenizer
         self.identity = identity or _identity_of(model)
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
+        self._capabilities: Capabilities | None = None
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -73,7 +71,7 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where the input embeddings are, and so where token ids and embeddings must be sent."""
-        device = _table_of(self._embedding).device
+        device = embedding_table(self._embedding).device
         if device.type == "meta":  # offloaded by accelerate: its hook knows where the module runs
             device = torch.device(self._embedding._hf_hook.execution_device)  # pyright: ignore
         return device
@@ -86,12 +84,12 @@ class LanguageModel:
     @property
     def embedding_dim(self) -> int:
         """Length of one row of the embedding table, d."""
-        return _table_of(self._embedding).shape[1]
+        return embedding_table(self._embedding).shape[1]
 
     @property
     def vocabulary_size(self) -> int:
         """How many tokens the model can read and, padded rows included, predict."""
-        return _table_of(self._embedding).shape[0]
+        return embedding_table(self._embedding).shape[0]
 
     @property
     def context_length(self) -> int | None:
@@ -99,89 +97,54 @@ class LanguageModel:
         length = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
 
-    @cached_property
-    def embedding_scale(self) -> float:
-        """The constant factor that the embedding module puts on the rows of its table, found by measuring.
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the model can do, measured once; a measurement that is interrupted leaves nothing behind."""
+        with model_lock(self.model):
+            if self._capabilities is None:
+                self._capabilities = measure_capabilities(self)
+            return self._capabilities
 
-        Gemma's is sqrt(d); most models' is 1. Noise and masks are applied to rows of the table, so that they mean
-        the same in every family: what is fed to the model is `scale * (row + noise)`.
-        """
-        from accelerate.utils import align_module_device
-
-        with torch.no_grad(), align_module_device(self._embedding):  # a table that is offloaded is brought in
-            table = _table_of(self._embedding)
-            ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
-            rows, out = functional.embedding(ids, table).cpu().double(), self._embedding(ids).cpu().double()
-        if rows.shape != out.shape or not rows.any():
-            return 1.0
-        scale = float((rows * out).sum() / (rows * rows).sum())
-        return scale if torch.allclose(out, scale * rows, rtol=2e-2, atol=1e-6) else 1.0
-
-    def reuses_prefix(self, length: int) -> bool:
-        """Whether a cached prefix gives what the whole sequence gives, for sequences of so many tokens at most."""
-        return self._reuses_prefix and length <= (self._turning_length or length)
-
-    @measured
-    def packs(self) -> bool:
-        """Whether sequences of different lengths can run end to end in one pass; measured once on eight tokens."""
-        with self.running():
-            return (
-                self._reuses_prefix
-                and self._turning_length is None
-                and can_pack(self, self.embed(self._eight_tokens()))
-            )
-
-    @measured
-    def _reuses_prefix(self) -> bool:
-        with self.running():
-            return can_reuse_prefix(self, self.embed(self._eight_tokens()))
+    @capabilities.setter
+    def capabilities(self, value: Capabilities) -> None:
+        self._capabilities = value
 
     @property
-    def _turning_length(self) -> int | None:
-        """The longest pass whose positions are encoded as in short ones; None where its length does not matter.
+    def embedding_scale(self) -> float:
+        """The constant factor that the embedding module puts on the rows of its table, such as Gemma's sqrt(d).
 
-        Some rotary embeddings, such as Phi-3's for long contexts, turn all tokens of a pass by its largest position.
+        Noise and masks are applied to rows of the table, so that they mean the same in every family: what is fed to the
+        model is `scale * (row + noise)`.
         """
-        config = self.model.config.get_text_config()
-        parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-        kinds = [parameters, *(kind for kind in parameters.values() if isinstance(kind, Mapping))]
-        lengths = [
-            kind.get("original_max_position_embeddings") or self.context_length
-            for kind in kinds
-            if kind.get("rope_type") in ("longrope", "dynamic")
-        ]
-        return min((length for length in lengths if length), default=None)
+        return self.capabilities.embedding_scale
 
-    def _eight_tokens(self) -> Int[Tensor, " length"]:
-        return torch.linspace(1, self.vocabulary_size - 1, 8).long()
+    @property
+    def packs(self) -> bool:
+        """Whether sequences of different lengths can run end to end in one pass; set it to False to prevent it."""
+        return self.capabilities.packs
+
+    @packs.setter
+    def packs(self, value: bool) -> None:
+        self.capabilities = replace(self.capabilities, packs=value)
+
+    def reuses_prefix(self, length: int) -> bool:
+        """Whether a cached prefix gives what the whole sequence gives, for sequences of up to `length` tokens."""
+        return self.capabilities.reuses_prefix and length <= (self.capabilities.longest_pass or length)
 
     def check_embeddings(self) -> None:
-        """Raises UnsupportedModelError when the model reads more of its tokens than their embeddings; measured once."""
-        if not self._reads_embeddings:
+        """Raises UnsupportedModelError when the model reads more of its tokens than their embeddings."""
+        if not self.capabilities.reads_embeddings:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} does not predict from embeddings what it predicts from their tokens, as "
                 "models with embeddings of their own in every layer do; expected one that reads its input embeddings "
                 "alone: what is measured here would be another function. Take another model."
             )
 
-    @measured
-    def _reads_embeddings(self) -> bool:
-        ids = self._eight_tokens().to(self.device)[None]
-        with self.running(), uncompiled(self.model):  # one look is not worth compiling for
-            expected = self.model(input_ids=ids, use_cache=False).logits.float()
-            try:
-                found = self.model(inputs_embeds=self.embed(ids), use_cache=False).logits.float()
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                return False
-        return not bool(expected.isfinite().all()) or agree(found, expected, self.dtype)  # damage is told elsewhere
-
     @property
     def _is_spread(self) -> bool:
         """Whether a device map puts the model's layers on several devices."""
-        places: Mapping[str, Any] = getattr(self.model, "hf_device_map", None) or {}
-        return len({str(place) for place in places.values()}) > 1
+        devices: Mapping[str, Any] = getattr(self.model, "hf_device_map", None) or {}
+        return len({str(device) for device in devices.values()}) > 1
 
     @cached_property
     def _forward_parameters(self) -> frozenset[str]:
@@ -189,18 +152,16 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def running(self, *, gradients: bool = False) -> Generator[None]:
-        """Evaluation mode, without gradients unless asked for; what was there before comes back afterwards.
-
-        Threads that share the model come in one after the other.
+        """Holds the model's lock, in evaluation mode, without gradients unless wanted; restores settings afterwards.
 
         Without gradients, linear layers run as fast as this processor can, and in half precision the logits of the
         tokens that compete are not rounded to it (`noiser.model.products`). With gradients, what `torch.compile` has
-        compiled runs as it is written: methods put rules of their own in place of some gradients.
+        compiled runs eagerly: methods replace some gradients by their own rules.
         """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(turn(self.model))
+            stack.enter_context(model_lock(self.model))
             stack.enter_context(torch.inference_mode(False))  # a caller's would leave no way back for gradients
-            stack.enter_context(_evaluating(self.model))
+            stack.enter_context(evaluation_mode(self.model))
             stack.enter_context(torch.set_grad_enabled(gradients))
             if gradients:
                 stack.enter_context(uncompiled(self.model))
@@ -226,7 +187,7 @@ class LanguageModel:
         Args:
             embeddings: [batch, length, dim], in the space of `embed`, any float type.
             positions: indices into `length` whose logits are wanted; the head runs only there.
-            prefix: keys and values of what stands before the embeddings; it grows by them.
+            prefix: keys and values of what comes before the embeddings; it grows by them.
             options: passed on to the model, such as `position_ids`.
         """
         return self.output(embeddings, positions=positions, prefix=prefix, **options).logits
@@ -296,28 +257,6 @@ def wrap(
     return LanguageModel(model, tokenizer, batch_tokens=batch_tokens)
 
 
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _table_of(embedding: nn.Module) -> Tensor:
-    table = getattr(embedding, "weight", None)
-    if not isinstance(table, Tensor):
-        raise UnsupportedModelError(
-            f"The input embedding is a {type(embedding).__name__} without a weight table; expected an nn.Embedding. "
-            "Noise is defined on rows of that table."
-        )
-    return table
-
-
 def _check_is_causal(model: Any) -> None:
     kind = type(model).__name__
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -345,8 +284,8 @@ def _identity_of(model: Any) -> ModelIdentity:
 def dtype_name(model: PreTrainedModel) -> str:
     """The type of a model's embeddings, such as "float32"; and how it is quantised, such as "float32, torchao".
 
-    The scheme is the one in the model's configuration; where a library has quantised the model behind it, the
-    classes of its weights.
+    The scheme is the one in the model's configuration; where a library has quantised the model without
+    it, the classes of its weights.
     """
     settings: Any = getattr(model.config, "quantization_config", None) or {}
     method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from noiser.errors import ModelError, ModelNotFoundError
-from noiser.model.catalog import BUILT_IN
-from noiser.model.checkpoint import Dtype, Options, load_checkpoint
-from noiser.model.conversion import Converted, convert_built_in, convert_file
+from noiser.model.catalog import BUILT_IN, Weights
+from noiser.model.checkpoint import Dtype, Options, choose_device, choose_dtype, load_checkpoint
+from noiser.model.conversion import Converted, built_in_entry
+from noiser.model.language_model import LanguageModel, dtype_name
+from noiser.model.store import checkpoint_state, file_sha256, folder_sha256
 from noiser.types import ModelIdentity
 
-if TYPE_CHECKING:
-    from noiser.model.language_model import LanguageModel
+__all__ = ["load_model"]
 
-__all__ = ["load_model", "load_parts"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+class _Loaded(NamedTuple):
+    name: str
+    model: Any
+    tokenizer: Any
+    revision: str | None
 
 
 def load_model(
@@ -53,37 +56,68 @@ def load_model(
         DependencyError: a package is missing; the message has the command that installs it.
         ParameterError: a dtype or device that does not exist.
     """
-    from noiser.model.language_model import LanguageModel
-
+    chosen = choose_device(device, device_map)
     options = Options(
-        dtype=dtype,
-        device=device,
+        dtype=choose_dtype(dtype, chosen),
+        device=chosen,
         device_map=device_map,
         revision=revision,
         trust_remote_code=trust_remote_code,
         attn_implementation=attn_implementation,
     )
-    model, tokenizer, identity = load_parts(name_or_path, options)
+    name, model, tokenizer, known_revision = _load(name_or_path, options)
+    identity = ModelIdentity(name, known_revision, dtype_name(model), type(model).__name__)
     return LanguageModel(model, tokenizer, identity=identity)
 
 
-def load_parts(name_or_path: str | os.PathLike[str], options: Options) -> tuple[Any, Any, ModelIdentity]:
-    """The model, the tokenizer and their identity. Arguments and errors: see `load_model`."""
+def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
     name = os.fspath(name_or_path)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
     if name in BUILT_IN:
-        return _load_converted(name, convert_built_in(BUILT_IN[name]), options)
-    if path.is_dir() and name.strip():
-        folder = str(path.resolve())
-        return _with_identity(folder, *load_checkpoint(folder, options, local_only=True))
-    if path.is_file():
-        return _load_converted(str(path.resolve()), convert_file(path.resolve()), options)
-    if isinstance(name_or_path, os.PathLike) or not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
+        return _load_converted(name, built_in_entry(BUILT_IN[name]), options)
+    if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
+        return _load_folder(path.resolve(), options)
+    if os.path.isfile(path):  # noqa: PTH113
+        path = path.resolve()
+        return _load_converted(str(path), Converted(path.stem, Weights(path=path), file_sha256(path)), options)
+    if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
         raise _not_found(name, "there is no such file or folder.")
     return _load_from_hub(name, options)
 
 
-def _load_from_hub(name: str, options: Options) -> tuple[Any, Any, ModelIdentity]:
+def _load_folder(folder: Path, options: Options) -> _Loaded:
+    before = checkpoint_state(folder)
+    model, tokenizer = load_checkpoint(str(folder), options, local_only=True)
+    revision = folder_sha256(folder)
+    if checkpoint_state(folder) != before:
+        raise ModelError(f"{folder} was changed while it was loaded; expected files at rest. Load it again.")
+    return _Loaded(str(folder), model, tokenizer, revision)
+
+
+def _load_converted(name: str, converted: Converted, options: Options) -> _Loaded:
+    converted.ensure()
+    folder = str(converted.folder)
+    try:
+        parts = load_checkpoint(folder, options, local_only=True)
+    except ModelError:
+        if not converted.is_damaged():
+            raise
+        converted.ensure(rebuild=True)
+        parts = load_checkpoint(folder, options, local_only=True)
+    return _Loaded(name, *parts, converted.sha256)
+
+
+def _is_hub_id(name: str) -> bool:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _load_from_hub(name: str, options: Options) -> _Loaded:
     cached = _commit(name, options.revision) is not None
     near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.75)
     if near and "/" not in name and not cached:
@@ -95,27 +129,7 @@ def _load_from_hub(name: str, options: Options) -> tuple[Any, Any, ModelIdentity
         parts = load_checkpoint(name, options, local_only=not online)
     except ModelNotFoundError as error:
         raise _not_found(name, str(error)) from error
-    return _with_identity(name, *parts, revision=_commit(name, options.revision))
-
-
-def _load_converted(name: str, converted: Converted, options: Options) -> tuple[Any, Any, ModelIdentity]:
-    folder = str(converted.folder)
-    try:
-        parts = load_checkpoint(folder, options, local_only=True)
-    except ModelError:
-        if not converted.is_damaged():
-            raise
-        converted.ensure(rebuild=True)
-        parts = load_checkpoint(folder, options, local_only=True)
-    return _with_identity(name, *parts, revision=converted.sha256)
-
-
-def _with_identity(
-    name: str, model: Any, tokenizer: Any, revision: str | None = None
-) -> tuple[Any, Any, ModelIdentity]:
-    from noiser.model.language_model import dtype_name
-
-    return model, tokenizer, ModelIdentity(name, revision, dtype_name(model), type(model).__name__)
+    return _Loaded(name, *parts, _commit(name, options.revision))
 
 
 def _commit(name: str, revision: str | None) -> str | None:
@@ -144,7 +158,8 @@ def _hub_answers() -> bool:
 
 
 def _not_found(name: str, why: str) -> ModelNotFoundError:
+    short = name if len(name) <= 200 else f"{name[:200]}..."
     return ModelNotFoundError(
-        f"Cannot find the model {name!r}: {why} Expected a built-in name ({', '.join(BUILT_IN)}), a local folder with "
+        f"Cannot find the model {short!r}: {why} Expected a built-in name ({', '.join(BUILT_IN)}), a local folder with "
         "config.json, a .gguf file, or the id of a model on the Hugging Face hub (needs the network)."
     )

@@ -1,11 +1,12 @@
-"""Character spans of tokens: mended where a tokenizer leaves holes, and found where it gives none."""
+"""Character spans of tokens: mended where a tokenizer leaves holes, and computed where it gives none."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
-__all__ = ["Offset", "align", "common_length", "cover", "join_overlapping", "mend", "offsets_by_decoding", "owner_of"]
+__all__ = ["Offset", "align", "common_length", "cover", "join_overlapping", "mend", "offsets_by_decoding"]
 
 Offset = tuple[int, int]
 """(start, end) of a token in characters of the text."""
@@ -14,17 +15,17 @@ Offset = tuple[int, int]
 def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
     """Makes the tokens of a region cover it without holes.
 
-    Characters that no token claims (trimmed whitespace, characters that a normaliser drops) go to the token behind
-    them, at the end of the region to the last one. A token without characters takes the hole before it, if
-    there is one: a trimmed token of whitespace gets its whitespace back. Otherwise it shares the characters of the
-    token behind it, as a lone SentencePiece prefix space does.
+    Characters that no token claims (trimmed whitespace, characters that a normaliser drops) go to the token after
+    them, at the end of the region to the last one. A token without characters takes the hole before it, if there is
+    one: a trimmed token of whitespace gets its whitespace back. Otherwise it shares the characters of the token after
+    it, as a lone SentencePiece prefix space does.
 
     Args:
         offsets: what the tokenizer says, in token order; they may leave the region, overlap or be out of order.
         region: (start, end) of the characters that these tokens stand for.
 
     Returns:
-        One offset a token. Starts and ends never decrease; the first start and the last end are the region's;
+        One offset per token. Starts and ends never decrease; the first start and the last end are the region's;
         each token starts at or before the end of those before it. No token is empty unless the region is.
     """
     first, last = region
@@ -40,40 +41,30 @@ def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
         start, covered = begin, end
     if covered < last and mended:  # what is left over at the end
         mended[-1] = (mended[-1][0] if mended[-1] else covered, last)
-    behind = next((offset for offset in reversed(mended) if offset), region)
+    following = next((offset for offset in reversed(mended) if offset), region)
     for index in range(len(mended) - 1, -1, -1):
-        behind = mended[index] = mended[index] or behind
+        following = mended[index] = mended[index] or following
     return [offset or region for offset in mended]
-
-
-def owner_of(token: Offset, contents: Sequence[Offset]) -> int | None:
-    """Which content more than half of a token's characters are in; None where that is the template."""
-    start, end = token
-    for index, (first, last) in enumerate(contents):
-        if 2 * (min(end, last) - max(start, first)) > end - start or first <= start == end <= last:
-            return index
-    return None
 
 
 def cover(
     offsets: Sequence[Offset], special: Sequence[bool], contents: Sequence[Offset]
 ) -> tuple[list[Offset], list[Offset], list[bool]]:
-    """Divides contents at the special tokens in them, and mends the tokens of each part.
+    """Divides contents at the special tokens in them, and mends the tokens of each part, in linear time.
 
     Args:
         offsets: of all tokens.
         special: whether each token is a special one.
-        contents: (start, end) of the user's own text, in order.
+        contents: (start, end) of the user's own text, ascending and disjoint.
 
     Returns:
         The parts of the contents that some token stands for; the offsets of all tokens, mended in these parts; and
         which tokens are frozen: all that are in none.
     """
     parts: list[tuple[Offset, list[int]]] = []
-    owners = [owner_of(offset, contents) for offset in offsets]
-    for content, (first, last) in enumerate(contents):
+    for (first, last), members in zip(contents, _members(offsets, contents), strict=True):
         start, run = first, list[int]()
-        for index in (i for i, owner in enumerate(owners) if owner == content):
+        for index in members:
             token_start, token_end = offsets[index]
             if not special[index]:
                 run.append(index)
@@ -87,6 +78,20 @@ def cover(
         for index, offset in zip(run, mend([offsets[i] for i in run], part), strict=True):
             mended[index], frozen[index] = offset, False
     return [part for part, _ in parts], mended, frozen
+
+
+def _members(offsets: Sequence[Offset], contents: Sequence[Offset]) -> list[list[int]]:
+    """For each content, the tokens that have more than half of their characters in it; empty tokens, by their place."""
+    members: list[list[int]] = [[] for _ in contents]
+    ends = [last for _, last in contents]
+    for index, (start, end) in enumerate(offsets):
+        content = bisect_left(ends, start) if start == end else bisect_right(ends, (start + end) / 2)
+        if content == len(contents):
+            continue
+        first, last = contents[content]
+        if (first <= start) if start == end else 2 * (min(end, last) - max(start, first)) > end - start:
+            members[content].append(index)
+    return members
 
 
 def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:
@@ -107,7 +112,7 @@ def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:
 
 
 def offsets_by_decoding(decode: Callable[[int], str], count: int) -> tuple[str, list[Offset]]:
-    """Finds the characters of tokens by decoding ever more of them.
+    """The text of some tokens, and the offset of each in it, by decoding ever more of them.
 
     Args:
         decode: `decode(n)` is the text of the first n tokens. Where they end inside a character it ends in
@@ -143,12 +148,13 @@ def align(offsets: Sequence[Offset], source: str, text: str) -> list[Offset]:
     Equal stretches map character by character, and so do replaced ones of equal length, such as lower-cased
     letters. Every token that touches another replaced stretch gets all of it.
     """
-    if source == text:
+    folded, typed = source.casefold(), text.casefold()
+    if source == text or (folded == typed and len(source) == len(text) == len(folded)):
         return list(offsets)
     starts, ends = [0] * (len(source) + 1), [len(text)] * (len(source) + 1)
-    matcher = SequenceMatcher(None, source.casefold(), text.casefold(), autojunk=False)
-    if len(source.casefold()) != len(source) or len(text.casefold()) != len(text):
-        matcher = SequenceMatcher(None, source, text, autojunk=False)
+    if len(folded) != len(source) or len(typed) != len(text):
+        folded, typed = source, text
+    matcher = SequenceMatcher(None, folded, typed, autojunk=False)
     for _, i, j, k, m in matcher.get_opcodes():
         one_to_one = j - i == m - k
         for position in range(i, j):

@@ -12,7 +12,7 @@ import contextvars
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,14 +20,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.attention import attention_implementation
-from noiser.model.compiled import opaque
-from noiser.model.memory import is_out_of_memory
-from noiser.model.prefix import Prefix, agree, empty_prefix, joined
+from noiser.model.prefix import CausalModel, Prefix, join_prefixes
+from noiser.model.runtime import opaque
 
-if TYPE_CHECKING:
-    from noiser.model.language_model import LanguageModel
-
-__all__ = ["Branches", "Group", "Packed", "can_pack", "packed_logits"]
+__all__ = ["Branches", "Group", "Layout", "Packed", "packed_logits", "run_packed"]
 
 NAME = "noiser_packed"
 
@@ -40,7 +36,7 @@ BLOCK_KEYS = 2**15
 """The most keys of a block's tiles together: they are copied side by side."""
 
 TILE = 256
-"""The most tokens of a tile: none is compared with what is behind its tile, or before its tile's window."""
+"""The most tokens of a tile: none is compared with what is after its tile, or before its tile's window."""
 
 MASKS = 2**24
 """The most numbers in the masks that are kept from layer to layer; others are made anew."""
@@ -97,10 +93,10 @@ class Packed(NamedTuple):
     prefix: Prefix
 
 
-class _Place(NamedTuple):
+class _Segment(NamedTuple):
     """Where a group lies: `copies` sequences of `length` tokens from `offset` in the packed sequence.
 
-    The clean sequence's first `cached` positions are the keys from `base` on, those behind them from `clean` on.
+    The clean sequence's first `cached` positions are the keys from `base` on, those after them from `clean` on.
     """
 
     start: int
@@ -113,9 +109,9 @@ class _Place(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Neighbouring tokens of the sequences of a place: positions `first` to `stop`, which see keys from `oldest` on."""
+    """Neighbouring tokens of a segment's sequences: positions `first` to `stop`, which see keys from `oldest` on."""
 
-    place: _Place
+    segment: _Segment
     first: int
     stop: int
     oldest: int
@@ -134,21 +130,21 @@ class _Block(NamedTuple):
 
     Attributes:
         queries: [sequences, longest], indices into the packed sequence; short ones repeat their last.
-        own: which of them are no repetitions, as indices into the flattened queries; None for all.
-        keys: [sequences, most], indices into the keys; behind a tile's own they point anywhere.
+        distinct: which of them are not repetitions, as indices into the flattened queries; None for all.
+        keys: [sequences, most], indices into the keys; after a tile's own they point anywhere.
         positions: [sequences, longest] or [1, longest], of the queries.
         key_positions: [sequences, most] or [1, most], positions of the keys.
     """
 
     queries: Int[Tensor, "sequences longest"]
-    own: Int[Tensor, " own"] | None
+    distinct: Int[Tensor, " distinct"] | None
     keys: Int[Tensor, "sequences most"]
     positions: Int[Tensor, "sequences_or_one longest"]
     key_positions: Int[Tensor, "sequences_or_one most"]
 
     def to(self, device: torch.device) -> _Block:
         """The same on a device."""
-        return _Block(*(None if each is None else each.to(device) for each in self))  # pyright: ignore
+        return _Block(*(None if x is None else x.to(device) for x in self))  # pyright: ignore
 
     def seen(self, window: int | None) -> Bool[Tensor, "sequences_or_one longest most"]:
         """Whether a query sees a key."""
@@ -156,25 +152,25 @@ class _Block(NamedTuple):
         return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
-class _Layout:
-    """Where everything lies in the packed sequence and among the keys, and the windows that the layers asked for."""
+class Layout:
+    """Positions in the packed sequence and among the keys, and the windows that the layers asked for."""
 
     def __init__(self, packs: Sequence[Branches], device: torch.device) -> None:
         self.cached = [
             pack.prefix.length if pack.clean else max(group.start for group in pack.groups) for pack in packs
         ]
         self.windows: dict[int, int | None] = {}
-        self.places: list[_Place] = []
+        self.segments: list[_Segment] = []
         offset, base, self._new = 0, 0, sum(self.cached)
         for pack, cached in zip(packs, self.cached, strict=True):
             clean = self._new + offset
             for start, embeddings, _ in pack.groups:
                 count, length = embeddings.shape[:2]
-                self.places.append(_Place(start, count, length, offset, base, cached, clean))
+                self.segments.append(_Segment(start, count, length, offset, base, cached, clean))
                 offset += count * length
             base += cached
         self._device = device
-        self._longest = max(place.start + place.length for place in self.places)
+        self._longest = max(segment.start + segment.length for segment in self.segments)
         self._blocks: dict[int | None, list[_Block]] = {}
         self._masks: dict[tuple[int, int | None, int, str], Tensor] = {}
 
@@ -186,7 +182,7 @@ class _Layout:
         """What attends in one call each in layers with this window."""
         if window not in self._blocks:
             cost = BLOCK_COST.get(self._device.type, OTHER_COST)
-            alike = _alike([tile for place in self.places for tile in _tiles(place, window)], cost)
+            alike = _alike([tile for segment in self.segments for tile in _tiles(segment, window)], cost)
             self._blocks[window] = [_block(tiles, self._new).to(self._device) for tiles in alike]
         return self._blocks[window]
 
@@ -204,17 +200,19 @@ class _Layout:
         return mask
 
 
-def _tiles(place: _Place, window: int | None) -> list[_Tile]:
-    """A place cut along its tokens where it is long, and across its sequences where their keys are too many."""
-    stop = place.start + place.length
-    whole = place.length <= TILE
-    cuts = [] if whole else range((place.start // TILE + 1) * TILE, stop, TILE)  # the same places for all: alike tiles
+def _tiles(segment: _Segment, window: int | None) -> list[_Tile]:
+    """A segment, cut along its tokens where it is long, and across its sequences where their keys are too many."""
+    stop = segment.start + segment.length
+    whole = segment.length <= TILE
+    cuts = [] if whole else range((segment.start // TILE + 1) * TILE, stop, TILE)  # the same cuts for all: alike tiles
     tiles: list[_Tile] = []
-    for first, last in pairwise([place.start, *cuts, stop]):
+    for first, last in pairwise([segment.start, *cuts, stop]):
         oldest = max(0, first + 1 - window) if window else 0
         size = max(1, BLOCK_KEYS // (last - oldest))
-        for copy in range(0, place.copies, size):
-            part = place._replace(copies=min(size, place.copies - copy), offset=place.offset + copy * place.length)
+        for copy in range(0, segment.copies, size):
+            part = segment._replace(
+                copies=min(size, segment.copies - copy), offset=segment.offset + copy * segment.length
+            )
             tiles.append(_Tile(part, first, last, oldest))
     return tiles
 
@@ -222,15 +220,15 @@ def _tiles(place: _Place, window: int | None) -> list[_Tile]:
 def _alike(tiles: Sequence[_Tile], cost: float) -> list[list[_Tile]]:
     """Tiles in blocks of similar sizes, so that what is computed for nothing costs less than one more block."""
     blocks: list[list[_Tile]] = []
-    own = sequences = longest = most = 0
-    for tile in sorted(tiles, key=lambda tile: (tile.queries, tile.keys, tile.place.offset)):
-        alone = (tile.place.copies, tile.queries, tile.keys)
+    useful = sequences = longest = most = 0
+    for tile in sorted(tiles, key=lambda tile: (tile.queries, tile.keys, tile.segment.offset)):
+        alone = (tile.segment.copies, tile.queries, tile.keys)
         together = (sequences + alone[0], max(longest, tile.queries), max(most, tile.keys))
-        wasted = prod(together) - own - prod(alone)
+        wasted = prod(together) - useful - prod(alone)
         if not blocks or wasted > cost or together[0] * together[2] > BLOCK_KEYS:
             blocks.append([])
-            own, together = 0, alone
-        own += prod(alone)
+            useful, together = 0, alone
+        useful += prod(alone)
         sequences, longest, most = together
         blocks[-1].append(tile)
     return blocks
@@ -238,22 +236,22 @@ def _alike(tiles: Sequence[_Tile], cost: float) -> list[list[_Tile]]:
 
 def _block(tiles: Sequence[_Tile], new: int) -> _Block:
     """Tiles that attend in one call; `new` is the index of the first key that is not cached."""
-    counts = torch.tensor([tile.place.copies for tile in tiles])
-    columns = zip(*((*tile.place, tile.first, tile.stop, tile.oldest) for tile in tiles), strict=True)
+    counts = torch.tensor([tile.segment.copies for tile in tiles])
+    columns = zip(*((*tile.segment, tile.first, tile.stop, tile.oldest) for tile in tiles), strict=True)
     start, _, length, offset, base, cached, clean, first, stop, oldest = (
         torch.tensor(values).repeat_interleave(counts)[:, None] for values in columns
     )
     before = torch.cumsum(counts, 0) - counts
     offset = offset + (torch.arange(len(offset)) - before.repeat_interleave(counts))[:, None] * length
-    own = stop - first
-    steps = torch.arange(int(own.max()))
-    positions = first + torch.minimum(steps, own - 1)
+    counted = stop - first
+    steps = torch.arange(int(counted.max()))
+    positions = first + torch.minimum(steps, counted - 1)
     at = oldest + torch.arange(int((stop - oldest).max()))
     keys = torch.where(at < cached, base + at, clean + at - cached)
     keys = torch.where(at < start, keys, new + offset + torch.minimum(at, stop - 1) - start)
     return _Block(
         queries=offset + positions - start,
-        own=None if _same(own) else (steps < own).flatten().nonzero()[:, 0],
+        distinct=None if _same(counted) else (steps < counted).flatten().nonzero()[:, 0],
         keys=keys,
         positions=positions[:1] if _same(positions) else positions,
         key_positions=at[:1] if _same(at) else at,
@@ -264,62 +262,30 @@ def _same(rows: Int[Tensor, "rows some"]) -> bool:
     return bool((rows == rows[:1]).all())
 
 
-_layout: contextvars.ContextVar[_Layout] = contextvars.ContextVar("layout")
+_layout: contextvars.ContextVar[Layout] = contextvars.ContextVar("layout")
 
 
-def packed_logits(lm: LanguageModel, packs: Sequence[Branches]) -> list[Packed]:
+def packed_logits(lm: CausalModel, packs: Sequence[Branches]) -> list[Packed]:
     """Logits of every group's rows of every pack, from one forward pass.
 
-    In every layer the keys and values of all caches stand in front of those of the pass, so that each token's own
-    clean beginning is found wherever it was run.
+    In every layer the keys and values of all caches come before those of the pass, so that each token's clean
+    beginning is there wherever it was run.
     """
-    return _run(lm, packs, _Layout(packs, lm.device))
+    return run_packed(lm, packs, Layout(packs, lm.device))
 
 
-def can_pack(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool:
-    """Whether packed sequences give what whole sequences give, measured; and whether windows are as the cache has them.
-
-    Layers must take their attention from transformers' registry, and tell it their sliding window.
-    """
-    one, other = embeddings, embeddings[2:].flip(0)
-    whole = [lm.logits(x[None], positions=[len(x) - 2, len(x) - 1])[0] for x in (one, other)]
-    try:
-        first = packed_logits(lm, [_trial(one, empty_prefix(lm)), _trial(other, empty_prefix(lm))])
-        packs = [_trial(other, empty_prefix(lm)), _trial(one, first[0].prefix)]
-        layout = _Layout(packs, lm.device)
-        second = _run(lm, packs, layout)
-    except Exception as error:  # any failure means that this architecture does not work so
-        if is_out_of_memory(error):
-            raise
-        return False
-    declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(first[0].prefix.cache.layers)}
-    pairs = [
-        (logits, expected.expand_as(logits))
-        for found, expected in zip([*first, *reversed(second)], [*whole, *whole], strict=True)
-        for logits in found.logits
-    ]
-    return layout.windows == declared and all(agree(*pair, lm.dtype) for pair in pairs)
-
-
-def _trial(embeddings: Float[Tensor, "length dim"], prefix: Prefix) -> Branches:
-    """Unperturbed branches of a sequence, and in front of them the sequence where it is not cached."""
-    length = len(embeddings)
-    shapes = [*([] if prefix.length else [(0, 1)]), (length - 3, 2), (2, 3)]
-    groups = [Group(start, embeddings[start:].expand(n, -1, -1), [length - 2, length - 1]) for start, n in shapes]
-    return Branches(prefix, groups, clean=not prefix.length)
-
-
-def _run(lm: LanguageModel, packs: Sequence[Branches], layout: _Layout) -> list[Packed]:
+def run_packed(lm: CausalModel, packs: Sequence[Branches], layout: Layout) -> list[Packed]:
+    """`packed_logits` with a layout of the caller's, which keeps the windows that the layers named."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, opaque(_attend, lm.model))
     groups = [group for pack in packs for group in pack.groups]
     rows, positions = [], []
-    for group, place in zip(groups, layout.places, strict=True):
-        first = place.offset - place.start
-        rows += [first + s * place.length + row for s in range(place.copies) for row in group.rows]
-        positions.append(torch.arange(place.start, place.start + place.length).repeat(place.copies))
-    cache = joined([pack.prefix for pack in packs], layout.cached)
+    for group, segment in zip(groups, layout.segments, strict=True):
+        first = segment.offset - segment.start
+        rows += [first + s * segment.length + row for s in range(segment.copies) for row in group.rows]
+        positions.append(torch.arange(segment.start, segment.start + segment.length).repeat(segment.copies))
+    cache = join_prefixes([pack.prefix for pack in packs], layout.cached)
     token = _layout.set(layout)
     try:
         with attention_implementation(lm.model, NAME):
@@ -332,13 +298,13 @@ def _run(lm: LanguageModel, packs: Sequence[Branches], layout: _Layout) -> list[
     finally:
         _layout.reset(token)
     parts = iter(logits.split([len(group.embeddings) * len(group.rows) for group in groups]))
-    places = iter(layout.places)
-    found: list[Packed] = []
+    segments = iter(layout.segments)
+    results: list[Packed] = []
     for pack in packs:
-        first, *_ = [next(places) for _ in pack.groups]
+        first, *_ = [next(segments) for _ in pack.groups]
         prefix = pack.prefix.grown(cache, first.clean, first.clean + first.length) if pack.clean else pack.prefix
-        found.append(Packed([next(parts).unflatten(0, (-1, len(group.rows))) for group in pack.groups], prefix))
-    return found
+        results.append(Packed([next(parts).unflatten(0, (-1, len(group.rows))) for group in pack.groups], prefix))
+    return results
 
 
 def _attend(
@@ -364,17 +330,17 @@ def _attend(
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     window = layout.bounding(sliding_window)
     for number, block in enumerate(layout.blocks(window)):
-        queries, own, keys, *_ = block.to(query.device)
+        queries, distinct, keys, *_ = block.to(query.device)
         mask = layout.mask(number, window, repeats, query)
         # Heads that share keys are more queries of one head: no key is copied for them.
         q = query[0].index_select(1, queries.flatten()).view(kv_heads, repeats, *queries.shape, -1)
         q = q.permute(2, 0, 1, 3, 4).flatten(2, 3)
         k, v = (x[0].index_select(1, keys.flatten()).unflatten(1, keys.shape).transpose(0, 1) for x in (key, value))
-        found = _attention(q, k, v, mask, scaling, softcap).unflatten(2, (repeats, -1))
-        found = found.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
-        if own is not None:
-            queries, found = queries.flatten()[own], found[own]
-        out.index_copy_(0, queries.flatten(), found)
+        heads = _attention(q, k, v, mask, scaling, softcap).unflatten(2, (repeats, -1))
+        heads = heads.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        if distinct is not None:
+            queries, heads = queries.flatten()[distinct], heads[distinct]
+        out.index_copy_(0, queries.flatten(), heads)
     return out[None], None
 
 

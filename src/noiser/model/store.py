@@ -1,12 +1,13 @@
-"""The folder of converted models on disk.
+"""Converted models on disk, and the hashes that say which files a model was loaded from.
 
-One folder an entry, named by what it was made from. An entry is built in a temporary folder beside its place and
-renamed when it is complete, so a folder with the final name is always whole; a lock that the operating system frees
-when a process dies lets one process build while the others wait.
+A converted model is one folder, named by what it was made from. It is built in a temporary folder and renamed when it
+is complete, so a folder with the final name is always whole; a lock that the operating system frees when a process dies
+lets one process build while the others wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -14,14 +15,26 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from noiser.cache import cache_root, only_process, sha256_of
 from noiser.errors import CacheError
+from noiser.files import write_text
 
-__all__ = ["FORMAT", "build_entry", "cache_root", "entry_path", "file_sha256", "is_whole", "sha256_of"]
+__all__ = [
+    "FORMAT",
+    "build_entry",
+    "cache_errors",
+    "cache_root",
+    "checkpoint_state",
+    "entry_path",
+    "file_sha256",
+    "folder_sha256",
+    "is_disk_error",
+    "is_whole",
+    "sha256_of",
+]
 
 FORMAT = 1
 """Raised whenever a conversion would write something else than before."""
@@ -29,30 +42,75 @@ FORMAT = 1
 _MANIFEST = "noiser.json"
 
 
+_LONGEST_NAME = 180
+"""Bytes of a model's name in that of its folder: file systems take 255, of which hash and suffixes need some."""
+
+_NOT_LOADED = ("*.md", "*.log", "optimizer*", "scheduler*", "rng_state*", "trainer_state.json", "training_args.bin")
+"""Files of a checkpoint's folder that loading a model does not read."""
+
+
 def entry_path(name: str, sha256: str) -> Path:
-    """Where the entry made from the file with this hash belongs; `name` only makes it readable."""
-    return cache_root() / "models" / f"{name}-{sha256[:24]}-v{FORMAT}"
+    """The folder of the model converted from the file with this hash; `name` only makes it readable."""
+    readable = os.fsencode(name)[:_LONGEST_NAME].decode("utf-8", errors="ignore")
+    return cache_root() / "models" / f"{readable}-{sha256[:24]}-v{FORMAT}"
 
 
 def file_sha256(path: Path) -> str:
-    """`sha256_of`, remembered in the cache for as long as the file's size and modification time stay the same."""
+    """`sha256_of`, cached for as long as the file is the same by size, times and inode.
+
+    A copy that keeps size and modification time has another inode or change time.
+    """
     path = path.resolve()
-    stat = path.stat()
-    known = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    state = _file_state(path)
     note = cache_root() / "hashes" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:24]}.json"
     try:
         stored = json.loads(note.read_text(encoding="utf-8"))
-        if {**stored, **known} == stored:
-            return str(stored["sha256"])
-    except (OSError, ValueError, TypeError, KeyError):
+        if {**stored, **state} == stored and re.fullmatch("[0-9a-f]{64}", stored["sha256"]):
+            return stored["sha256"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass  # no note, or not one of ours: hash again
     digest = sha256_of(path)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(note, json.dumps({**known, "sha256": digest}))
-    except OSError:
-        pass  # only a note: the next call hashes again
+    if _file_state(path) == state:  # else it was written to meanwhile
+        with contextlib.suppress(OSError):  # only a note: the next call hashes again
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_text(note, json.dumps({**state, "sha256": digest}))
     return digest
+
+
+def _file_state(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {
+        "path": str(path),
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "ctime_ns": stat.st_ctime_ns,
+        "inode": stat.st_ino,
+    }
+
+
+def folder_sha256(folder: Path) -> str:
+    """The sha256 of all that a model is loaded from: configuration, tokenizer, chat templates, code and weights."""
+    digest = hashlib.sha256()
+    for path in _checkpoint_files(folder):
+        digest.update(f"{path.relative_to(folder).as_posix()!r} {file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def checkpoint_state(folder: Path) -> list[dict[str, Any]]:
+    """Sizes, times and inodes of what `folder_sha256` covers; equal before and after where nothing was written."""
+    return [_file_state(path) for path in _checkpoint_files(folder)]
+
+
+def _checkpoint_files(folder: Path) -> list[Path]:
+    """Files at the top of a folder and in its folders of templates and of sharded weights, but hidden ones."""
+    shards: set[Path] = set()
+    for index in folder.glob("*.index.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards |= {folder / name for name in names if (folder / name).is_file()}
+    files = {path for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")) if path.is_file()}
+    hidden = {path for path in files if any(path.match(pattern) for pattern in (".*", *_NOT_LOADED))}
+    return sorted(shards | (files - hidden))
 
 
 def is_whole(entry: Path, *, thorough: bool = False) -> bool:
@@ -70,13 +128,13 @@ def is_whole(entry: Path, *, thorough: bool = False) -> bool:
 
 
 def build_entry(entry: Path, build: Callable[[Path], dict[str, Any]], *, rebuild: bool = False) -> None:
-    """Makes an entry unless it is there; one process builds, the others wait.
+    """Builds an entry unless it is there; one process builds, the others wait.
 
     Args:
         entry: from `entry_path`.
         build: fills an empty folder and returns what the manifest should say about it. If it raises or the process
             dies, nothing that it wrote is ever taken for an entry.
-        rebuild: replaces a finished entry, for one found to be damaged.
+        rebuild: replaces a finished entry that turned out to be damaged.
 
     Raises:
         CacheError: when the cache cannot be written, or has no room.
@@ -100,7 +158,7 @@ def build_entry(entry: Path, build: Callable[[Path], dict[str, Any]], *, rebuild
                 raise
 
 
-@contextmanager
+@contextlib.contextmanager
 def cache_errors(needed: int | None = None) -> Generator[None]:
     """Turns errors of the disk into a CacheError that says what to do.
 
@@ -114,10 +172,14 @@ def cache_errors(needed: int | None = None) -> Generator[None]:
     except CacheError:
         raise
     except Exception as error:  # safetensors and tokenizers report the disk's errors in classes of their own
-        code = _error_code(error)
-        if code not in _FULL | _FORBIDDEN:
+        if not is_disk_error(error):
             raise
-        raise CacheError(_explain(code, needed)) from error
+        raise CacheError(_explain(_error_code(error) or 0, needed)) from error
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Whether an error says that the disk is full, or that a file may not be written."""
+    return _error_code(error) in _FULL | _FORBIDDEN
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -127,8 +189,8 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIS
 def _error_code(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
+    code = re.search(r"\(os error (\d+)\)", str(error))
+    return int(code[1]) if code else None
 
 
 def _explain(code: int, needed: int | None) -> str:
@@ -155,17 +217,8 @@ def _seal(folder: Path, facts: dict[str, Any]) -> None:
             _flush(path)
             name = path.relative_to(folder).as_posix()
             files[name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    _write_whole(folder / _MANIFEST, json.dumps({"format": FORMAT, **facts, "files": files}, indent=2))
+    write_text(folder / _MANIFEST, json.dumps({"format": FORMAT, **facts, "files": files}, indent=2))
     _flush(folder)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _flush(path: Path) -> None:

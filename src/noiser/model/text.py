@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from noiser.errors import PromptError, TargetError
-from noiser.model.chat import render_chat
-from noiser.model.decoding import continuation_offsets, continuation_text, display_texts
+from noiser.model.chat import content_offsets, render_chat
 from noiser.model.offsets import Offset, cover
-from noiser.model.tokenizing import special_tokens, tokenize
-from noiser.model.untouched import content_ids
+from noiser.model.tokenizing import (
+    content_ids,
+    continuation_offsets,
+    continuation_text,
+    longest_token,
+    special_tokens,
+    token_texts,
+    tokenize,
+)
 from noiser.types import Prompt
 
 __all__ = ["Encoding", "encode", "encode_target", "extend", "token_texts"]
@@ -25,7 +32,7 @@ class Encoding:
         text: the prompt, or the rendered chat; with a continuation, followed by its text.
         token_ids: what the model reads, special tokens included.
         offsets: (start, end) of each token in `text`. The tokens of a region that are not frozen cover it without
-            holes: whitespace and characters that the tokenizer drops belong to the token behind them, at the end to
+            holes: whitespace and characters that the tokenizer drops belong to the token after them, at the end to
             the last one. Byte-level pieces of one character overlap in it. Tokens that the tokenizer adds, such as
             BOS, are empty: (i, i).
         frozen: whether each token is never perturbed, masked or scored: special tokens, added or typed (but never
@@ -43,43 +50,51 @@ class Encoding:
     tokens: tuple[str, ...] = ()
 
 
-def encode(tokenizer: Any, prompt: Prompt | object) -> Encoding:
-    """Tokenises a text or chat messages and says which characters each token stands for.
+def encode(tokenizer: Any, prompt: Prompt | object, *, context_length: int | None = None) -> Encoding:
+    """A text or chat messages in tokens, with the characters that each token stands for.
 
     Args:
         tokenizer: a Hugging Face tokenizer, fast or not; its settings are left as they are.
         prompt: a text, tokenised with the tokenizer's own special tokens; or chat messages, rendered with its
             template and tokenised as they stand.
+        context_length: the most tokens that the model can read. A text of more characters than so many of the
+            vocabulary's longest tokens have is refused before it is tokenised.
 
     Raises:
-        PromptError: empty, only whitespace or special tokens, not valid Unicode, or malformed messages.
+        PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
     """
     if isinstance(prompt, str):
-        _check_text(prompt)
-        return _encode_text(tokenizer, prompt, [(0, len(prompt))], add_special_tokens=True)
+        _check_text(tokenizer, prompt, context_length)
+        return _encode_text(tokenizer, prompt, [(0, len(prompt))], context_length, add_special_tokens=True)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(f"The prompt is a {type(prompt).__name__}; expected a text or a list of chat messages.")
-    text, contents = render_chat(tokenizer, prompt)
-    _check_text(text)
-    return _encode_text(tokenizer, text, contents, add_special_tokens=False)
+    text = render_chat(tokenizer, prompt)
+    _check_text(tokenizer, text, context_length)
+    contents = content_offsets(tokenizer, prompt, text)
+    return _encode_text(tokenizer, text, contents, context_length, add_special_tokens=False)
 
 
-def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
+def encode_target(
+    tokenizer: Any, encoding: Encoding, text: str, *, context_length: int | None = None
+) -> tuple[int, ...]:
     """The token ids of a text as it follows the prompt.
 
-    Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised behind
+    Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised after
     another character, or alone. The text is taken literally: no space is added where the tokenizer can do without.
 
     Args:
         tokenizer: the tokenizer that made `encoding`.
-        encoding: what stands before.
+        encoding: what comes before.
         text: what follows, such as " basketball".
+        context_length: the most tokens that the model can read; see `encode`.
 
     Raises:
-        TargetError: the text is not valid Unicode, or no token stands for it.
+        TargetError: the text is not valid Unicode, too long, or no token stands for it.
     """
     if _surrogate(text) is not None:
-        raise TargetError(f"The target {text!r} holds half of a surrogate pair; expected valid Unicode.")
+        raise TargetError(f"The target {text[:60]!r} holds half of a surrogate pair; expected valid Unicode.")
+    if excess := _excess(tokenizer, text, context_length):
+        raise TargetError(f"The target has {excess} Shorten the target.")
     before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
     readings: list[tuple[int, ...]] = []
     for anchor in (encoding.text, "\n", ".", "a", ""):
@@ -90,20 +105,20 @@ def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, .
             if continuation_text(tokenizer, encoding.token_ids, readings[-1]) == text:
                 return readings[-1]
     if not readings:
-        raise TargetError(f"No token stands for the target {text!r}; expected a text that the tokenizer can read.")
+        raise TargetError(f"No token stands for the target {text[:60]!r}; expected a text that the tokenizer can read.")
     return readings[0]
 
 
 def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Encoding:
-    """Appends the tokens of a continuation.
+    """The encoding with the tokens of a continuation appended.
 
     Args:
         tokenizer: the tokenizer that made `encoding`.
-        encoding: what stands before.
+        encoding: what comes before.
         token_ids: the continuation's tokens. Text that they do not complete, such as half an emoji, reads U+FFFD.
 
     Returns:
-        An encoding whose text goes on with what the tokens decode to, and that has one more region for it.
+        An encoding with one more region: what the tokens decode to.
     """
     if not token_ids:
         return encoding
@@ -122,20 +137,13 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
     )
 
 
-def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    r"""What each token reads as.
-
-    Byte-level pieces of one character show as that character where all of them are there; other bytes show as `\xf0`.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        token_ids: tokens that stand side by side.
-    """
-    return display_texts(tokenizer, token_ids)
-
-
-def _encode_text(tokenizer: Any, text: str, contents: Sequence[Offset], *, add_special_tokens: bool) -> Encoding:
+def _encode_text(
+    tokenizer: Any, text: str, contents: Sequence[Offset], context_length: int | None, *, add_special_tokens: bool
+) -> Encoding:
     tokens = tokenize(tokenizer, text, add_special_tokens=add_special_tokens)
+    if context_length is not None and len(tokens.token_ids) > context_length:
+        count = len(tokens.token_ids)
+        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
     special = special_tokens(tokenizer, tokens.token_ids, [text[start:end] for start, end in tokens.offsets])
     special = [typed or added for typed, added in zip(special, tokens.added, strict=True)]
     regions, offsets, frozen = cover(tokens.offsets, special, contents)
@@ -158,9 +166,11 @@ def _names(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     return [str(name) for name in tokenizer.convert_ids_to_tokens(list(token_ids))]
 
 
-def _check_text(text: str) -> None:
+def _check_text(tokenizer: Any, text: str, context_length: int | None) -> None:
     if not text.strip():
-        raise PromptError(f"The prompt is {text!r}; expected text that is more than whitespace. Write something.")
+        raise PromptError(f"The prompt is {text[:60]!r}; expected text that is more than whitespace. Write something.")
+    if excess := _excess(tokenizer, text, context_length):
+        raise PromptError(f"The prompt has {excess} Shorten the prompt.")
     position = _surrogate(text)
     if position is not None:
         raise PromptError(
@@ -169,5 +179,19 @@ def _check_text(text: str) -> None:
         )
 
 
+def _excess(tokenizer: Any, text: str, context_length: int | None) -> str | None:
+    """What to say of a text that cannot fit into a context, whatever its tokens are; None if it may fit."""
+    if context_length is None or len(text) <= context_length:
+        return None
+    longest = longest_token(tokenizer)
+    if len(text) <= context_length * longest:
+        return None
+    return (
+        f"{len(text):,} characters; expected at most {context_length * longest:,}: the model can read "
+        f"{context_length:,} tokens of at most {longest:,} characters."
+    )
+
+
 def _surrogate(text: str) -> int | None:
-    return next((i for i, c in enumerate(text) if "\ud800" <= c <= "\udfff"), None)
+    match = re.search("[\ud800-\udfff]", text)
+    return match.start() if match else None

@@ -1,17 +1,33 @@
-"""One text through one tokenizer, fast or not, leaving the tokenizer's settings as they were."""
+"""One tokenizer, fast or not: text to tokens with their offsets, and back; its settings stay as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Generator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from noiser.model.decoding import sequence_offsets
-from noiser.model.offsets import Offset, align, mend
-from noiser.model.untouched import content_ids, untouched
+from noiser.model.offsets import Offset, align, common_length, mend, offsets_by_decoding
 
-__all__ = ["Tokens", "special_tokens", "tokenize"]
+__all__ = [
+    "Tokens",
+    "content_ids",
+    "continuation_offsets",
+    "continuation_text",
+    "longest_token",
+    "preserve_tokenizer_state",
+    "special_tokens",
+    "token_texts",
+    "tokenize",
+]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+_CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
+_CHUNK = 64  # tokens whose offsets are searched together
+
+_longest: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 
 
 class Tokens(NamedTuple):
@@ -28,19 +44,86 @@ class Tokens(NamedTuple):
     added: list[bool]
 
 
+@contextlib.contextmanager
+def preserve_tokenizer_state(tokenizer: Any) -> Generator[None]:
+    """Restores the backend's truncation and padding, which a call of a fast tokenizer switches off for good."""
+    if not getattr(tokenizer, "is_fast", False):
+        yield
+        return
+    backend = tokenizer.backend_tokenizer
+    truncation, padding = backend.truncation, backend.padding
+    splits = backend.encode_special_tokens
+    try:
+        yield
+    finally:
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
+        backend.encode_special_tokens = splits
+
+
+def content_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text alone, without any that the tokenizer adds."""
+    with preserve_tokenizer_state(tokenizer):
+        return list(
+            tokenizer(text, add_special_tokens=False, padding=False, truncation=False, verbose=False)["input_ids"]
+        )
+
+
+def longest_token(tokenizer: Any) -> int:
+    """Length of the longest entry of a vocabulary, in characters or, for byte-level tokens, in bytes."""
+    size = len(tokenizer)
+    if _longest.get(tokenizer, (0, 0))[0] != size:
+        _longest[tokenizer] = size, max(map(len, tokenizer.get_vocab()), default=1)
+    return _longest[tokenizer][1]
+
+
 def tokenize(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Tokens:
-    """Tokenises a text; tokens without characters of their own have those that `mend` finds for them."""
+    """The tokens of a text; those without characters have the ones that `mend` assigns to them."""
     if getattr(tokenizer, "is_fast", False):
         tokens = _tokenize_fast(tokenizer, text, add_special_tokens)
     else:
         tokens = _tokenize_slow(tokenizer, text, add_special_tokens)
-    own = [index for index, added in enumerate(tokens.added) if not added]
-    whole = mend([tokens.offsets[index] for index in own], (0, len(text)))
+    content = [index for index, added in enumerate(tokens.added) if not added]
+    mended = mend([tokens.offsets[index] for index in content], (0, len(text)))
     offsets = list(tokens.offsets)
-    for index, offset in zip(own, whole, strict=True):
+    for index, offset in zip(content, mended, strict=True):
         if offsets[index][0] >= offsets[index][1]:
             offsets[index] = offset
     return tokens._replace(offsets=offsets)
+
+
+def _tokenize_fast(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:
+    with preserve_tokenizer_state(tokenizer):
+        out = tokenizer(
+            text,
+            add_special_tokens=add_special_tokens,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            padding=False,
+            truncation=False,
+            verbose=False,
+        )
+    added = [bool(flag) for flag in out["special_tokens_mask"]]
+    return Tokens(list(out["input_ids"]), [(start, end) for start, end in out["offset_mapping"]], added)
+
+
+def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:
+    """Without offsets from the tokenizer: decodes ever more tokens, and aligns what they read with the text."""
+    content = ids = content_ids(tokenizer, text)
+    if add_special_tokens:
+        ids: list[int] = list(tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])
+    first = next((i for i in range(len(ids) - len(content) + 1) if ids[i : i + len(content)] == content), 0)
+    source, offsets = _sequence_offsets(tokenizer, content)
+    after = len(ids) - first - len(content)
+    return Tokens(
+        ids,
+        [(0, 0)] * first + align(offsets, source, text) + [(len(text), len(text))] * after,
+        [True] * first + [False] * len(content) + [True] * after,
+    )
 
 
 def special_tokens(tokenizer: Any, token_ids: Sequence[int], surfaces: Sequence[str]) -> list[bool]:
@@ -63,33 +146,87 @@ def special_tokens(tokenizer: Any, token_ids: Sequence[int], surfaces: Sequence[
     ]
 
 
-def _tokenize_fast(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:
-    with untouched(tokenizer):
-        out = tokenizer(
-            text,
-            add_special_tokens=add_special_tokens,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            padding=False,
-            truncation=False,
-            verbose=False,
-        )
-    added = [bool(flag) for flag in out["special_tokens_mask"]]
-    return Tokens(list(out["input_ids"]), [(start, end) for start, end in out["offset_mapping"]], added)
+def _decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of tokens, special tokens included, without any tidying of spaces."""
+    if not token_ids:
+        return ""
+    return tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Tokens:
-    """Without offsets from the tokenizer: decodes ever more tokens, and aligns what they read with the text."""
-    own = ids = content_ids(tokenizer, text)
-    if add_special_tokens:
-        ids: list[int] = list(tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])
-    first = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
-    source, offsets = sequence_offsets(tokenizer, own)
-    behind = len(ids) - first - len(own)
-    return Tokens(
-        ids,
-        [(0, 0)] * first + align(offsets, source, text) + [(len(text), len(text))] * behind,
-        [True] * first + [False] * len(own) + [True] * behind,
-    )
+def continuation_text(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> str:
+    """What tokens read as after others."""
+    context = _context(tokenizer, before)
+    whole = _decode(tokenizer, [*context, *token_ids])
+    return whole[common_length(_decode(tokenizer, context), whole) :]
+
+
+def continuation_offsets(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
+    """What tokens read as after others, and the offset of each in it."""
+    context = _context(tokenizer, before)
+    cut = common_length(_decode(tokenizer, context), _decode(tokenizer, [*context, *token_ids]))
+    return offsets_by_decoding(lambda count: _decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
+
+
+def _sequence_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
+    """What tokens read as, and the offset of each in it; in time linear in their number where the tokenizer allows."""
+    text, offsets, start = "", list[Offset](), 0
+    while start < len(token_ids):
+        stop = start + _CHUNK
+        while stop < len(token_ids) and not _ends_character(tokenizer, token_ids[stop - _CONTEXT : stop]):
+            stop += 1
+        piece, of_chunk = continuation_offsets(tokenizer, token_ids[:start], token_ids[start:stop])
+        offsets += [(first + len(text), last + len(text)) for first, last in of_chunk]
+        text, start = text + piece, stop
+    if text == _decode(tokenizer, token_ids):
+        return text, offsets
+    return offsets_by_decoding(lambda count: _decode(tokenizer, token_ids[:count]), len(token_ids))
+
+
+def _context(tokenizer: Any, before: Sequence[int]) -> list[int]:
+    """The last tokens, from the start of a character on: bytes after half a character may be read as none."""
+    size = _CONTEXT
+    while size < len(before) and "\ufffd" in _decode(tokenizer, before[-size:]):
+        size *= 2
+    return list(before[-size:])
+
+
+def _ends_character(tokenizer: Any, token_ids: Sequence[int]) -> bool:
+    """Whether the last token completes a character; one that is incomplete reads as U+FFFD or as nothing."""
+    text = _decode(tokenizer, token_ids)
+    return not text.endswith("\ufffd") and len(text) > len(_decode(tokenizer, token_ids[:-1]))
+
+
+def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    r"""What each of some neighbouring tokens reads as.
+
+    Byte-level pieces of one character show as that character where all of them are there; other bytes show as `\xf0`.
+    """
+    probe = content_ids(tokenizer, "a")[-1:]
+    text, offsets = continuation_offsets(tokenizer, probe, token_ids)
+    texts: list[str] = []
+    for token_id, (start, end) in zip(token_ids, offsets, strict=True):
+        piece = text[start:end]
+        data = _bytes_of(tokenizer, token_id) if "\ufffd" in piece else None
+        texts.append(piece if data is None else data.decode("utf-8", errors="backslashreplace"))
+    return texts
+
+
+def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:
+    """The bytes of a byte-level or byte-fallback token; None for a token that is not made of bytes."""
+    name = tokenizer.convert_ids_to_tokens(token_id)
+    if isinstance(name, bytes):
+        return name
+    if not isinstance(name, str):
+        return None
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(match[1], 16)])
+    alphabet = _byte_level_alphabet()
+    return bytes(alphabet[c] for c in name) if all(c in alphabet for c in name) else None
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019), inverted."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

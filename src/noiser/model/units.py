@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -72,7 +73,7 @@ def make_units(
             raise UnknownNameError("unit", unit, names, "Or give a list of (start, end) character spans.")
         units = _named_units(encoding, _SEGMENTATIONS[unit])
     else:
-        pieces = [piece for region in encoding.regions for piece in _pieces(encoding, region)]
+        pieces = list(itertools.chain(*_pieces(encoding)))
         prompt = [piece for piece in pieces if piece.tokens[0] < count]
         end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
         units = _span_units(encoding.text[:end], prompt, _checked(unit, end))
@@ -84,10 +85,10 @@ def make_units(
 
 def split_unit(encoding: Encoding, unit: Span) -> tuple[Span, ...]:
     """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
-    own = set(unit.token_indices)
+    members = set(unit.token_indices)
     for segment in (sentence_spans, word_spans, None):
-        parts = [part for part in _named_units(encoding, segment) if own.issuperset(part.token_indices)]
-        if len(parts) > 1 and sum(len(part.token_indices) for part in parts) == len(own):
+        parts = [part for part in _named_units(encoding, segment) if members.issuperset(part.token_indices)]
+        if len(parts) > 1 and sum(len(part.token_indices) for part in parts) == len(members):
             return tuple(parts)
     return ()
 
@@ -97,31 +98,40 @@ def _runs(encoding: Encoding, units: Sequence[Span], most: int) -> list[Span]:
     if len(units) <= most:
         return list(units)
     size = sum(len(unit.token_indices) for unit in units) / most
+    starts = [start for start, _ in encoding.regions]
     groups: list[list[Span]] = []
+    joined, last_region = 0, -1
     for unit in units:
-        fits = bool(groups) and not any(groups[-1][0].start < start <= unit.start for start, _ in encoding.regions)
-        if fits and sum(len(u.token_indices) for u in groups[-1]) + len(unit.token_indices) / 2 <= size:
+        count, region = len(unit.token_indices), bisect_right(starts, unit.start)
+        if groups and region == last_region and joined + count / 2 <= size:
             groups[-1].append(unit)
+            joined += count
         else:
             groups.append([unit])
+            joined, last_region = count, region
     ends = [(group[0].start, group[-1].end) for group in groups]
     tokens = [tuple(token for unit in group for token in unit.token_indices) for group in groups]
     return [Span(encoding.text[a:b], a, b, inside) for (a, b), inside in zip(ends, tokens, strict=True)]
 
 
-def _pieces(encoding: Encoding, region: Offset) -> list[_Piece]:
-    """The token units of a region, in order."""
-    first, last = region
-    inside = [
-        index
-        for index, (start, end) in enumerate(encoding.offsets)
-        if first <= start and end <= last and not encoding.frozen[index]
-    ]
-    offsets = [encoding.offsets[index] for index in inside]
-    return [
-        _Piece(offsets[group[0]][0], max(offsets[i][1] for i in group), tuple(inside[i] for i in group))
-        for group in join_overlapping(offsets)
-    ]
+def _pieces(encoding: Encoding) -> list[list[_Piece]]:
+    """The token units of each region, in order."""
+    starts = [start for start, _ in encoding.regions]
+    members: list[list[int]] = [[] for _ in starts]
+    for index, (start, end) in enumerate(encoding.offsets):
+        region = bisect_right(starts, start) - 1
+        if not encoding.frozen[index] and region >= 0 and end <= encoding.regions[region][1]:
+            members[region].append(index)
+    pieces: list[list[_Piece]] = []
+    for inside in members:
+        offsets = [encoding.offsets[index] for index in inside]
+        pieces.append(
+            [
+                _Piece(offsets[group[0]][0], max(offsets[i][1] for i in group), tuple(inside[i] for i in group))
+                for group in join_overlapping(offsets)
+            ]
+        )
+    return pieces
 
 
 def _span(text: str, piece: _Piece) -> Span:
@@ -130,18 +140,19 @@ def _span(text: str, piece: _Piece) -> Span:
 
 def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
     units: list[Span] = []
-    for first, last in encoding.regions:
-        pieces = _pieces(encoding, (first, last))
+    for (first, last), pieces in zip(encoding.regions, _pieces(encoding), strict=True):
         if segment is not None:
             spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])] or [
                 (first, last)
             ]
             snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
-            pieces = [
+            joined = [
                 _Piece(*span, tuple(token for index in members for token in pieces[index].tokens))
                 for span, members in snapped
             ]
-        units += [_span(encoding.text, piece) for piece in pieces]
+        else:
+            joined = pieces
+        units += [_span(encoding.text, piece) for piece in joined]
     return units
 
 
@@ -155,7 +166,7 @@ def _frozen_units(encoding: Encoding) -> list[Span]:
 
 
 def _checked(spans: Any, length: int) -> list[Offset]:
-    """The caller's spans in order, found to be integers, inside the prompt, not empty, and disjoint."""
+    """The caller's spans in order, checked to be integers, inside the prompt, not empty, and disjoint."""
     if not isinstance(spans, Sequence) or not spans:
         raise UnitError(
             f"unit is {spans!r}; expected 'token', 'word', 'sentence', or a list of at least one (start, end) "
@@ -188,11 +199,12 @@ def _checked(spans: Any, length: int) -> list[Offset]:
 def _span_units(text: str, pieces: Sequence[_Piece], spans: Sequence[Offset]) -> list[Span]:
     """Gives each token to the span that has most of its visible characters."""
     members: list[list[int]] = [[] for _ in spans]
+    ends, starts = [end for _, end in spans], [start for start, _ in spans]
     for piece in pieces:
-        overlaps = [_overlap(text, piece, span) for span in spans]
-        best = max(range(len(spans)), key=overlaps.__getitem__)
-        if overlaps[best]:
-            members[best] += piece.tokens
+        near = range(bisect_right(ends, piece.start), bisect_left(starts, piece.end))
+        overlaps = [_overlap(text, piece, spans[index]) for index in near]
+        if any(overlaps):
+            members[near[overlaps.index(max(overlaps))]] += piece.tokens
     for (start, end), tokens in zip(spans, members, strict=True):
         if not tokens:
             near = [(piece.start, piece.end) for piece in pieces if piece.end >= start and piece.start <= end]
@@ -208,6 +220,6 @@ def _span_units(text: str, pieces: Sequence[_Piece], spans: Sequence[Offset]) ->
 
 def _overlap(text: str, piece: _Piece, span: Offset) -> int:
     """Number of characters of a token that a span has, whitespace left out unless the token is all whitespace."""
-    own = text[piece.start : piece.end]
-    start = piece.start + (len(own) - len(own.lstrip()) if own.strip() else 0)
-    return max(0, min(piece.start + len(own.rstrip() or own), span[1]) - max(start, span[0]))
+    inside = text[piece.start : piece.end]
+    start = piece.start + (len(inside) - len(inside.lstrip()) if inside.strip() else 0)
+    return max(0, min(piece.start + len(inside.rstrip() or inside), span[1]) - max(start, span[0]))

@@ -1,0 +1,67 @@
+"""The state of a model while it runs: its lock, its mode, and what `torch.compile` has made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+__all__ = ["evaluation_mode", "is_compiled", "model_lock", "opaque", "uncompiled"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def model_lock(model: nn.Module) -> threading.RLock:
+    """The reentrant lock of a model, the same for everybody who wraps it.
+
+    While a model runs, some of its settings are not as its owner left them. Whoever waits for the lock must hold no
+    other lock that its holder may want.
+    """
+    with _making:
+        return _locks.setdefault(model, threading.RLock())
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Generator[None]:
+    """Evaluation mode; modules that were in training mode return to it."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model or a part of it is compiled: by its own `compile()`, or by a `forward` that is."""
+    return any(
+        vars(module).get("_compiled_call_impl") is not None
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
+
+
+def opaque(function: Function, model: nn.Module) -> Function:
+    """A function that the model's compiled code calls without tracing it."""
+    return _disabled(function) if is_compiled(model) else function
+
+
+def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Within it, a compiled model runs eagerly."""
+    return torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext()
+
+
+@cache
+def _disabled(function: Function) -> Function:
+    return cast("Function", torch.compiler.disable(function))
