@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noiser.judges import PROMPTS, matches, parse_reply
-from noiser.judges.matching import normal_form
-from noiser.judges.prompts import PAPER_V1, WORDS_V1, render, words_as_data
+from noiser.judges.protocol import PAPER_V1, WORDS_V1, render, words_as_data
+from noiser.judges.replies import normal_form
 
 ONE = [
     ("basketball", "basketball"),

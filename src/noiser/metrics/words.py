@@ -13,8 +13,8 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
-from noiser.judges.matching import normal_form
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.judges.replies import normal_form
 
 __all__ = [
     "ScoredWords",
