@@ -2,8 +2,7 @@
 
 Each record asks for one word of a pair. The other word, the antecedent, stands early in the prompt, before an unrelated
 sentence in brackets. In six of the 14 categories the published file has the pair the wrong way round: 186 records have
-lost the antecedent, end in the word that is asked for, and name the antecedent as the answer. Nothing else is missing, so
-they can be repaired.
+lost the antecedent, end in the word that is asked for, and name the antecedent as the answer. They can be repaired.
 """
 
 from __future__ import annotations

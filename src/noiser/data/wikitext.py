@@ -43,10 +43,10 @@ def read_wikitext(paths: Mapping[str, Path], *, as_published: bool = False) -> R
     else:
         lines = [line.strip() for line in lines]
         notes = (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",) * bool(changed)
-    texts = enumerate(lines)
-    return Reading(
-        [Example(id=f"wikitext-{i}", prompt=line, target=None, dataset="wikitext") for i, line in texts], notes
-    )
+    examples = [
+        Example(id=f"wikitext-{i}", prompt=text, target=None, dataset="wikitext") for i, text in enumerate(lines)
+    ]
+    return Reading(examples, notes)
 
 
 DATA_SETS.register("wikitext", wikitext, summary='22 beginnings of Wikipedia sentences: "WikiBio" in the paper\'s runs')
