@@ -271,3 +271,7 @@ def test_words_that_look_like_instructions_stay_data():
 @given(st.lists(st.text(st.characters()), max_size=5))
 def test_words_as_data_come_back(words):
     assert json.loads(words_as_data(words)) == words
+
+
+def test_deeply_nested_lists_are_read():
+    assert parse_reply("[" * 900 + '"a"' + "]" * 900).answers == ("a",)

@@ -43,9 +43,8 @@ def read_wikitext(paths: Mapping[str, Path], *, as_published: bool = False) -> R
     else:
         lines = [line.strip() for line in lines]
         notes = (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",) * bool(changed)
-    examples = [
-        Example(id=f"wikitext-{i}", prompt=text, target=None, dataset="wikitext") for i, text in enumerate(lines)
-    ]
+    numbered = [(f"wikitext-{number}", line) for number, line in enumerate(lines)]
+    examples = [Example(id=name, prompt=line, target=None, dataset="wikitext") for name, line in numbered]
     return Reading(examples, notes)
 
 

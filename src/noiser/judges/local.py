@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from noiser.errors import ParameterError, PromptError, UnknownNameError
+from noiser.checks import check_choice, check_count
+from noiser.errors import NumericalError, ParameterError, PromptError
 from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verdict, render
 from noiser.judges.replies import Reading, normal_form, parse_reply
 from noiser.model.language_model import LanguageModel
@@ -23,16 +24,17 @@ __all__ = ["LocalJudge", "check_settings"]
 
 Tokens = tuple[int, ...]
 
+_Answer = tuple[list[Reading], list[str], Usage | None]
+"""What the replies to a prompt say, best first; the replies; and the tokens of all of them."""
+
 _WORD_TOKENS = 8
 """The longest word of a plain completion, in tokens."""
 
 
 def check_settings(*, style: str = "auto", max_new_tokens: int = 32) -> None:
     """Checks the settings of a local judge without its model. Raises what `LocalJudge` does."""
-    if style not in ("auto", "chat", "plain"):
-        raise UnknownNameError("style", style, ("auto", "chat", "plain"))
-    if max_new_tokens < 1:
-        raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    check_choice("style", style, ("auto", "chat", "plain"))
+    check_count("max_new_tokens", max_new_tokens)
 
 
 class LocalJudge:
@@ -98,7 +100,7 @@ class LocalJudge:
             for start in range(0, len(members), size):
                 batch = members[start : start + size]
                 ids = torch.tensor([tokens for _, tokens in batch], device=self.lm.device)
-                for (request, _), answer in zip(batch, self._answer(ids, count), strict=True):
+                for (request, _), answer in zip(batch, self._answer_each(ids, count), strict=True):
                     verdicts[request] = self._verdict(request, *answer)
         return [verdicts[request] for request in requests]
 
@@ -113,14 +115,22 @@ class LocalJudge:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
 
-    def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> list[tuple[list[Reading], list[str], Usage]]:
-        """For each prompt what its replies say, best first; the replies; and the tokens of all of them."""
+    def _answer_each(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
+        """`_answer`, prompt by prompt where the model returns NaN for one, which must not lose the others."""
+        try:
+            return self._answer(ids, count)
+        except NumericalError as error:
+            if len(ids) == 1:
+                return [([Reading((), str(error))], [], None)]
+            return [answer for row in ids.split(1) for answer in self._answer_each(row, count)]
+
+    def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
         if self.style == "chat":
             rows = self._generate(ids, self.max_new_tokens, beams=count)
         else:  # several tokens may begin the same word, or none
             rows = self._continue(ids, 1 if count == 1 else 2 * count)
         width = len(rows) // len(ids)
-        answers: list[tuple[list[Reading], list[str], Usage]] = []
+        answers: list[_Answer] = []
         for start in range(0, len(rows), width):
             beams = rows[start : start + width]
             read = [self._read(beam) for beam in beams]

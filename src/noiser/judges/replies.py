@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 __all__ = ["Reading", "matches", "normal_form", "parse_reply"]
 
@@ -176,11 +175,16 @@ def _decoded(text: str) -> Any:
 
 def _strings(value: Any) -> list[str]:
     """All texts and numbers in nested lists and dicts, in order."""
-    if isinstance(value, dict):
-        value = list(cast("dict[Any, Any]", value).values())
-    if isinstance(value, list):
-        return [text for item in cast("Iterable[Any]", value) for text in _strings(item)]
-    return [str(value)] if isinstance(value, str | int | float) and not isinstance(value, bool) else []
+    strings: list[str] = []
+    left: list[Any] = [value]
+    while left:  # not recursive: a reply may be nested more deeply than Python's stack
+        item = left.pop()
+        if isinstance(item, dict | list):
+            items = item.values() if isinstance(item, dict) else item
+            left.extend(reversed([*items]))
+        elif isinstance(item, str | int | float) and not isinstance(item, bool):
+            strings.append(str(item))
+    return strings
 
 
 def _from_text(reply: str, count: int) -> list[str]:
