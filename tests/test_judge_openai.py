@@ -15,12 +15,16 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import noiser.model
 from chat_server import CUT, ChatServer, Step, completion
+from noiser.cli import app
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, Usage, check_judge, make_judge
 from noiser.judges.endpoint import UnreadableResponseError, read_completion
 from noiser.judges.openai_judge import BUDGET, OpenAIJudge
+from tiny import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -532,6 +536,21 @@ def test_the_environments_key_goes_only_to_the_environments_address(monkeypatch)
         assert headers_at(other)["authorization"] == "Bearer none"
 
 
+def test_an_address_on_the_command_line_gets_the_environments_key(monkeypatch, tmp_path):
+    """Who types an address may send the key there; nothing else that names an address may."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("MY_KEY", "sk-of-that-address")
+    monkeypatch.setattr(noiser.model, "load_model", lambda name, **options: tiny("llama"))
+    command = ["evaluate", "The quick fox", "--method", "random", "--metrics", "answerability", "--judge", "openai:m"]
+    with ChatServer() as server:
+        for settings, key in (((), KEY), (("api_key_env=MY_KEY", f"cache_dir={tmp_path}"), "sk-of-that-address")):
+            chosen = [word for value in (f"base_url={server.url}", *settings) for word in ("--judge-set", value)]
+            result = CliRunner().invoke(app, [*command, *chosen])
+            assert result.exit_code == 0, result.output
+            assert server.headers[-1]["authorization"] == f"Bearer {key}"
+        assert server.total == 2
+
+
 def test_what_else_the_client_reads_from_the_environment_stays_there_too(monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
@@ -562,6 +581,7 @@ def test_an_address_is_not_left_by_redirect_or_proxy(monkeypatch):
     [
         ({"api_key_env": "OPENAI_API_KEY"}, "OPENAI_API_KEY goes only to the address that OPENAI_BASE_URL names"),
         ({"api_key": "k", "api_key_env": "MY_KEY"}, "one of them at most"),
+        ({"api_key_env": "MY_TOKEN"}, "expected the name of a variable that ends in _KEY"),
         ({"base_url": "http://elsewhere.example/v1", "api_key_env": "MY_KEY"}, "unencrypted; expected https://"),
         ({"base_url": "http://127.0.0.1.elsewhere.example/v1", "api_key": KEY}, "unencrypted"),
         ({"base_url": "http://user:pass/word@host/v1"}, r"'http://host/v1'; expected an address"),

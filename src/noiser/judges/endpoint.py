@@ -95,6 +95,11 @@ class Endpoint:
         ambient = address == environment
         if api_key and api_key_env:
             raise ParameterError("The openai judge got api_key and api_key_env; expected one of them at most.")
+        if api_key_env and not api_key_env.endswith("_KEY"):
+            raise ParameterError(
+                f"api_key_env is {api_key_env!r}; expected the name of a variable that ends in _KEY, so that no other "
+                "secret of the environment can be sent away."
+            )
         if api_key_env and api_key_env.startswith("OPENAI_") and not ambient:
             raise ParameterError(
                 f"api_key_env is {api_key_env!r} and base_url is {address}, but {api_key_env} goes only to the address "

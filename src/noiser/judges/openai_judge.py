@@ -34,7 +34,7 @@ _CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
 class _Question(NamedTuple):
     """A request as it is sent."""
 
-    request: JudgeRequest
+    answers: int
     template: PromptTemplate
     prompt: str
     body: Mapping[str, Any]
@@ -71,11 +71,6 @@ class OpenAIJudge:
         cache_dir: where answers are stored. None: `judges` in the cache folder.
         progress: called with (done, expected) requests while `judge` runs.
 
-    Attributes:
-        name: "openai:" and the model.
-        bill: what was counted so far, see `Bill`; `print(judge.bill)` shows it.
-        spent: all that counts against the budget, earlier runs included: (prompt, completion) tokens by question.
-
     Raises:
         DependencyError: the packages of the extra `openai` are not installed.
         JudgeError: no key for OpenAI's own endpoint, or none in `api_key_env`.
@@ -108,7 +103,7 @@ class OpenAIJudge:
         check_count("patience", patience)
         for name, seconds in (("timeout", timeout), ("backoff", backoff), ("max_wait", max_wait)):
             check_positive(name, seconds)
-        self.model, self.progress = model, progress
+        self.model, self.name, self.progress = model, f"openai:{model}", progress
         self.concurrency, self.patience, self.timeout = concurrency, patience, timeout
         self.parameters = dict({"temperature": 0, "max_tokens": 128} if parameters is None else parameters)
         limits = [self.parameters[name] for name in ("max_completion_tokens", "max_tokens") if name in self.parameters]
@@ -122,29 +117,20 @@ class OpenAIJudge:
         self._store = AnswerStore(Path(cache_dir) if cache_dir is not None else cache_root() / "judges")
         self._ledger = Ledger(prices, budget_usd, budget_tokens, spent)
         self._endpoint = Endpoint.choose(base_url, api_key, api_key_env)
+        self.base_url = self._endpoint.address
         self._one_call = threading.Lock()
 
     def __repr__(self) -> str:
         return f"OpenAIJudge({self.model!r}, base_url={self.base_url!r})"
 
     @property
-    def name(self) -> str:
-        """What results call it."""
-        return f"openai:{self.model}"
-
-    @property
-    def base_url(self) -> str:
-        """Address of the endpoint."""
-        return self._endpoint.address
-
-    @property
     def bill(self) -> Bill:
-        """What was counted so far."""
+        """What was counted so far; `print(judge.bill)` shows it."""
         return self._ledger.bill
 
     @property
     def spent(self) -> dict[str, Usage]:
-        """All that counts against the budget, by question."""
+        """All that counts against the budget, earlier runs included: (prompt, completion) tokens by question."""
         return self._ledger.spent
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
@@ -171,7 +157,7 @@ class OpenAIJudge:
         messages = [{"role": "user", "content": prompt}]
         body = {"base_url": self.base_url, "model": self.model, "messages": messages, "parameters": self.parameters}
         most = Usage(len(prompt.encode()) + _CHAT_FORMAT_TOKENS, self._longest_answer)
-        return _Question(request, template, prompt, body, key_of(body), most)
+        return _Question(request.count, template, prompt, body, key_of(body), most)
 
     def _ask_all(self, questions: Sequence[_Question], done: int) -> dict[str, StoredAnswer | str]:
         """The answer to each question, or why there is none."""
@@ -235,7 +221,7 @@ def _verdict(question: _Question, outcome: StoredAnswer | str, cached: bool) -> 
     asked: dict[str, Any] = {"prompt": question.prompt, "prompt_version": question.template.name}
     if isinstance(outcome, str):
         return Verdict(status="unscored", reason=outcome, model=question.body["model"], lost=True, **asked)
-    reading = parse_reply(outcome.reply, question.request.count, cut=outcome.finish == "length")
+    reading = parse_reply(outcome.reply, question.answers, cut=outcome.finish == "length")
     problem = outcome.finish if outcome.finish in ("refusal", "content_filter") else reading.problem
     return Verdict(
         status="unscored" if problem else "answered",
