@@ -584,12 +584,15 @@ def test_an_address_is_not_left_by_redirect_or_proxy(monkeypatch):
         ({"api_key_env": "MY_TOKEN"}, "expected the name of a variable that ends in _KEY"),
         ({"base_url": "http://elsewhere.example/v1", "api_key_env": "MY_KEY"}, "unencrypted; expected https://"),
         ({"base_url": "http://127.0.0.1.elsewhere.example/v1", "api_key": KEY}, "unencrypted"),
-        ({"base_url": "http://user:pass/word@host/v1"}, r"'http://host/v1'; expected an address"),
-        ({"base_url": "http://user:passw0rd@host/v1"}, "besides http://host/v1, and is stored.*api_key_env='MY_KEY'"),
-        ({"base_url": "http://user:passw0rd@host?token=passw0rd"}, "besides http://host, and is stored"),
-        ({"base_url": "https://host/v1?token=passw0rd"}, "besides https://host/v1, and is stored"),
-        ({"base_url": "https://host/v1#passw0rd"}, "besides https://host/v1, and is stored"),
-        ({"base_url": "ftp://host/v1"}, "expected an address such as https://HOST/v1"),
+        ({"base_url": "HTTP://elsewhere.example/v1", "api_key": KEY}, "unencrypted"),
+        ({"base_url": "http://localhost\\.elsewhere.example/v1", "api_key": KEY}, "address such as https://HOST/v1"),
+        ({"base_url": "http://[::1]elsewhere.example/v1", "api_key": KEY}, "address such as https://HOST/v1"),
+        ({"base_url": "http://user:pass/word@host/v1"}, "is http://host/v1 with a user name.*api_key_env='MY_KEY'"),
+        ({"base_url": "http://user:passw0rd@host/v1"}, "is http://host/v1 with a user name"),
+        ({"base_url": "http://user:passw0rd@host?token=passw0rd"}, "is http://host with .* a query"),
+        ({"base_url": "https://host/v1?token=passw0rd"}, "is https://host/v1 with .* a query"),
+        ({"base_url": "https://host/v1#passw0rd"}, "is https://host/v1 with .* a query"),
+        ({"base_url": "ftp://host/v1"}, "is ftp://host/v1; expected an address such as https://HOST/v1"),
         ({"base_url": "localhost:8000/v1"}, "expected an address such as https://HOST/v1"),
         ({"base_url": "http://[::1/v1"}, "expected an address such as https://HOST/v1"),
     ],
@@ -659,7 +662,7 @@ def test_an_endpoint_that_echoes_the_key_does_not_get_it_stored(name, capfd):
 
 
 def test_a_refused_parameter_does_not_show_the_key():
-    with pytest.raises(ParameterError, match="does not accept base_url, api_key, nonsense") as caught:
+    with pytest.raises(ParameterError, match=r"does not accept {.*'nonsense': 1}") as caught:
         make_judge("openai:m", base_url="http://127.0.0.1:9/v1", api_key=KEY, nonsense=1)
     assert KEY not in str(caught.value)
 

@@ -77,8 +77,9 @@ def check_judge(judge: str, **parameters: Any) -> None:
 def _refused_parameters(name: str, parameters: dict[str, Any]) -> Generator[None]:
     try:
         yield
-    except TypeError as error:  # only the names are shown: a value may be a key
-        raise ParameterError(f"Judge {name!r} does not accept {', '.join(parameters) or 'this'}: {error}.") from error
+    except TypeError as error:
+        shown = {key: "..." if key in ("api_key", "base_url") else value for key, value in parameters.items()}
+        raise ParameterError(f"Judge {name!r} does not accept {shown}: {error}.") from error
 
 
 def _local(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:

@@ -7,13 +7,13 @@ import itertools
 import json
 import os
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from threading import Event
 from time import time
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import openai
 
@@ -24,6 +24,7 @@ from noiser.judges.protocol import Usage
 __all__ = ["Endpoint", "EndpointError", "Retries", "UnreadableResponseError", "read_completion"]
 
 _OFFICIAL = "https://api.openai.com/v1"
+_ADDRESS = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE)
 _TRANSIENT = {408, 409, 425, 429}
 _FATAL = {401, 402, 403, 404, 405}
 _CLIENT_HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent"}
@@ -91,8 +92,7 @@ class Endpoint:
         """
         environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
         address = (base_url or environment).rstrip("/")
-        _check_address(address)
-        ambient = address == environment
+        ambient, scheme = address == environment, _scheme_and_host(address)[0]
         if api_key and api_key_env:
             raise ParameterError("The openai judge got api_key and api_key_env; expected one of them at most.")
         if api_key_env and not api_key_env.endswith("_KEY"):
@@ -107,7 +107,7 @@ class Endpoint:
             )
         variable = api_key_env or ("OPENAI_API_KEY" if ambient else "")
         key = (api_key or os.environ.get(variable, "")).strip()
-        if (key or api_key_env) and address.startswith("http:") and not _is_local(address):
+        if (key or api_key_env) and scheme == "http" and not _is_local(address):
             raise ParameterError(
                 f"base_url is {address}, where the key would go unencrypted; expected https://, or http:// on this "
                 "machine (localhost), such as the end of an SSH tunnel."
@@ -237,26 +237,20 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _check_address(address: str) -> None:
-    """Refuses an address that is not HTTP, or holds more than host and path, which is stored with every answer."""
-    scheme, slashes, rest = address.partition("?")[0].partition("#")[0].rpartition("://")
-    shown = f"{scheme}{slashes}{rest.rpartition('@')[2]}"
-    try:
-        parts = urlsplit(address)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ParameterError(f"base_url is {shown!r}; expected an address such as https://HOST/v1.")
-    if {"@", "?", "#"} & {*address}:
-        raise ParameterError(
-            f"base_url holds a user name, a password or a query besides {shown}, and is stored with every answer; "
-            "expected https://HOST/v1 alone, and the key in an environment variable: api_key_env='MY_KEY'."
-        )
+def _scheme_and_host(address: str) -> tuple[str, str]:
+    """Raises ParameterError for an address that is not HTTP, or holds more than host and path: it is stored."""
+    if match := _ADDRESS.fullmatch(address):
+        return match[1].lower(), match[2].strip("[]").lower()
+    scheme, slashes, rest = re.split("[?#]", address)[0].rpartition("://")
+    secret = " with a user name, a password or a query, which would be stored with every answer"
+    raise ParameterError(
+        f"base_url is {scheme}{slashes}{rest.rpartition('@')[2]}{secret if {*'@?#'} & {*address} else ''}; expected an "
+        "address such as https://HOST/v1. A key belongs in an environment variable: api_key_env='MY_KEY'."
+    )
 
 
 def _is_local(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
+    host = _scheme_and_host(address)[1]
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

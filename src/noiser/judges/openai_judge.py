@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from noiser.cache import cache_root
-from noiser.checks import check_count, check_positive
+from noiser.checks import check_count
 from noiser.errors import DependencyError, JudgeError, ParameterError
 from noiser.judges.answers import AnswerStore, Bill, Ledger, StoredAnswer, key_of
 from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, PromptTemplate, Usage, Verdict, render
@@ -102,7 +102,8 @@ class OpenAIJudge:
         check_count("max_retries", max_retries, least=0)
         check_count("patience", patience)
         for name, seconds in (("timeout", timeout), ("backoff", backoff), ("max_wait", max_wait)):
-            check_positive(name, seconds)
+            if not seconds > 0:
+                raise ParameterError(f"{name} is {seconds!r}; expected seconds, more than 0.")
         self.model, self.name, self.progress = model, f"openai:{model}", progress
         self.concurrency, self.patience, self.timeout = concurrency, patience, timeout
         self.parameters = dict({"temperature": 0, "max_tokens": 128} if parameters is None else parameters)
