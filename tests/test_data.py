@@ -21,10 +21,9 @@ from data_for_tests import (
 from noiser import data
 from noiser.data import Example, Recipe, loading
 from noiser.data.dataset import choose
-from noiser.data.detokenizing import detokenize
 from noiser.data.known import known, read_known
 from noiser.data.longra import longra, read_longra
-from noiser.data.wikibio import first_sentences, read_biographies
+from noiser.data.wikibio import detokenize, first_sentences, read_biographies
 from noiser.data.wikitext import read_wikitext, wikitext
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.examples import read_examples
@@ -218,8 +217,8 @@ def test_biographies_of_lebret(tmp_path):
         ("a.json", b"[1, 2]", "holds no biographies; expected a JSON list"),
         ("a.json", b'{"a": "text"}', "holds no biographies"),
         ("a.json", b"3", "holds no biographies"),
-        ("a.json", b"{", "is no JSON"),
-        ("a.json", b"\xff", "no text in UTF-8"),
+        ("a.json", b"{", "is not valid JSON"),
+        ("a.json", b"\xff", "not text in UTF-8"),
         ("a.sent", b"one .\ntwo .\n", "has 2 lines and a.nb counts 3"),
         ("b.sent", b"one .\n", "b.nb: invalid literal"),
         ("c.sent", b"one .\n", "Cannot read"),

@@ -17,10 +17,9 @@ from data_for_tests import KNOWN_RECORDS, as_json, serving, source, upstream
 from noiser import data
 from noiser.cli import app
 from noiser.data import Recipe, UpstreamFile, loading
-from noiser.data.fetching import fetch_file
-from noiser.data.finding import find_file
+from noiser.data.dataset import DATA_SETS
+from noiser.data.files import fetch_file, find_file
 from noiser.data.known import known
-from noiser.data.source import DATA_SETS
 from noiser.errors import DataError, NoiserError
 from noiser.registry import Registry
 from noiser.version import __version__
@@ -222,7 +221,7 @@ def test_a_folder_without_the_file(file, tmp_path):
 
 
 def test_no_folder(file, tmp_path):
-    with pytest.raises(DataError, match=r"folder .*none is no folder"):
+    with pytest.raises(DataError, match=r"folder .*none is not a folder"):
         find_file(file, tmp_path / "none", data_set="known")
 
 

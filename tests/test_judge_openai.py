@@ -10,16 +10,21 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import noiser.model
 from chat_server import CUT, ChatServer, Step, completion
+from noiser.cli import app
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
-from noiser.judges import JudgeRequest, Usage, make_judge
-from noiser.judges.endpoint import Retries, UnreadableResponseError, read_completion
+from noiser.judges import JudgeRequest, Usage, check_judge, make_judge
+from noiser.judges.endpoint import UnreadableResponseError, read_completion
 from noiser.judges.openai_judge import BUDGET, OpenAIJudge
+from tiny import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -157,8 +162,8 @@ def test_what_passes_is_tried_again(name):
         ("500", "HTTP 500"),
         ("cut", "connection failed"),
         ("silence", "no answer in time"),
-        ("half json", "no JSON .*baske"),
-        ("web page", r"no JSON \(text/html\): <html>"),
+        ("half json", "not valid JSON .*baske"),
+        ("web page", r"not valid JSON \(text/html\): <html>"),
         ("no choices", "no choices in it: .*overloaded"),
     ],
 )
@@ -290,7 +295,7 @@ def test_a_good_answer_under_a_wrong_content_type_is_an_answer():
 def test_contents_in_parts():
     parts = completion([{"type": "text", "text": "basket"}, {"type": "text", "text": "ball"}])
     assert read_completion(json.dumps(parts)).reply == "basketball"
-    with pytest.raises(UnreadableResponseError, match="no text"):
+    with pytest.raises(UnreadableResponseError, match="not text"):
         read_completion(json.dumps(completion(7)))
 
 
@@ -330,7 +335,7 @@ def test_a_budget_is_never_exceeded_and_ends_cleanly(concurrency):
 
 
 def requests_prompt() -> str:
-    from noiser.judges.prompts import PAPER_V1, render
+    from noiser.judges.protocol import PAPER_V1, render
 
     return render(PAPER_V1, ("word", "w0"))
 
@@ -380,11 +385,8 @@ def test_a_damaged_file_counts_as_absent(damage):
 
 def test_files_hold_question_and_answer_and_no_secret():
     with ChatServer() as server:
-        address = server.url.replace("http://", "http://user:word@")
         judge_at(server, api_key="sk-secret").judge(requests_of(1))
         assert server.headers[0]["authorization"] == "Bearer sk-secret"
-        judge_at(server, api_key="sk-secret", base_url=address).judge(requests_of(1))  # the same endpoint
-        assert server.total == 1
     (file,) = [path for path in stored_files() if path.is_file()]
     text = file.read_text()
     entry = json.loads(text)
@@ -393,7 +395,6 @@ def test_files_hold_question_and_answer_and_no_secret():
     assert entry["usage"] == {"prompt_tokens": 50, "completion_tokens": 5}
     assert "secret" not in text
     assert entry["question"]["base_url"] == server.url
-    assert "word@" not in repr(judge_at(server, base_url=address))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -478,20 +479,19 @@ def test_parameters_outside_their_domain(parameters, says):
         make_judge("openai:m", base_url="http://127.0.0.1:9/v1", **parameters)
 
 
-def test_retries_end_when_everything_is_stopped():
-    import threading
+def test_waiting_ends_when_everything_is_stopped():
+    """One request is refused for good while another waits for half a minute before its next try."""
 
-    stopped = threading.Event()
-    stopped.set()
-    tries = []
+    def script(words, before):
+        return TROUBLES["500"] if words[-1] == "w0" else Step(401, {}, seconds=0.3)
 
-    def attempt():
-        tries.append(1)
-        raise UnreadableResponseError("garbage")
-
-    with pytest.raises(UnreadableResponseError):
-        Retries(5, 30.0, 60.0, stopped)(attempt)
-    assert len(tries) == 1
+    with ChatServer(script) as server:
+        judge = judge_at(server, backoff=60, concurrency=2)
+        started = time.monotonic()
+        with pytest.raises(JudgeError, match="HTTP 401"):
+            judge.judge(requests_of(2))
+        assert time.monotonic() - started < 10
+        assert server.hits["word", "w0"] == 1
 
 
 def test_progress_is_told():
@@ -506,6 +506,207 @@ def test_progress_is_told():
 def test_a_missing_package_is_named(monkeypatch):
     for name in ("noiser.judges.openai_judge", "noiser.judges.endpoint"):
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tenacity", None)
-    with pytest.raises(DependencyError, match=r"tenacity.*pip install 'noiser\[openai\]'"):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(DependencyError, match=r"openai.*pip install 'noiser\[openai\]'"):
         make_judge("openai:m")
+
+
+# ---- keys and addresses -------------------------------------------------------------------------------------------
+
+KEY = "sk-proj-0123456789abcdef"
+
+
+def headers_at(server: ChatServer, **settings) -> dict[str, str]:
+    """The headers of a request that no stored answer spares."""
+    judge_at(server, cache_dir=Path(os.environ["NOISER_CACHE"], str(server.total)), **settings).judge(requests_of(1))
+    return server.headers[-1]
+
+
+def test_the_environments_key_goes_only_to_the_environments_address(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("MY_KEY", " sk-of-that-address\n")
+    with ChatServer() as server, ChatServer() as other:
+        assert headers_at(server)["authorization"] == "Bearer none"
+        assert headers_at(server, api_key="sk-given")["authorization"] == "Bearer sk-given"
+        assert headers_at(server, api_key_env="MY_KEY")["authorization"] == "Bearer sk-of-that-address"
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url + "/")
+        for address in (None, server.url):
+            assert headers_at(server, base_url=address)["authorization"] == f"Bearer {KEY}"
+        assert headers_at(server, api_key_env="MY_KEY")["authorization"] == "Bearer sk-of-that-address"
+        assert headers_at(other)["authorization"] == "Bearer none"
+
+
+def test_an_address_on_the_command_line_gets_the_environments_key(monkeypatch, tmp_path):
+    """Who types an address may send the key there; nothing else that names an address may."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("MY_KEY", "sk-of-that-address")
+    monkeypatch.setattr(noiser.model, "load_model", lambda name, **options: tiny("llama"))
+    command = ["evaluate", "The quick fox", "--method", "random", "--metrics", "answerability", "--judge", "openai:m"]
+    with ChatServer() as server:
+        for settings, key in (((), KEY), (("api_key_env=MY_KEY", f"cache_dir={tmp_path}"), "sk-of-that-address")):
+            chosen = [word for value in (f"base_url={server.url}", *settings) for word in ("--judge-set", value)]
+            result = CliRunner().invoke(app, [*command, *chosen])
+            assert result.exit_code == 0, result.output
+            assert server.headers[-1]["authorization"] == f"Bearer {key}"
+        assert server.total == 2
+
+
+def test_what_else_the_client_reads_from_the_environment_stays_there_too(monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"Authorization: Bearer {KEY}\nX-Secret: {KEY}")
+    with ChatServer() as server:
+        for settings in ({}, {"api_key": "sk-given"}):
+            headers = headers_at(server, **settings)
+            assert headers["authorization"] == f"Bearer {settings.get('api_key', 'none')}"
+            assert not {"x-secret", "openai-organization", "openai-project"} & {*headers}
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        assert headers_at(server, api_key="sk-given")["openai-organization"] == "org-mine"
+
+
+def test_an_address_is_not_left_by_redirect_or_proxy(monkeypatch):
+    with ChatServer() as other:
+        step = Step(307, {}, headers={"Location": f"{other.url}/chat/completions"})
+        with ChatServer(lambda words, before: step) as server:
+            for proxy in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+                monkeypatch.setenv(proxy, other.url.removesuffix("/v1"))
+            with pytest.raises(JudgeError, match="HTTP 307"):
+                judge_at(server, api_key=KEY).judge(requests_of(1))
+            assert server.total == 1
+        assert other.total == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"api_key_env": "OPENAI_API_KEY"}, "OPENAI_API_KEY goes only to the address that OPENAI_BASE_URL names"),
+        ({"api_key": "k", "api_key_env": "MY_KEY"}, "one of them at most"),
+        ({"api_key_env": "MY_TOKEN"}, "expected the name of a variable that ends in _KEY"),
+        ({"base_url": "http://elsewhere.example/v1", "api_key_env": "MY_KEY"}, "unencrypted; expected https://"),
+        ({"base_url": "http://127.0.0.1.elsewhere.example/v1", "api_key": KEY}, "unencrypted"),
+        ({"base_url": "HTTP://elsewhere.example/v1", "api_key": KEY}, "unencrypted"),
+        ({"base_url": "http://localhost\\.elsewhere.example/v1", "api_key": KEY}, "address such as https://HOST/v1"),
+        ({"base_url": "http://[::1]elsewhere.example/v1", "api_key": KEY}, "address such as https://HOST/v1"),
+        ({"base_url": "http://user:pass/word@host/v1"}, "is http://host/v1 with a user name.*api_key_env='MY_KEY'"),
+        ({"base_url": "http://user:passw0rd@host/v1"}, "is http://host/v1 with a user name"),
+        ({"base_url": "http://user:passw0rd@host?token=passw0rd"}, "is http://host with .* a query"),
+        ({"base_url": "https://host/v1?token=passw0rd"}, "is https://host/v1 with .* a query"),
+        ({"base_url": "https://host/v1#passw0rd"}, "is https://host/v1 with .* a query"),
+        ({"base_url": "ftp://host/v1"}, "is ftp://host/v1; expected an address such as https://HOST/v1"),
+        ({"base_url": "localhost:8000/v1"}, "expected an address such as https://HOST/v1"),
+        ({"base_url": "http://[::1/v1"}, "expected an address such as https://HOST/v1"),
+    ],
+)
+def test_addresses_that_must_not_be_stored_or_get_the_key(monkeypatch, settings, says):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    settings = {"base_url": "https://elsewhere.example/v1", "prices": (1, 1)} | settings
+    for attempt in (make_judge, check_judge):
+        with pytest.raises(ParameterError, match=says) as caught:
+            attempt("openai:m", **settings)
+        assert KEY not in str(caught.value)
+        assert "passw0rd" not in str(caught.value)
+        assert "word@" not in str(caught.value)
+
+
+def test_an_address_in_the_environment_is_checked_too(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
+    with pytest.raises(ParameterError, match="unencrypted"):
+        make_judge("openai:m")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "[::1]"])
+def test_plain_http_with_a_key_to_this_machine(host):
+    assert KEY not in repr(make_judge("openai:m", base_url=f"http://{host}:8000/v1", api_key=KEY))
+
+
+def test_plain_http_without_a_key_and_a_key_that_is_absent(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    make_judge("openai:m", base_url="http://vllm.example:8000/v1")
+    check_judge("openai:m", base_url="https://elsewhere.example/v1", api_key_env="MY_KEY")  # a worker may have it
+    with pytest.raises(JudgeError, match=r"no key for https://elsewhere\.example/v1; .* MY_KEY"):
+        make_judge("openai:m", base_url="https://elsewhere.example/v1", api_key_env="MY_KEY")
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.example/v1")
+    with pytest.raises(JudgeError, match=r"no key for https://api\.openai\.com/v1"):
+        make_judge("openai:m", base_url="https://api.openai.com/v1")
+
+
+ECHOES = {
+    "400": Step(400, {"error": {"message": f"bad header 'Authorization: Bearer {KEY}'"}}),
+    "500 page": Step(500, f"<html>Authorization: Bearer {KEY}</html>".encode(), kind="text/html"),
+    "long": Step(400, {"error": {"message": "x" * 205 + KEY}}),
+    "web page": Step(200, f"<html>{KEY}</html>".encode(), kind="text/html"),
+    "cut off": Step(200, f'{{"headers": "Bearer {KEY[:-3]}'.encode()),
+    "content type": Step(200, b"?", kind=f"text/{KEY}"),
+    "reply": Step(200, completion(f"Bearer {KEY}")),
+    "model": Step(200, completion("yes") | {"model": KEY}),
+    "finish": Step(200, completion("yes", finish_reason=KEY)),
+    "401": Step(401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}),
+}
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_an_endpoint_that_echoes_the_key_does_not_get_it_stored(name, capfd):
+    with ChatServer(lambda words, before: ECHOES[name]) as server:
+        judge = judge_at(server, api_key=KEY, max_retries=1)
+        try:
+            told = repr(judge.judge(requests_of(1)))
+        except JudgeError as error:
+            told = "".join(traceback.format_exception(error))
+        assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    stored = "".join(path.read_text() for path in stored_files() if path.is_file())
+    told += stored + repr(judge) + str(capfd.readouterr())
+    assert KEY[:12] not in told
+    if name not in ("500 page", "long"):  # of these the message does not show it
+        assert "[key]" in told
+
+
+def test_a_refused_parameter_does_not_show_the_key():
+    with pytest.raises(ParameterError, match=r"does not accept {.*'nonsense': 1}") as caught:
+        make_judge("openai:m", base_url="http://127.0.0.1:9/v1", api_key=KEY, nonsense=1)
+    assert KEY not in str(caught.value)
+
+
+def test_placeholder_keys_do_not_change_replies():
+    with ChatServer(lambda words, before: Step(body=completion("none"))) as server:
+        for key in (None, "none", "n"):
+            assert judge_at(server, api_key=key).judge(requests_of(1))[0].answers == ("none",)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'"prompt_tokens": 1e999',
+        b'"prompt_tokens": 1e300',
+        b'"prompt_tokens": NaN',
+        b'"prompt_tokens": "many"',
+        b'"prompt_tokens": ' + b"9" * 5000,
+    ],
+)
+def test_strange_counts_do_not_lose_a_paid_answer(damage):
+    body = json.dumps(completion("yes")).encode().replace(b'"prompt_tokens": 50', damage)
+    with ChatServer(lambda words, before: Step(body=body)) as server:
+        judge = judge_at(server, budget_tokens=10_000)
+        (verdict,) = judge.judge(requests_of(1))
+        assert judge_at(server).judge(requests_of(1))[0].cached
+    assert (verdict.answers, verdict.usage) == (("yes",), None)
+    assert judge.bill.usage == Usage(len(requests_prompt()) + 64, 128)
+
+
+def test_a_budget_is_that_of_the_job_however_often_it_is_started():
+    """Three runs, each of which asks other questions: as a benchmark does that goes on where it was stopped."""
+    budget = 4 * 55 + len(requests_prompt()) + 64 + 128
+    spent: dict[str, Usage] = {}
+    with ChatServer() as server:
+        for run in range(3):
+            judge = judge_at(server, budget_tokens=budget, spent=spent)
+            judge.judge(requests_of(15)[5 * run : 5 * run + 5])
+            spent = json.loads(json.dumps(judge.spent))
+            assert sum(sum(counts) for counts in spent.values()) == server.total * 55 <= budget
+        assert server.total == 5
+        again = judge_at(server, budget_tokens=budget, spent=spent)
+        again.judge(requests_of(5))  # what is on disk and was counted before counts once
+        assert (again.bill.asked, again.bill.stored) == (0, 5)
+        assert again.spent == judge.spent
+        elsewhere = judge_at(server, budget_tokens=budget, spent=spent, cache_dir=os.environ["NOISER_CACHE"] + "/new")
+        assert {verdict.reason for verdict in elsewhere.judge(requests_of(5))} == {BUDGET}

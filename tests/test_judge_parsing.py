@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noiser.judges import PROMPTS, matches, parse_reply
-from noiser.judges.matching import normal_form
-from noiser.judges.prompts import PAPER_V1, WORDS_V1, render, words_as_data
+from noiser.judges.protocol import PAPER_V1, WORDS_V1, render, words_as_data
+from noiser.judges.replies import normal_form
 
 ONE = [
     ("basketball", "basketball"),
@@ -271,3 +271,7 @@ def test_words_that_look_like_instructions_stay_data():
 @given(st.lists(st.text(st.characters()), max_size=5))
 def test_words_as_data_come_back(words):
     assert json.loads(words_as_data(words)) == words
+
+
+def test_deeply_nested_lists_are_read():
+    assert parse_reply("[" * 900 + '"a"' + "]" * 900).answers == ("a",)

@@ -13,7 +13,7 @@ from noiser.checks import check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
-from noiser.judges.make import check_judge
+from noiser.judges import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
 

@@ -21,7 +21,7 @@ data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data set
 def list_() -> None:
     """Lists the data sets, where they come from and whether they are there."""
     from noiser.data import DATA_SETS, cache_folder
-    from noiser.data.finding import find_file
+    from noiser.data.files import find_file
     from noiser.data.loading import data_folder
     from noiser.errors import DataError
 

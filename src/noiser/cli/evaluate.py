@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,6 +65,8 @@ def evaluate(
     asked = _examples(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat=chat)[:limit]
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     parameters, judge_parameters = parse_parameters(set_ or ()), parse_parameters(judge_set or ())
+    if (judge or "").startswith("openai:") and "base_url" in judge_parameters and "api_key_env" not in judge_parameters:
+        judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))  # for an address that the user types
 
     from noiser.evaluation import evaluate as run
     from noiser.evaluation.display import as_page

@@ -1,11 +1,9 @@
 """The data sets of the paper, read from their upstream files, none of which is part of this package."""
 
-from noiser.data.dataset import DataSet
-from noiser.data.example import Example
+from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, Source, UpstreamFile
 from noiser.data.known import KNOWN
 from noiser.data.loading import cache_folder, fetch, load
 from noiser.data.longra import LONGRA
-from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
 from noiser.data.wikibio import WIKIBIO, read_biographies
 from noiser.data.wikitext import WIKITEXT
 

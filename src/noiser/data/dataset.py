@@ -1,17 +1,118 @@
-"""A data set in memory: its examples, and what was done to get them."""
+"""What a data set is: examples in memory, the upstream files that they come from, and how they are chosen."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, overload
 
-from noiser.data.example import Example
-from noiser.data.source import Source
 from noiser.errors import ParameterError, UnknownNameError
+from noiser.registry import Registry
 
-__all__ = ["DataSet", "choose", "in_draw_order", "of_category"]
+__all__ = [
+    "DATA_SETS",
+    "DataSet",
+    "Example",
+    "Reading",
+    "Recipe",
+    "Source",
+    "Spans",
+    "UpstreamFile",
+    "choose",
+    "in_draw_order",
+    "of_category",
+]
+
+Spans = Mapping[str, tuple[tuple[int, int], ...]]
+"""Named parts of a prompt, each as disjoint (start, end) character offsets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One prompt of a data set.
+
+    Attributes:
+        id: unique, such as "known-446"; the number is the one that the upstream file gives.
+        prompt: the text that the model continues.
+        target: the continuation that the data set calls right, without leading whitespace; None where it names none.
+        dataset: name of the data set.
+        category: the data set's own division, such as a relation; empty where there is none.
+        spans: named parts of `prompt`, for localisation.
+        meta: whatever else the record says.
+    """
+
+    id: str
+    prompt: str
+    target: str | None
+    dataset: str
+    category: str = ""
+    spans: Spans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
+    meta: Mapping[str, str | int | bool] = field(default_factory=dict[str, "str | int | bool"], hash=False)
+
+
+class UpstreamFile(NamedTuple):
+    """A file as its authors published it. Only a copy that is equal byte for byte is accepted.
+
+    Attributes:
+        name: the file's name in the cache.
+        url: where it is fetched from (http or https).
+        size: in bytes.
+        sha256: as hex.
+    """
+
+    name: str
+    url: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Files, licence and citation of a data set.
+
+    Attributes:
+        files: all that must be there to read the data set.
+        licence: of the files, as far as their authors state one.
+        citation: whom to cite.
+    """
+
+    files: tuple[UpstreamFile, ...]
+    licence: str
+    citation: str
+
+
+class Reading(NamedTuple):
+    """What a reader made of the files.
+
+    Attributes:
+        examples: in the order of the file.
+        notes: what a person must know about them: what was removed, repaired or left as it was.
+    """
+
+    examples: Sequence[Example]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to get a data set.
+
+    Attributes:
+        source: its files.
+        read: makes examples of the files' paths, given by file name.
+        read_as_published: the same, leaving errors of the published files in; None where there is no such form.
+    """
+
+    source: Source
+    read: Callable[[Mapping[str, Path]], Reading]
+    read_as_published: Callable[[Mapping[str, Path]], Reading] | None = None
+
+
+DATA_SETS: Registry[Recipe] = Registry("data set", "noiser.data")
+"""Every data set by name: factories without parameters that return a `Recipe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +122,7 @@ class DataSet(Sequence[Example]):
     Attributes:
         name: the registry's name.
         examples: the examples.
-        notes: what was removed, repaired, left as published or chosen, a sentence each.
+        notes: what was removed, repaired, left as published or chosen, one sentence each.
         source: files, licence and citation.
         as_published: whether errors of the published file were left in.
         total: examples that the data set has; more than `len` where a category or a limit chose among them.
@@ -50,10 +151,7 @@ class DataSet(Sequence[Example]):
     @property
     def categories(self) -> dict[str, int]:
         """Number of examples of each category, in order of first appearance."""
-        counts: dict[str, int] = {}
-        for example in self.examples:
-            counts[example.category] = counts.get(example.category, 0) + 1
-        return counts
+        return dict(Counter(example.category for example in self.examples))
 
 
 def of_category(name: str, examples: Sequence[Example], category: str | None) -> Sequence[Example]:
@@ -67,10 +165,10 @@ def of_category(name: str, examples: Sequence[Example], category: str | None) ->
 
 
 def choose(examples: Sequence[Example], limit: int | None, seed: int | None) -> Sequence[Example]:
-    """The first `limit` examples, or with a seed a random sample of as many, in the order they came in.
+    """The first `limit` examples, or with a seed a random sample of as many, in their original order.
 
-    An example's place in the draw depends on the seed and its id alone: the samples of a seed are nested, and do not
-    change when other examples are added, removed or put in another order.
+    Whether an example is drawn early depends on the seed and its id alone: the samples of a seed are nested, and do not
+    depend on the order of the examples.
 
     Raises:
         ParameterError: a limit below 1, or a seed without a limit.
@@ -88,9 +186,5 @@ def choose(examples: Sequence[Example], limit: int | None, seed: int | None) -> 
 
 
 def in_draw_order(examples: Sequence[Example], seed: int) -> list[Example]:
-    """The examples as a seed draws them: its sample of any size is the beginning."""
-    return sorted(examples, key=lambda example: _draw(seed, example.id))
-
-
-def _draw(seed: int, identity: str) -> bytes:
-    return hashlib.sha256(f"{seed}/{identity}".encode()).digest()
+    """The examples in the order in which a seed draws them: the sample of any size is the beginning."""
+    return sorted(examples, key=lambda example: hashlib.sha256(f"{seed}/{example.id}".encode()).digest())

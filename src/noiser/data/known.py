@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from noiser.data.example import Example
-from noiser.data.reading import read_json
-from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
+from noiser.data.files import read_json
 
 __all__ = ["KNOWN", "known", "read_known"]
 
@@ -29,39 +29,21 @@ KNOWN = Source(
 
 
 def known() -> Recipe:
-    """The recipe of KNOWN. The category of an example is its relation, its span "subject" what it is about."""
-    return Recipe(source=KNOWN, read=read_known, read_as_published=_read_all)
+    """The recipe of KNOWN. An example's category is its relation; its span "subject" is what the fact is about."""
+    return Recipe(source=KNOWN, read=read_known, read_as_published=partial(read_known, as_published=True))
 
 
-def read_known(paths: Mapping[str, Path]) -> Reading:
-    """KNOWN with every prompt once, as the paper counts it (1208)."""
-    examples = _examples(paths)
-    first, repeats = _split_repeats(examples)
-    if not repeats:
-        return Reading(first)
-    removed = "; ".join(f"{again} repeats the prompt of {before}" for again, before in repeats.items())
-    return Reading(first, (f"Removed {len(repeats)} of {len(examples)} records: {removed}.",))
-
-
-def _read_all(paths: Mapping[str, Path]) -> Reading:
-    examples = _examples(paths)
-    repeats = ", ".join(_split_repeats(examples)[1]) or "none"
-    return Reading(examples, (f"As published: {len(examples)} records; prompts that occur before: {repeats}.",))
-
-
-def _examples(paths: Mapping[str, Path]) -> list[Example]:
-    return [_example(record) for record in read_json(paths[FILE])]
-
-
-def _split_repeats(examples: Iterable[Example]) -> tuple[list[Example], dict[str, str]]:
-    """The first example of every prompt, and for each other id the id it repeats."""
+def read_known(paths: Mapping[str, Path], *, as_published: bool = False) -> Reading:
+    """KNOWN with every prompt once, as the paper counts it (1208), or with its duplicate, as published."""
+    examples = [_example(record) for record in read_json(paths[FILE])]
     first: dict[str, Example] = {}
-    repeats: dict[str, str] = {}
-    for example in examples:
-        before = first.setdefault(example.prompt, example)
-        if before is not example:
-            repeats[example.id] = before.id
-    return list(first.values()), repeats
+    repeats = {e.id: first[e.prompt].id for e in examples if first.setdefault(e.prompt, e) is not e}
+    if as_published:
+        listed = ", ".join(repeats) or "none"
+        return Reading(examples, (f"As published: {len(examples)} records; prompts that occur before: {listed}.",))
+    removed = "; ".join(f"{again} repeats the prompt of {before}" for again, before in repeats.items())
+    note = f"Removed {len(repeats)} of {len(examples)} records: {removed}."
+    return Reading(list(first.values()), (note,) * bool(repeats))
 
 
 def _example(record: Mapping[str, Any]) -> Example:

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from noiser.cache import cache_root
-from noiser.data.dataset import DataSet, choose, of_category
-from noiser.data.fetching import Progress, fetch_file
-from noiser.data.finding import find_file
-from noiser.data.source import DATA_SETS, Reading, Recipe
+from noiser.data.dataset import DATA_SETS, DataSet, choose, of_category
+from noiser.data.files import Progress, fetch_file, find_file
 from noiser.errors import DataError, ParameterError
 
 __all__ = ["cache_folder", "data_folder", "fetch", "load"]
@@ -36,7 +34,7 @@ def load(
         as_published: leaves what is wrong in the published file as it is: KNOWN's duplicate, LongRA's malformed
             records, the whitespace in wikitext.
         category: only the examples of this category, such as "capital-world".
-        progress: told how many bytes have come while a file is fetched.
+        progress: called with the bytes that have come and the bytes there are while a file is fetched.
 
     Returns:
         The examples, and notes on what was done to them.
@@ -51,19 +49,28 @@ def load(
     reader = recipe.read_as_published if as_published else recipe.read
     if reader is None:
         raise ParameterError(f"{entry.name} has one form only; got as_published=True, expected False.")
-    paths = _paths(entry.name, recipe, data_dir, progress)
+    folder, files = data_folder(data_dir), recipe.source.files
+    if folder is None:
+        paths = {file.name: fetch_file(file, cache_folder(entry.name), progress=progress) for file in files}
+    else:
+        paths = {file.name: find_file(file, folder, data_set=entry.name) for file in files}
     try:
         reading = reader(paths)
     except (KeyError, TypeError, AttributeError) as error:  # a plugin's file with fields that its reader does not know
         raise DataError(f"The files of {entry.name} have another form than expected: {error!r}.") from error
+    total, notes = len(reading.examples), list(reading.notes)
     chosen = choose(of_category(entry.name, reading.examples, category), limit, seed)
+    if len(chosen) < total:
+        of = f", category {category}" if category else ""
+        how = "in the order of the file" if seed is None else f"at random with seed {seed}"
+        notes.append(f"Took {len(chosen)} of {total} examples{of}, {how}.")
     return DataSet(
         name=entry.name,
         examples=tuple(chosen),
-        notes=(*reading.notes, *_selection(reading, len(chosen), category, seed)),
+        notes=tuple(notes),
         source=recipe.source,
         as_published=as_published,
-        total=len(reading.examples),
+        total=total,
     )
 
 
@@ -73,7 +80,7 @@ def fetch(name: str, data_dir: str | os.PathLike[str] | None = None, *, progress
     Args:
         name: as for `load`.
         data_dir: the folder to put them in; the cache folder if None.
-        progress: told how many bytes of a file have come.
+        progress: as for `load`.
 
     Returns:
         The paths of the files.
@@ -96,21 +103,3 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """The user's folder: `data_dir`, else `$NOISER_DATA`, else None."""
     chosen = data_dir if data_dir is not None else os.environ.get("NOISER_DATA")
     return Path(chosen).expanduser() if chosen else None
-
-
-def _paths(
-    name: str, recipe: Recipe, data_dir: str | os.PathLike[str] | None, progress: Progress | None
-) -> dict[str, Path]:
-    folder = data_folder(data_dir)
-    if folder is not None:
-        return {file.name: find_file(file, folder, data_set=name) for file in recipe.source.files}
-    return {file.name: fetch_file(file, cache_folder(name), progress=progress) for file in recipe.source.files}
-
-
-def _selection(reading: Reading, count: int, category: str | None, seed: int | None) -> tuple[str, ...]:
-    total = len(reading.examples)
-    if count == total:
-        return ()
-    of = f", category {category}" if category else ""
-    how = "in the order of the file" if seed is None else f"at random with seed {seed}"
-    return (f"Took {count} of {total} examples{of}, {how}.",)

@@ -1,21 +1,20 @@
 """LongRA: long-range agreement across a distractor (Vafa et al., 2021), from the file that Noiser's authors published.
 
-Each record asks for one word of a pair whose other word, the antecedent, stands early in the prompt, before a sentence
-in brackets that has nothing to do with it. In six of the 14 categories the pair's order is the reverse of the other
-eight, and whatever wrote the published file did not know: there, 186 records have lost the antecedent, end in the
-word that was asked for, and name the antecedent as the answer. Nothing is missing from them, so they can be repaired.
+Each record asks for one word of a pair. The other word, the antecedent, stands early in the prompt, before an unrelated
+sentence in brackets. In six of the 14 categories the published file has the pair the wrong way round: 186 records have
+lost the antecedent, end in the word that is asked for, and name the antecedent as the answer. They can be repaired.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from noiser.data.example import Example, Spans
-from noiser.data.reading import read_json
-from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spans, UpstreamFile
+from noiser.data.files import read_json
 from noiser.errors import DataError
 
 __all__ = ["LONGRA", "longra", "read_longra"]
@@ -46,7 +45,7 @@ HOLES = {
     "gram8-plural": 6,
     "gram9-plural-verbs": 3,
 }
-"""Categories with malformed records: how many words of the prompt stand before the place of the antecedent."""
+"""Categories with malformed records: how many words of the prompt come before the deleted antecedent."""
 
 _DISTRACTOR = re.compile(r"\([^()]*\)\.?")
 _LAST_NOUN = re.compile(r"(\w+),$")
@@ -68,26 +67,20 @@ def longra() -> Recipe:
     The spans of an example are "antecedent", "distractor" and, in the categories whose prompts end in the noun that
     names the answer's kind ("capital" in capital-world), "last_content_word".
     """
-    return Recipe(source=LONGRA, read=read_longra, read_as_published=_read_as_published)
+    return Recipe(source=LONGRA, read=read_longra, read_as_published=partial(read_longra, as_published=True))
 
 
-def read_longra(paths: Mapping[str, Path]) -> Reading:
-    """LongRA with its malformed records repaired: 573, in which every antecedent stands in its prompt."""
-    records = _records(paths)
+def read_longra(paths: Mapping[str, Path], *, as_published: bool = False) -> Reading:
+    """LongRA's 573 records, the malformed ones repaired (unless as published), so that each has its antecedent."""
+    records = [_Record(**record) for record in read_json(paths[FILE])]
+    malformed = sum(map(_is_malformed, records))
+    if as_published:
+        note = f"As published: {malformed} of {len(records)} records are malformed and were not repaired."
+        return Reading([_example(record, repaired=False) for record in records], (note,))
     examples = [_example(_repair(record), repaired=_is_malformed(record)) for record in records]
-    repaired = sum(_is_malformed(record) for record in records)
-    return Reading(examples, (f"Repaired {repaired} of {len(records)} records, malformed in {FILE}.",) * bool(repaired))
-
-
-def _read_as_published(paths: Mapping[str, Path]) -> Reading:
-    records = _records(paths)
-    malformed = sum(_is_malformed(record) for record in records)
-    note = f"As published: {malformed} of {len(records)} records are malformed and were not repaired."
-    return Reading([_example(record, repaired=False) for record in records], (note,))
-
-
-def _records(paths: Mapping[str, Path]) -> list[_Record]:
-    return [_Record(**record) for record in read_json(paths[FILE])]
+    return Reading(
+        examples, (f"Repaired {malformed} of {len(records)} records, malformed in {FILE}.",) * bool(malformed)
+    )
 
 
 def _is_malformed(record: _Record) -> bool:
@@ -95,7 +88,7 @@ def _is_malformed(record: _Record) -> bool:
 
 
 def _repair(record: _Record) -> _Record:
-    """The record as it was meant: asked-for word off the end, antecedent back in its place, the two exchanged."""
+    """The record as it was meant: the answer taken off the end, the antecedent put back, the two exchanged."""
     if not _is_malformed(record):
         return record
     if record.type not in HOLES:
@@ -106,7 +99,7 @@ def _repair(record: _Record) -> _Record:
     prompt = record.prompt.removesuffix(f" {record.relative}")
     words = list(re.finditer(r"\S+", prompt))
     before = words[HOLES[record.type] - 1]
-    hole = before.start() + len(before[0].rstrip(",."))  # the antecedent's own punctuation was left behind
+    hole = before.start() + len(before[0].rstrip(",."))  # its punctuation was not deleted
     prompt = f"{prompt[:hole]} {record.target}{prompt[hole:]}"
     return record._replace(prompt=prompt, target=record.relative, relative=record.target)
 
@@ -127,12 +120,13 @@ def _spans(record: _Record) -> Spans:
     """Named parts of the prompt; a malformed record has no antecedent."""
     antecedent = None if _is_malformed(record) else re.search(rf"\b{re.escape(record.relative)}\b", record.prompt)
     last = _LAST_NOUN.search(record.prompt)
-    found = {
+    distractor = _DISTRACTOR.search(record.prompt)
+    parts = {
         "antecedent": antecedent and antecedent.span(),
-        "distractor": (distractor := _DISTRACTOR.search(record.prompt)) and distractor.span(),
+        "distractor": distractor and distractor.span(),
         "last_content_word": last and last.span(1),
     }
-    return {name: (span,) for name, span in found.items() if span}
+    return {name: (span,) for name, span in parts.items() if span}
 
 
 DATA_SETS.register("longra", longra, summary="573 word pairs, to be completed across a distracting sentence")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from noiser.data.detokenizing import detokenize
-from noiser.data.example import Example
-from noiser.data.reading import read_json, read_text
-from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
+from noiser.data.files import read_json, read_text
 from noiser.errors import DataError
 from noiser.spans import sentence_spans
 
-__all__ = ["WIKIBIO", "read_biographies", "wikibio"]
+__all__ = ["WIKIBIO", "detokenize", "read_biographies", "wikibio"]
 
 FILE = "dataset-generated.json"
 
@@ -34,7 +33,7 @@ WIKIBIO = Source(
 )
 
 SENTENCES = 2
-"""Sentences of a biography that make the prompt."""
+"""How many sentences of a biography make the prompt."""
 
 
 def wikibio() -> Recipe:
@@ -49,25 +48,25 @@ def read_biographies(path: Path) -> Reading:
         path: one of
             JSON, a list of objects with `wiki_bio_text` and perhaps `wiki_bio_test_idx` (SelfCheckGPT's selection);
             JSON, an object of lists of sentences, tokenised (a part of Lebret's set);
-            `NAME.sent`, a tokenised sentence a line, with the number of sentences of each biography in `NAME.nb`
-            beside it (Lebret's set itself). Tokenised text is put together again; its case is lost.
+            `NAME.sent`, one tokenised sentence per line, with the number of sentences of each biography in `NAME.nb`
+            beside it (Lebret's set itself). Tokenised text is joined again; its case is lost.
 
     Raises:
         DataError: the file cannot be read, or has another form.
     """
-    found = _read_lines(path) if path.suffix == ".sent" else _read_records(path)
+    biographies = _read_lines(path) if path.suffix == ".sent" else _read_records(path)
     examples = [
         Example(id=f"wikibio-{identity}", prompt=" ".join(sentences[:SENTENCES]), target=None, dataset="wikibio")
-        for identity, sentences in found.items()
+        for identity, sentences in biographies.items()
         if len(sentences) >= SENTENCES
     ]
-    left_out = len(found) - len(examples)
-    note = f"Left out {left_out} of {len(found)} biographies, which have fewer than {SENTENCES} sentences."
+    left_out = len(biographies) - len(examples)
+    note = f"Left out {left_out} of {len(biographies)} biographies, which have fewer than {SENTENCES} sentences."
     return Reading(examples, (note,) * bool(left_out))
 
 
 def first_sentences(text: str) -> list[str]:
-    """The sentences of a text as `sentence_spans` has them, but none ends inside brackets ("(c. 1771 - 1848)")."""
+    """The sentences of a text as `sentence_spans` has them, except that none ends in brackets ("(c. 1771 - 1848)")."""
     sentences: list[str] = []
     depth = 0
     for start, end in sentence_spans(text):
@@ -112,7 +111,7 @@ def _read_lines(path: Path) -> dict[str, list[str]]:
     try:
         counts = [int(count) for count in read_text(counts_path).split()]
     except ValueError as error:
-        raise DataError(f"{counts_path}: {error}; expected the number of sentences of a biography a line.") from error
+        raise DataError(f"{counts_path}: {error}; expected one number of sentences per line.") from error
     if sum(counts) != len(lines):
         raise DataError(
             f"{path} has {len(lines)} lines and {counts_path.name} counts {sum(counts)}; expected the same. Take both "
@@ -124,6 +123,28 @@ def _read_lines(path: Path) -> dict[str, list[str]]:
 
 def _clean(lines: Iterable[str]) -> list[str]:
     return [text for line in lines if (text := detokenize(line))]
+
+
+_SYMBOLS = {
+    "-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}", "--": "–",
+}  # fmt: skip
+_CLITIC = re.compile(r" ('(?:s|m|d|re|ve|ll)|n't)(?!\S)", re.IGNORECASE)
+_OPENING = re.compile(r"(?<!\S)([(\[{$£€]) ")
+_CLOSING = re.compile(r" ([)\]},.;:!?%])(?=[\s)\]},.;:!?\"]|$)")
+
+
+def detokenize(line: str) -> str:
+    r"""A line of Penn Treebank tokens as text: brackets, quotation marks, dashes, punctuation and clitics as printed.
+
+    >>> detokenize("ann -lrb- born 4 may 1945 -rrb- is a poet 's daughter , and `` does n't '' write .")
+    'ann (born 4 may 1945) is a poet\'s daughter, and "doesn\'t" write.'
+    """
+    text = " ".join(_SYMBOLS.get(token.lower(), token) for token in line.split())
+    text = _CLITIC.sub(r"\1", text)
+    text = re.sub(r"(?<!\S)`` ?", '"', text)
+    text = re.sub(r" ?''(?!\S)", '"', text)
+    text = _OPENING.sub(r"\1", text)
+    return _CLOSING.sub(r"\1", text)
 
 
 DATA_SETS.register("wikibio", wikibio, summary="119 biographies, the first two sentences of each")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from noiser.data.example import Example
-from noiser.data.reading import read_text
-from noiser.data.source import DATA_SETS, Reading, Recipe, Source, UpstreamFile
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
+from noiser.data.files import read_text
 
 __all__ = ["WIKITEXT", "read_wikitext", "wikitext"]
 
@@ -31,32 +31,21 @@ WIKITEXT = Source(
 
 def wikitext() -> Recipe:
     """The recipe of the 22 sentences. They have no target: the model's own continuation is explained."""
-    return Recipe(source=WIKITEXT, read=read_wikitext, read_as_published=_read_as_published)
+    return Recipe(source=WIKITEXT, read=read_wikitext, read_as_published=partial(read_wikitext, as_published=True))
 
 
-def read_wikitext(paths: Mapping[str, Path]) -> Reading:
-    """Every line, without the whitespace around it, as the paper's authors use them."""
-    lines = _lines(paths)
+def read_wikitext(paths: Mapping[str, Path], *, as_published: bool = False) -> Reading:
+    """Every line, without the whitespace around it (unless as published), as the paper's authors use them."""
+    lines = [line for line in read_text(paths[FILE]).split("\n") if line.strip()]
     changed = sum(line != line.strip() for line in lines)
-    note = f"Removed the whitespace at the ends of {changed} of {len(lines)} lines."
-    return Reading(_examples(line.strip() for line in lines), (note,) * bool(changed))
-
-
-def _read_as_published(paths: Mapping[str, Path]) -> Reading:
-    lines = _lines(paths)
-    changed = sum(line != line.strip() for line in lines)
-    return Reading(_examples(lines), (f"As published: {changed} of {len(lines)} lines begin or end in whitespace.",))
-
-
-def _lines(paths: Mapping[str, Path]) -> list[str]:
-    return [line for line in read_text(paths[FILE]).split("\n") if line.strip()]
-
-
-def _examples(lines: Iterable[str]) -> list[Example]:
-    return [
-        Example(id=f"wikitext-{number}", prompt=line, target=None, dataset="wikitext")
-        for number, line in enumerate(lines)
-    ]
+    if as_published:
+        notes = (f"As published: {changed} of {len(lines)} lines begin or end in whitespace.",)
+    else:
+        lines = [line.strip() for line in lines]
+        notes = (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",) * bool(changed)
+    numbered = [(f"wikitext-{number}", line) for number, line in enumerate(lines)]
+    examples = [Example(id=name, prompt=line, target=None, dataset="wikitext") for name, line in numbered]
+    return Reading(examples, notes)
 
 
 DATA_SETS.register("wikitext", wikitext, summary='22 beginnings of Wikipedia sentences: "WikiBio" in the paper\'s runs')

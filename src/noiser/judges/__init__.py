@@ -1,10 +1,16 @@
 """Judges: some words of a prompt in, the completion that they suggest out."""
 
-from noiser.judges.make import make_judge
-from noiser.judges.matching import matches
-from noiser.judges.parsing import Reading, parse_reply
-from noiser.judges.prompts import PROMPTS, PromptTemplate
-from noiser.judges.protocol import JUDGES, Judge, JudgeRequest, Usage, Verdict
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Generator
+from typing import Any
+
+from noiser.errors import DependencyError, JudgeError, ParameterError
+from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, PromptTemplate, Usage, Verdict
+from noiser.judges.replies import Reading, matches, parse_reply
+from noiser.model.language_model import LanguageModel
 
 __all__ = [
     "JUDGES",
@@ -15,7 +21,83 @@ __all__ = [
     "Reading",
     "Usage",
     "Verdict",
+    "check_judge",
     "make_judge",
     "matches",
     "parse_reply",
 ]
+
+
+def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:
+    """A judge by name, such as "local" or "openai:gpt-4.1-mini"; a judge object is returned as it is.
+
+    Args:
+        judge: a registry name, with a model's name after a colon where the judge takes one.
+        lm: the model of "local".
+        parameters: passed on to the judge, such as `base_url`, `budget_usd` or `concurrency`.
+
+    Raises:
+        UnknownNameError: no such judge. ParameterError: it lacks a model, or refuses a parameter.
+    """
+    given: object = judge
+    if not isinstance(given, str):
+        if not isinstance(given, Judge) or isinstance(given, type):
+            raise ParameterError(
+                f"judge is {given!r}; expected a name such as 'local' or 'openai:MODEL', or an object with a `name` "
+                "and a method `judge(requests)`."
+            )
+        return given
+    name, _, model = given.partition(":")
+    factory = JUDGES.get(name).factory
+    with _refused_parameters(name, parameters):
+        return factory(model=model or None, lm=lm, **parameters)
+
+
+def check_judge(judge: str, **parameters: Any) -> None:
+    """Checks what is known of a judge's name and parameters without its model, its key or its packages.
+
+    Raises:
+        UnknownNameError: no such judge. ParameterError: it lacks a model's name, or refuses a parameter.
+    """
+    name, _, model = judge.partition(":")
+    factory = JUDGES.get(name).factory
+    with _refused_parameters(name, parameters):
+        if factory is _local:
+            from noiser.judges.local import check_settings
+
+            check_settings(**parameters)
+        elif factory is _openai:
+            with contextlib.suppress(DependencyError, JudgeError):  # package and key may be on the worker
+                _openai(model=model or None, lm=None, **parameters)
+        else:
+            inspect.signature(factory).bind(model=model or None, lm=None, **parameters)
+
+
+@contextlib.contextmanager
+def _refused_parameters(name: str, parameters: dict[str, Any]) -> Generator[None]:
+    try:
+        yield
+    except TypeError as error:
+        shown = {key: "..." if key in ("api_key", "base_url") else value for key, value in parameters.items()}
+        raise ParameterError(f"Judge {name!r} does not accept {shown}: {error}.") from error
+
+
+def _local(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:
+    from noiser.judges.local import LocalJudge
+
+    if lm is None or model is not None:
+        got = f"'local:{model}'" if model else "no lm"
+        raise ParameterError(f"The local judge got {got}; expected make_judge('local', lm=noiser.load_model(...)).")
+    return LocalJudge(lm, **parameters)
+
+
+def _openai(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:  # noqa: ARG001
+    if model is None:
+        raise ParameterError("The openai judge got no model; expected a name such as 'openai:gpt-4.1-mini'.")
+    from noiser.judges.openai_judge import OpenAIJudge
+
+    return OpenAIJudge(model, **parameters)
+
+
+JUDGES.register("local", _local, summary="a model on this machine; five answers by beam search")
+JUDGES.register("openai", _openai, summary="any OpenAI-compatible endpoint, as openai:MODEL; answers are stored")

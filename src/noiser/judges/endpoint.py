@@ -1,161 +1,257 @@
-"""One question to an OpenAI-compatible endpoint: what can go wrong, what is tried again, and what a good answer is."""
+"""An OpenAI-compatible endpoint: which key goes to which address, a request with its retries, what can go wrong."""
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import json
+import os
 import random
-import threading
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from threading import Event
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import openai
-import tenacity
 
+from noiser.errors import JudgeError, ParameterError
+from noiser.judges.answers import StoredAnswer
 from noiser.judges.protocol import Usage
-from noiser.judges.stored import StoredAnswer
 
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
+__all__ = ["Endpoint", "EndpointError", "Retries", "UnreadableResponseError", "read_completion"]
 
-__all__ = ["Retries", "UnreadableResponseError", "ask", "explain", "is_fatal", "read_completion", "retry_after"]
-
+_OFFICIAL = "https://api.openai.com/v1"
+_ADDRESS = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE)
 _TRANSIENT = {408, 409, 425, 429}
 _FATAL = {401, 402, 403, 404, 405}
+_CLIENT_HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent"}
+_SHORTEST_SECRET = 6  # shorter keys are placeholders, which may stand in replies as words
+_MOST_TOKENS = 10**9  # larger counts are mistakes
+
+_jitter = random.Random()  # the global generator is the caller's
 
 
 class UnreadableResponseError(Exception):
-    """A response of the endpoint that is no chat completion: half JSON, a web page, an error in a 200."""
+    """A response of status 200 that is not a chat completion: half JSON, a web page, an error."""
 
 
-class Retries:
-    """Tries a question again after what may pass: 408, 409, 425, 429, 5xx, time-outs, lost connections, garbage.
+class EndpointError(Exception):
+    """Why an endpoint gave no answer, without the key.
 
-    Waits double from `backoff` on, with as much again at random, and last at least as long as the endpoint's
-    `Retry-After` says. One that says longer than `longest` ends the trying.
+    Attributes:
+        fatal: every other request would fail alike: a wrong key, model or address, an empty account.
+        transient: another try may succeed.
+        wait: the seconds to wait that the endpoint asks for; None if it does not.
+    """
 
-    Args:
+    def __init__(self, message: str, *, fatal: bool, transient: bool, wait: float | None) -> None:
+        super().__init__(message)
+        self.fatal, self.transient, self.wait = fatal, transient, wait
+
+
+class Retries(NamedTuple):
+    """How often and when to try again what may pass: 408, 409, 425, 429, 5xx, time-outs, lost connections, garbage.
+
+    Waits double from `backoff` on, with random jitter, and last at least as long as `Retry-After` says.
+
+    Attributes:
         times: how often to try again.
         backoff: seconds before the first new try.
-        longest: the longest wait between two tries, in seconds.
-        stopped: when set, waiting and trying end.
+        longest: the longest wait in seconds; an endpoint that asks for more is not tried again.
     """
 
-    def __init__(self, times: int, backoff: float, longest: float, stopped: threading.Event) -> None:
-        self.backoff, self.longest = backoff, longest
-        self._random = random.Random()  # the global generator is the caller's
-        self._retrying: Callable[[], tenacity.Retrying] = lambda: tenacity.Retrying(
-            retry=tenacity.retry_if_exception(self._is_worth_it),
-            stop=tenacity.stop_after_attempt(times + 1) | tenacity.stop_when_event_set(stopped),
-            wait=self._wait,
-            sleep=tenacity.sleep_using_event(stopped),
-            reraise=True,
+    times: int
+    backoff: float
+    longest: float
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address and the key that goes there.
+
+    Attributes:
+        address: up to and including "/v1".
+        key: None where none is sent.
+        ambient: whether the address is the environment's, so that its organisation, project and headers go there too.
+    """
+
+    address: str
+    key: str | None = field(default=None, repr=False)
+    ambient: bool = False
+
+    @classmethod
+    def choose(cls, base_url: str | None, api_key: str | None, api_key_env: str | None) -> Endpoint:
+        """The endpoint of these settings. The environment's key goes only to the environment's address.
+
+        Raises:
+            ParameterError: an address that cannot be used or stored, or that must not get this key.
+            JudgeError: a key is needed and there is none.
+        """
+        environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
+        address = (base_url or environment).rstrip("/")
+        ambient, scheme = address == environment, _scheme_and_host(address)[0]
+        if api_key and api_key_env:
+            raise ParameterError("The openai judge got api_key and api_key_env; expected one of them at most.")
+        if api_key_env and not api_key_env.endswith("_KEY"):
+            raise ParameterError(
+                f"api_key_env is {api_key_env!r}; expected the name of a variable that ends in _KEY, so that no other "
+                "secret of the environment can be sent away."
+            )
+        if api_key_env and api_key_env.startswith("OPENAI_") and not ambient:
+            raise ParameterError(
+                f"api_key_env is {api_key_env!r} and base_url is {address}, but {api_key_env} goes only to the address "
+                "that OPENAI_BASE_URL names, or to OpenAI. Put that endpoint's key into a variable of another name."
+            )
+        variable = api_key_env or ("OPENAI_API_KEY" if ambient else "")
+        key = (api_key or os.environ.get(variable, "")).strip()
+        if (key or api_key_env) and scheme == "http" and not _is_local(address):
+            raise ParameterError(
+                f"base_url is {address}, where the key would go unencrypted; expected https://, or http:// on this "
+                "machine (localhost), such as the end of an SSH tunnel."
+            )
+        if not key and (api_key_env or address == _OFFICIAL):
+            raise JudgeError(
+                f"The openai judge has no key for {address}; expected one in the environment variable "
+                f"{variable or 'that api_key_env names'}, or as api_key. An endpoint of your own needs none: give its "
+                "base_url."
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise JudgeError("The openai judge's key has line breaks or letters outside ASCII; expected a key.")
+        return cls(address, key or None, ambient)
+
+    def client(self) -> openai.OpenAI:
+        """The official client; key and words go to this address only: no redirects, no proxy to this machine."""
+        http_client = openai.DefaultHttpxClient(
+            follow_redirects=False,
+            trust_env=not _is_local(self.address),
+            event_hooks={} if self.ambient else {"request": [self._strip_environment]},
         )
+        return openai.OpenAI(base_url=self.address, api_key=self.key or "none", max_retries=0, http_client=http_client)
 
-    def __call__(self, attempt: Callable[[], StoredAnswer]) -> StoredAnswer:
-        """The first answer; or the last exception."""
-        return self._retrying()(attempt)
+    def _strip_environment(self, request: Any) -> None:
+        """Takes out what the client adds from OPENAI_CUSTOM_HEADERS, OPENAI_ORG_ID and OPENAI_PROJECT_ID."""
+        for name in [*request.headers]:
+            if name not in _CLIENT_HEADERS and not name.startswith("x-stainless-"):
+                del request.headers[name]
+        request.headers["authorization"] = f"Bearer {self.key or 'none'}"
 
-    def _is_worth_it(self, error: BaseException) -> bool:
-        return _is_transient(error) and (retry_after(error) or 0) <= self.longest
+    def ask(
+        self, client: openai.OpenAI, question: Mapping[str, Any], timeout: float, retries: Retries, stop: Event
+    ) -> StoredAnswer:
+        """The answer to a question, without the key; waiting and trying end when `stop` is set.
 
-    def _wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        doubled = min(self.longest, self.backoff * 2 ** min(state.attempt_number - 1, 30))
-        return (retry_after(error) or doubled / 2) + self._random.uniform(0, doubled / 2)
+        Raises:
+            EndpointError: there is none.
+        """
+        # The client's own retries cannot be interrupted, have no setting for the wait, and accept a web page.
+        for tries in itertools.count():
+            try:
+                raw = client.chat.completions.with_raw_response.create(
+                    model=question["model"],
+                    messages=question["messages"],
+                    extra_body=dict(question["parameters"]),
+                    timeout=timeout,
+                )
+                kind = raw.http_response.headers.get("content-type", "no content type")
+                reply, finish, model, usage = read_completion(raw.http_response.text, kind)
+                return StoredAnswer(self.redact(reply), self.redact(finish), self.redact(model), usage)
+            except (openai.OpenAIError, UnreadableResponseError) as error:
+                failure = self._failure(error)
+            wait, doubled = failure.wait or 0.0, min(retries.longest, retries.backoff * 2 ** min(tries, 30))
+            if not failure.transient or tries >= retries.times or wait > retries.longest:
+                raise failure
+            if stop.wait((wait or doubled / 2) + _jitter.uniform(0, doubled / 2)):
+                raise failure  # here, and not where it was caught: no traceback shows the client's message
+        raise AssertionError("unreachable")
 
+    def redact(self, text: str) -> str:
+        """The text without the key, also where it was cut off."""
+        key = self.key or ""
+        for length in range(len(key), max(_SHORTEST_SECRET, len(key) // 2) - 1, -1):
+            text = text.replace(key[:length], "[key]")
+        return text
 
-def ask(client: openai.OpenAI, question: Mapping[str, Any], timeout: float) -> StoredAnswer:
-    """Sends one question, once.
-
-    Raises:
-        UnreadableResponseError, openai.APIError: as `Retries`, `is_fatal` and `explain` understand them.
-    """
-    raw = client.chat.completions.with_raw_response.create(
-        model=question["model"],
-        messages=question["messages"],
-        extra_body=dict(question["parameters"]),
-        timeout=timeout,
-    )
-    response = raw.http_response
-    return read_completion(response.text, response.headers.get("content-type", "no content type"))
+    def _failure(self, error: Exception) -> EndpointError:
+        fatal, transient, wait, message = False, True, None, str(error)
+        if isinstance(error, openai.APIStatusError):
+            status, wait = error.status_code, _retry_after(error.response.headers)
+            fatal = status in _FATAL or 300 <= status < 400 or error.code == "insufficient_quota"
+            transient = not fatal and (status in _TRANSIENT or status >= 500)
+            message = f"HTTP {status}{f', asks to wait {wait:.0f} s' if wait else ''}: {error.message}"
+        elif isinstance(error, openai.APITimeoutError):
+            message = "no answer in time"
+        elif isinstance(error, openai.APIConnectionError):
+            message = f"connection failed: {error.__cause__ or error}"
+        else:
+            transient = isinstance(error, UnreadableResponseError)
+        line = " ".join(self.redact(message).split())
+        line = line if len(line) <= 240 else f"{line[:239]}…"
+        return EndpointError(line, fatal=fatal, transient=transient, wait=wait)
 
 
 def read_completion(body: str, kind: str = "application/json") -> StoredAnswer:
     """The answer in the body of a response. Raises UnreadableResponseError when there is none."""
     try:
-        data = json.loads(body)
+        data = json.loads(body, parse_int=float)  # Python refuses integers of thousands of digits
     except (ValueError, RecursionError) as error:
-        raise UnreadableResponseError(f"no JSON ({kind}): {_shortened(body)}") from error
+        raise UnreadableResponseError(f"not valid JSON ({kind}): {body}") from error
     try:
         choice = data["choices"][0]
         message = choice["message"]
         content, refusal = message.get("content"), message.get("refusal")
     except (LookupError, TypeError, AttributeError) as error:
-        raise UnreadableResponseError(f"no choices in it: {_shortened(body)}") from error
-    if isinstance(content, list):  # a list of parts
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    if content is not None and not isinstance(content, str):
-        raise UnreadableResponseError(f"a content that is no text: {_shortened(body)}")
+        raise UnreadableResponseError(f"no choices in it: {body}") from error
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    if not isinstance(content, str | None):
+        raise UnreadableResponseError(f"a content that is not text: {body}")
     finish = "refusal" if refusal and not content else str(choice.get("finish_reason"))
     model = data.get("model")
-    return StoredAnswer(content or refusal or "", finish, model if isinstance(model, str) else "", _usage(data))
+    reply = content or (refusal if isinstance(refusal, str) else "")
+    return StoredAnswer(reply, finish, model if isinstance(model, str) else "", _usage(data))
 
 
 def _usage(data: Mapping[str, Any]) -> Usage | None:
     try:
-        usage = Usage(int(data["usage"]["prompt_tokens"]), int(data["usage"]["completion_tokens"]))
+        counts = [float(data["usage"][name]) for name in Usage._fields]
     except (LookupError, TypeError, ValueError):
         return None
-    return usage if min(usage) >= 0 else None
+    return Usage(*map(int, counts)) if all(0 <= count <= _MOST_TOKENS for count in counts) else None
 
 
-def is_fatal(error: BaseException) -> bool:
-    """Whether every other request would meet the same error: a wrong key, model or address, an empty account."""
-    if not isinstance(error, openai.APIStatusError):
-        return False
-    return error.status_code in _FATAL or 300 <= error.status_code < 400 or error.code == "insufficient_quota"
-
-
-def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, openai.APIStatusError):
-        return not is_fatal(error) and (error.status_code in _TRANSIENT or error.status_code >= 500)
-    return isinstance(error, openai.APIConnectionError | UnreadableResponseError)
-
-
-def retry_after(error: BaseException | None) -> float | None:
-    """The seconds to wait that the endpoint asks for in its headers, as a number or a date; None if it does not."""
-    if not isinstance(error, openai.APIStatusError):
-        return None
-    headers = error.response.headers
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds to wait that a response asks for, as a number or a date; None if it does not."""
     try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        asked = headers.get("retry-after")
-        if asked is None:
-            return None
+        if "retry-after-ms" in headers:
+            return max(0.0, float(headers["retry-after-ms"]) / 1000)
+        value = headers.get("retry-after", "none")
         try:
-            return max(0.0, float(asked))
+            return max(0.0, float(value))
         except ValueError:
-            return max(0.0, parsedate_to_datetime(asked).timestamp() - time())
+            return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     except (ValueError, OverflowError):
         return None
 
 
-def explain(error: BaseException) -> str:
-    """A line on what happened, without the key and without a stack of causes."""
-    if isinstance(error, openai.APIStatusError):
-        wait = retry_after(error)
-        asks = f", asks to wait {wait:.0f} s" if wait else ""
-        return f"HTTP {error.status_code}{asks}: {_shortened(error.message)}"
-    if isinstance(error, openai.APITimeoutError):
-        return "no answer in time"
-    if isinstance(error, openai.APIConnectionError):
-        return f"connection failed: {_shortened(str(error.__cause__ or error))}"
-    return _shortened(str(error))
+def _scheme_and_host(address: str) -> tuple[str, str]:
+    """Raises ParameterError for an address that is not HTTP, or holds more than host and path: it is stored."""
+    if match := _ADDRESS.fullmatch(address):
+        return match[1].lower(), match[2].strip("[]").lower()
+    scheme, slashes, rest = re.split("[?#]", address)[0].rpartition("://")
+    secret = " with a user name, a password or a query, which would be stored with every answer"
+    raise ParameterError(
+        f"base_url is {scheme}{slashes}{rest.rpartition('@')[2]}{secret if {*'@?#'} & {*address} else ''}; expected an "
+        "address such as https://HOST/v1. A key belongs in an environment variable: api_key_env='MY_KEY'."
+    )
 
 
-def _shortened(text: str, length: int = 200) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+def _is_local(address: str) -> bool:
+    host = _scheme_and_host(address)[1]
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from noiser.errors import ParameterError, UnknownNameError
-from noiser.judges.matching import normal_form
-from noiser.judges.parsing import Reading, parse_reply
-from noiser.judges.prompts import PAPER_V1, WORDS_V1, render
-from noiser.judges.protocol import JudgeRequest, Usage, Verdict
+from noiser.checks import check_choice, check_count
+from noiser.errors import NumericalError, ParameterError, PromptError
+from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verdict, render
+from noiser.judges.replies import Reading, normal_form, parse_reply
 from noiser.model.checkpoint import quiet_transformers
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode
@@ -25,24 +24,25 @@ __all__ = ["LocalJudge", "check_settings"]
 
 Tokens = tuple[int, ...]
 
+_Answer = tuple[list[Reading], list[str], Usage | None]
+"""What the replies to a prompt say, best first; the replies; and the tokens of all of them."""
+
 _WORD_TOKENS = 8
-"""The longest word that a plain completion is waited for, in tokens."""
+"""The longest word of a plain completion, in tokens."""
 
 
 def check_settings(*, style: str = "auto", max_new_tokens: int = 32) -> None:
-    """What can be told of a local judge's settings without its model. Raises what `LocalJudge` does."""
-    if style not in ("auto", "chat", "plain"):
-        raise UnknownNameError("style", style, ("auto", "chat", "plain"))
-    if max_new_tokens < 1:
-        raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    """Checks the settings of a local judge without its model. Raises what `LocalJudge` does."""
+    check_choice("style", style, ("auto", "chat", "plain"))
+    check_count("max_new_tokens", max_new_tokens)
 
 
 class LocalJudge:
-    """A model of one's own as the judge; the same replies every time.
+    """A model in this process as the judge; the same replies every time.
 
     Style "chat" asks for a single word with the paper's prompt ("paper-v1"), through the model's chat template: one
     answer is decoded greedily; five are the final beams of a beam search, best first. Style "plain" gives the words
-    alone as a text to go on with ("words-v1") and takes the first word of what follows: from the most probable first
+    alone as a text to continue ("words-v1") and takes the first word of what follows: from the most probable first
     token, or for five answers from the most probable ones that lead to different words, each continued greedily.
 
     The model is left as it was. Replies do not depend on what else is judged.
@@ -70,92 +70,100 @@ class LocalJudge:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
         self.lm, self.max_new_tokens = lm, max_new_tokens
         self.style: Literal["chat", "plain"] = "chat" if chats and style != "plain" else "plain"
+        self._template = PAPER_V1 if self.style == "chat" else WORDS_V1
 
     def __repr__(self) -> str:
         return f"LocalJudge({self.lm!r}, style={self.style!r})"
 
     @property
     def name(self) -> str:
-        """What stands in results."""
+        """What results call it."""
         return f"local:{self.lm.identity.name}"
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
-        """One verdict a request, in order; equal requests are asked once.
+        """One verdict per request, in order; equal requests are asked once.
 
-        Requests of equal length in tokens go through the model together, so that nothing is padded. A request whose
-        words the model cannot read, because they are too many, is unscored.
+        Requests of equal length in tokens go through the model together, so that nothing is padded. A request that the
+        model cannot read is unscored.
         """
         verdicts: dict[JudgeRequest, Verdict] = {}
         groups: dict[tuple[int, int], list[tuple[JudgeRequest, Tokens]]] = {}
         room = self.max_new_tokens if self.style == "chat" else _WORD_TOKENS
         for request in dict.fromkeys(requests):
-            tokens = self._encoded(request)
-            if tokens and len(tokens) + room <= (self.lm.context_length or len(tokens) + room):
+            try:
+                tokens = self._encode(request, room)
                 groups.setdefault((len(tokens), request.count), []).append((request, tokens))
-            else:
-                problem = f"{len(tokens)} tokens do not fit the model" if tokens else "no words"
-                verdicts[request] = self._verdict(request, problem)
+            except PromptError as error:
+                verdicts[request] = self._verdict(request, [Reading((), str(error))])
         for (length, count), members in groups.items():
             size = max(1, self.lm.batch_tokens // ((length + room) * (count if count == 1 else 2 * count)))
             for start in range(0, len(members), size):
                 batch = members[start : start + size]
                 ids = torch.tensor([tokens for _, tokens in batch], device=self.lm.device)
-                found = self._ask(ids, count) if self.style == "chat" else self._complete(ids, count)
-                for (request, _), verdict in zip(batch, found, strict=True):
-                    verdicts[request] = self._verdict(request, *verdict)
+                for (request, _), answer in zip(batch, self._answer_each(ids, count), strict=True):
+                    verdicts[request] = self._verdict(request, *answer)
         return [verdicts[request] for request in requests]
 
-    def _encoded(self, request: JudgeRequest) -> Tokens:
+    def _encode(self, request: JudgeRequest, room: int) -> Tokens:
+        """The tokens of the question. Raises PromptError when there are none, or too many for the model."""
+        text = render(self._template, request.words)
+        if not text.strip():
+            raise PromptError("no words")
+        prompt = [{"role": "user", "content": text}] if self.style == "chat" else text
+        tokens = encode(self.lm.tokenizer, prompt).token_ids
+        if self.lm.context_length and len(tokens) + room > self.lm.context_length:
+            raise PromptError(f"{len(tokens)} tokens do not fit the model")
+        return tokens
+
+    def _answer_each(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
+        """`_answer`, prompt by prompt where the model returns NaN for one, which must not lose the others."""
+        try:
+            return self._answer(ids, count)
+        except NumericalError as error:
+            if len(ids) == 1:
+                return [([Reading((), str(error))], [], None)]
+            return [answer for row in ids.split(1) for answer in self._answer_each(row, count)]
+
+    def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
         if self.style == "chat":
-            chat = [{"role": "user", "content": render(PAPER_V1, request.words)}]
-            return encode(self.lm.tokenizer, chat).token_ids
-        text = render(WORDS_V1, request.words)
-        return encode(self.lm.tokenizer, text).token_ids if text.strip() else ()
+            rows = self._generate(ids, self.max_new_tokens, beams=count)
+        else:  # several tokens may begin the same word, or none
+            rows = self._continue(ids, 1 if count == 1 else 2 * count)
+        width = len(rows) // len(ids)
+        answers: list[_Answer] = []
+        for start in range(0, len(rows), width):
+            beams = rows[start : start + width]
+            read = [self._read(beam) for beam in beams]
+            if self.style == "plain":
+                distinct: dict[str, tuple[Reading, str]] = {}
+                for reading, reply in read:
+                    distinct.setdefault(normal_form("".join(reading.answers)), (reading, reply))
+                read = [distinct[word] for word in sorted(distinct, key=lambda word: not word)][:count]  # no word: last
+            usage = Usage(ids.shape[1], sum(map(len, beams)))
+            answers.append(([reading for reading, _ in read], [reply for _, reply in read], usage))
+        return answers
 
-    def _ask(self, ids: Int[Tensor, "batch length"], count: int) -> list[tuple[list[Reading], list[str], Usage]]:
-        """What the beams of each prompt say, best first."""
-        rows = self._generate(ids, self.max_new_tokens, beams=count)
-        found: list[tuple[list[Reading], list[str], Usage]] = []
-        for start in range(0, len(rows), count):
-            beams = rows[start : start + count]
-            replies = [self._decoded(beam) for beam in beams]
-            readings = [
-                parse_reply(reply, cut=beam[-1] not in self._ends) for reply, beam in zip(replies, beams, strict=True)
-            ]
-            found.append((readings, replies, Usage(ids.shape[1], sum(map(len, beams)))))
-        return found
-
-    def _complete(self, ids: Int[Tensor, "batch length"], count: int) -> list[tuple[list[Reading], list[str], Usage]]:
-        """The words that each text goes on with, most probable first token first."""
-        width = 1 if count == 1 else 2 * count  # several tokens may begin the same word, or none
+    def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
+        """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
             probabilities = self.lm.probabilities(self.lm.embed(ids), positions=[ids.shape[1] - 1])[:, 0]
         firsts = probabilities.topk(min(width, probabilities.shape[-1])).indices.to(ids.device)
-        width = firsts.shape[1]
-        begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)
+        begun = torch.cat([ids.repeat_interleave(firsts.shape[1], 0), firsts.reshape(-1, 1)], dim=1)
         rest = self._generate(begun, _WORD_TOKENS - 1)
-        ended = [int(first) in self._ends for first in firsts.flatten()]  # it says nothing, and what follows is no word
-        rows = [
-            (int(first), *([] if over else more))
-            for first, more, over in zip(firsts.flatten(), rest, ended, strict=True)
+        return [  # after the end of a text comes another text
+            (first, *(() if first in self._ends else more))
+            for first, more in zip(firsts.flatten().tolist(), rest, strict=True)
         ]
-        found: list[tuple[list[Reading], list[str], Usage]] = []
-        for start in range(0, len(rows), width):
-            readings: dict[str, Reading] = {}
-            replies: dict[str, str] = {}
-            for row in rows[start : start + width]:
-                reply = self._decoded(row)
-                reading = _first_word(reply, self._decoded(row[:1]), cut=row[-1] not in self._ends)
-                word = normal_form("".join(reading.answers))
-                readings.setdefault(word, reading)
-                replies.setdefault(word, reply)
-            kept = sorted(readings, key=lambda word: not word)[:count]  # what holds no word comes last
-            usage = Usage(ids.shape[1], sum(map(len, rows[start : start + width])))
-            found.append(([readings[word] for word in kept], [replies[word] for word in kept], usage))
-        return found
+
+    def _read(self, tokens: Tokens) -> tuple[Reading, str]:
+        """What a reply says, and its text."""
+        reply, cut = self._decode(tokens), tokens[-1] not in self._ends
+        if self.style == "chat":
+            return parse_reply(reply, cut=cut), reply
+        return _first_word(reply, self._decode(tokens[:1]), cut=cut), reply
 
     def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
-        """The new tokens of `beams` rows a prompt, best first, up to and including the one that ends them."""
+        """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
         with self.lm.running(), quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about settings of the model's own that are not used here
             out = self.lm.model.generate(
@@ -180,7 +188,7 @@ class LocalJudge:
         ends = [next((at for at, token in enumerate(row) if token in self._ends), len(row) - 1) for row in rows]
         return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
-    def _decoded(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: Sequence[int]) -> str:
         return self.lm.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     @cached_property
@@ -193,19 +201,17 @@ class LocalJudge:
     def _verdict(
         self,
         request: JudgeRequest,
-        found: Sequence[Reading] | str,
+        readings: Sequence[Reading],
         replies: Sequence[str] = (),
         usage: Usage | None = None,
     ) -> Verdict:
-        template = PAPER_V1 if self.style == "chat" else WORDS_V1
-        readings = [Reading((), found)] if isinstance(found, str) else found
         answers = tuple(dict.fromkeys(answer for reading in readings for answer in reading.answers))
         return Verdict(
             status="answered" if answers else "unscored",
             answers=answers,
             reason=None if answers else readings[0].problem,
-            prompt=render(template, request.words),
-            prompt_version=template.name,
+            prompt=render(self._template, request.words),
+            prompt_version=self._template.name,
             replies=tuple(replies),
             model=self.lm.identity.name,
             usage=usage,

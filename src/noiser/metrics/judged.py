@@ -14,8 +14,8 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import JudgeError, NoiserError, ParameterError, UnitError
-from noiser.judges.matching import normal_form
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.judges.replies import normal_form
 from noiser.metrics.metric import Case, Measured
 
 if TYPE_CHECKING:

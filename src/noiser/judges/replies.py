@@ -1,21 +1,49 @@
-"""Replies to answers: pure functions, because judges decorate what they were asked for."""
+"""What a judge's reply says, and when an answer counts as the target: pure functions."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+import unicodedata
+from typing import Any, NamedTuple
 
-from noiser.judges.matching import normal_form
+__all__ = ["Reading", "matches", "normal_form", "parse_reply"]
 
-__all__ = ["Reading", "parse_reply"]
+_STRIPPED = " \t\n.,;:!?…'\"`*_~-–—()[]{}<>«»‹›„“”‚‘’¡¿。、，！？；：·「」『』（）【】《》〈〉،؛؟।॥"
+_SPELLINGS = str.maketrans({"’": "'", "ʼ": "'", "‐": "-", "‑": "-"})
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+
+
+def matches(answer: str, target: str) -> bool:
+    """Whether a judge's answer is the target: the same text in normal form.
+
+    The whole texts are compared. A target that is only the first token of a word (" Ant" of "Antarctica") is not
+    equal to the word, and a longer answer is not equal to a target that it begins with; give the whole word as the
+    target where there is one, such as the gold answer of a data set. Accents and inner punctuation count.
+
+    >>> matches("Basketball.", " basketball"), matches("ANTARCTICA", " Ant"), matches("Ｍoscow", "moscow")
+    (True, False, True)
+    """
+    wanted = normal_form(target)
+    return bool(wanted) and normal_form(answer) == wanted
+
+
+def normal_form(text: str) -> str:
+    """The text in Unicode's compatibility form, case-folded, without punctuation and whitespace around it.
+
+    >>> normal_form('  "New  York!" ')
+    'new york'
+    """
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    visible = _INVISIBLE.sub("", folded).translate(_SPELLINGS)
+    return re.sub(r"\s+", " ", visible).strip(_STRIPPED)
+
 
 MAX_WORDS = 6
-"""An answer of more words than this is a sentence that was not understood."""
+"""Longer answers are sentences that were not understood."""
 
 MAX_UNSPACED = 12
-"""The same for characters of scripts without spaces between words."""
+"""The same in characters, for scripts without spaces between words."""
 
 
 class Reading(NamedTuple):
@@ -31,33 +59,33 @@ class Reading(NamedTuple):
 
 
 def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
-    r"""Reads the answers out of a judge's reply.
+    r"""The answers in a judge's reply.
 
     Understood are a bare word, quotes, numbering, bullets, JSON lists, markdown emphasis and code fences,
-    "Answer: x" and "The most probable word is x", lists with commas or one to a line, glosses behind a dash or in
-    brackets, and what a reasoning model puts between <think> tags. Not readable are: nothing, a refusal, a sentence
-    from which no answer stands out.
+    "Answer: x" and "The most probable word is x", lists with commas or one per line, glosses after a dash or in
+    brackets, and what a reasoning model puts between <think> tags. Not readable are an empty reply, a refusal, and a
+    sentence in which no answer is marked.
 
     Args:
         text: the reply.
         count: how many answers were asked for; more are left out.
-        cut: the reply ended because it was too long, so its last piece may be half a word and is left out.
+        cut: the reply ended because it was too long, so its last item may be half a word and is left out.
 
     >>> parse_reply('1. **Basketball**\n2. "Football"', 5).answers
     ('Basketball', 'Football')
     >>> parse_reply("I cannot tell from these words.").problem
     'refusal'
     """
-    said = _without_thinking(text)
-    if said is None:
+    reply = _without_thinking(text)
+    if reply is None:
         return Reading((), "cut off while thinking")
-    if not said:
+    if not reply:
         return Reading((), "empty")
-    items = _from_json(said)
+    items = _from_json(reply)
     if items is None:
-        if _REFUSAL.search(_plain(said.splitlines()[0])):
+        if _REFUSAL.search(_plain(reply.splitlines()[0])):
             return Reading((), "refusal")
-        items = _from_text(said, count)
+        items = _from_text(reply, count)
     complete = items[:-1] if cut else items
     if not complete:
         return Reading((), "cut off" if cut and items else "no word in it")
@@ -117,25 +145,24 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 def _without_thinking(text: str) -> str | None:
-    """The reply without its reasoning; None when it ends inside of it."""
-    said = _THINKING.sub("", text)
-    said = re.split(r"</(?:think|thinking|reasoning)>", said, flags=re.IGNORECASE)[-1]
-    if re.match(r"\s*<(?:think|thinking|reasoning)>", said, re.IGNORECASE):
+    """The reply without its reasoning, or its last code block; None when the reply ends in the reasoning."""
+    reply = re.split(r"</(?:think|thinking|reasoning)>", _THINKING.sub("", text), flags=re.IGNORECASE)[-1]
+    if re.match(r"\s*<(?:think|thinking|reasoning)>", reply, re.IGNORECASE):
         return None
-    fenced = _FENCE.findall(said)
-    return (fenced[-1] if fenced and fenced[-1].strip() else said).strip()
+    fenced = _FENCE.findall(reply)
+    return (fenced[-1] if fenced and fenced[-1].strip() else reply).strip()
 
 
-def _from_json(said: str) -> list[str] | None:
+def _from_json(reply: str) -> list[str] | None:
     """The strings of a reply that is JSON, or that ends in a JSON list; None if it is neither."""
-    whole = _decoded(said)
-    if whole is None:
-        lists = re.findall(r"\[[^\[\]]*\]", said)
-        labels = list(_LABEL.finditer(said))
-        if not lists or (labels and said.rfind(lists[-1]) < labels[-1].start()):
+    value = _decoded(reply)
+    if value is None:
+        lists = re.findall(r"\[[^\[\]]*\]", reply)
+        labels = list(_LABEL.finditer(reply))
+        if not lists or (labels and reply.rfind(lists[-1]) < labels[-1].start()):
             return None
-        whole = _decoded(lists[-1])
-    strings = _strings(whole) if isinstance(whole, list | dict | str) else []
+        value = _decoded(lists[-1])
+    strings = _strings(value) if isinstance(value, list | dict | str) else []
     return strings or None
 
 
@@ -148,18 +175,23 @@ def _decoded(text: str) -> Any:
 
 def _strings(value: Any) -> list[str]:
     """All texts and numbers in nested lists and dicts, in order."""
-    if isinstance(value, dict):
-        value = list(cast("dict[Any, Any]", value).values())
-    if isinstance(value, list | tuple):
-        return [text for item in cast("Iterable[Any]", value) for text in _strings(item)]
-    return [str(value)] if isinstance(value, str | int | float) and not isinstance(value, bool) else []
+    strings: list[str] = []
+    left: list[Any] = [value]
+    while left:  # not recursive: a reply may be nested more deeply than Python's stack
+        item = left.pop()
+        if isinstance(item, dict | list):
+            items = item.values() if isinstance(item, dict) else item
+            left.extend(reversed([*items]))
+        elif isinstance(item, str | int | float) and not isinstance(item, bool):
+            strings.append(str(item))
+    return strings
 
 
-def _from_text(said: str, count: int) -> list[str]:
-    labels = list(_LABEL.finditer(said))
-    if labels and said[labels[-1].end() :].strip(_EDGES):
-        said = said[labels[-1].end() :]
-    lines = [line.strip() for line in said.splitlines() if line.strip(_EDGES)]
+def _from_text(reply: str, count: int) -> list[str]:
+    labels = list(_LABEL.finditer(reply))
+    if labels and reply[labels[-1].end() :].strip(_EDGES):
+        reply = reply[labels[-1].end() :]
+    lines = [line.strip() for line in reply.splitlines() if line.strip(_EDGES)]
     lines = [line for line in lines if not (len(lines) > 1 and _is_preamble(line))] or lines
     if count == 1 and len(lines) == 1 and len(_words(lines[0])) > MAX_WORDS:
         bold = [match[2] for match in _EMPHASIS.finditer(lines[0]) if match[1].startswith(("**", "__"))]
@@ -176,14 +208,14 @@ def _is_preamble(line: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without markdown emphasis, with straight apostrophes, without what stands before the point."""
+    """The text without markdown emphasis and lead-ins such as "I think", with straight apostrophes."""
     text = _EMPHASIS.sub(r"\2", text.replace("’", "'")).strip()
     return _LEAD.sub("", text, count=1) if not _REFUSAL.match(text) else text
 
 
 def _items(line: str) -> list[str]:
-    """The entries of a line: one, or several with numbers or commas between them."""
-    if len(numbers := _INLINE_NUMBER.findall(line)) > 1 and numbers:
+    """The items of a line: one, or several with numbers or commas between them."""
+    if len(_INLINE_NUMBER.findall(line)) > 1:
         return [piece for piece in _INLINE_NUMBER.split(line) if piece.strip(_EDGES)]
     return [piece for piece in _SEPARATOR.split(_BULLET.sub("", line)) if piece.strip(_EDGES)]
 
