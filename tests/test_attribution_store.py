@@ -182,9 +182,9 @@ def changed(**changes):
         (changed(k_min=[1.0]), r"'k_min' has shape \[1\], expected \[2\]"),
         (changed(prompt_length=99), "'prompt_length' is 99, expected 0 to 32"),
         (changed(units=[{"text": "a", "start": 5, "end": 99, "token_indices": []}]), "from 5 to 99"),
-        (changed(units=[3]), "'units.0' is 3, expected dictionary"),
+        (changed(units=[3]), "'units.0' is 3, expected an object"),
         (changed(units=[{"text": "a", "start": 0, "end": 1}]), "key 'units.0.token_indices' is missing"),
-        (changed(foil="x"), "'foil' is 'x', expected dictionary"),
+        (changed(foil="x"), "'foil' is 'x', expected an object"),
         (changed(prompt=[{"role": 3}]), "neither a text nor a list of chat messages"),
     ],
 )

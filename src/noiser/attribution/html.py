@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -56,12 +56,12 @@ def page(att: AttributionRecord, targets: Sequence[int] | None = None) -> str:
     Raises:
         ParameterError: there is no such target.
     """
-    return _page(_single(att, "noiser", check_targets(att, targets)), att, label(att.method))
+    return _page(_card([att], _single, "noiser", check_targets(att, targets)), att, label(att.method))
 
 
 def fragment(att: AttributionRecord) -> str:
     """The heat map as a piece of a page, such as a notebook's output; several can stand on one page."""
-    return f"<style>{css()}</style>{_single(att, _identifier())}"
+    return f"<style>{css()}</style>{_card([att], _single, _identifier())}"
 
 
 def compare_html(attributions: Sequence[AttributionRecord]) -> str:
@@ -70,7 +70,7 @@ def compare_html(attributions: Sequence[AttributionRecord]) -> str:
     Raises:
         ParameterError: no attribution, or different prompts.
     """
-    return _page(_compared(attributions, "noiser"), attributions[0], f"{len(attributions)} methods")
+    return _page(_card(attributions, _compared, "noiser"), attributions[0], f"{len(attributions)} methods")
 
 
 def compare_fragment(attributions: Sequence[AttributionRecord], identifier: str | None = None) -> str:
@@ -84,9 +84,8 @@ def compare_fragment(attributions: Sequence[AttributionRecord], identifier: str 
     Raises:
         ParameterError: no attribution, or different prompts.
     """
-    if identifier is not None:
-        return _compared(attributions, identifier)
-    return f"<style>{css()}</style>{_compared(attributions, _identifier())}"
+    style = "" if identifier is not None else f"<style>{css()}</style>"
+    return style + _card(attributions, _compared, _identifier() if identifier is None else identifier)
 
 
 @cache
@@ -105,46 +104,30 @@ def _page(body: str, att: AttributionRecord, title: str) -> str:
     return html_page(f"{label(att.text[: att.prompt_length])[:80]} – {title}", style, body)
 
 
-def _single(att: AttributionRecord, identifier: str, targets: Sequence[int] | None = None) -> str:
-    rows = _first_targets(att, 1) if targets is None else targets
-    sections = [_section(att, row, _most(rows)) for row in rows]
-    return _card([att], rows, sections, identifier, _targets_note(att, rows) if targets is None else "")
-
-
-def _compared(attributions: Sequence[AttributionRecord], identifier: str) -> str:
+def _card(
+    attributions: Sequence[AttributionRecord],
+    section: Callable[[Sequence[AttributionRecord], int, int | None], str],
+    identifier: str,
+    targets: Sequence[int] | None = None,
+) -> str:
+    """A section per target; without `targets`, of the first ones, and a note says how to see the rest."""
     check_comparable(attributions)
     longest = max(attributions, key=lambda att: len(att.targets))
-    rows = _first_targets(longest, len(attributions))
-    sections = [
-        _compared_section([att for att in attributions if row < len(att.targets)], row, _most(rows)) for row in rows
-    ]
-    return _card(attributions, rows, sections, identifier, _targets_note(longest, rows))
-
-
-def _card(
-    attributions: Sequence[AttributionRecord], rows: Sequence[int], sections: list[str], identifier: str, note: str
-) -> str:
-    longest = max(attributions, key=lambda att: len(att.targets))
+    rows, note = targets, ""
+    if rows is None:
+        every = len(longest.targets)
+        cells = (~longest.scores.isnan()).sum(-1).cumsum(0) * len(attributions)
+        rows = range(every)[: max(1, int((cells <= _MOST_CELLS).sum()))]
+        rest = f"<code>to_html(targets=range({len(rows)}, {every}))</code> shows the others."
+        note = f"<p class=facts>The first {len(rows)} of {every} targets; {rest}</p>" if len(rows) < every else ""
+    most = _IN_TABLES if len(rows) > _AT_ONCE else None
+    sections = ""
+    for index, row in enumerate(rows, 1):
+        present = [att for att in attributions if row < len(att.targets)]
+        sections += f'<section class="t{index}">{section(present, row, most)}</section>'
     chooser = _chooser([label(longest.targets[row].text) for row in rows], identifier)
-    body = "".join(f'<section class="t{index}">{section}</section>' for index, section in enumerate(sections, 1))
     feet = "".join(map(_footer, attributions))
-    return f'<div class="noiser-att">{chooser}{note}<div class=rows>{body}</div><footer>{feet}</footer></div>'
-
-
-def _first_targets(att: AttributionRecord, maps: int) -> range:
-    """As many targets as a page with so many heat maps per target holds; at least one."""
-    cells = (~att.scores.isnan()).sum(-1).cumsum(0) * maps
-    return range(len(att.targets))[: max(1, int((cells <= _MOST_CELLS).sum()))]
-
-
-def _most(rows: Sequence[int]) -> int | None:
-    return _IN_TABLES if len(rows) > _AT_ONCE else None
-
-
-def _targets_note(att: AttributionRecord, rows: Sequence[int]) -> str:
-    shown, every = len(rows), len(att.targets)
-    text = f"<code>to_html(targets=range({shown}, {every}))</code> shows the others."
-    return f"<p class=facts>The first {shown} of {every} targets; {text}</p>" if shown < every else ""
+    return f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div><footer>{feet}</footer></div>'
 
 
 def _chooser(names: Sequence[str], identifier: str) -> str:
@@ -166,38 +149,35 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
     return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
 
 
-def _section(att: AttributionRecord, row: int, most: int | None) -> str:
-    heat = heat_map(att, row)
+def _single(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
+    heat = heat_map(attributions[0], row)
+    target = f"<span class=to> → </span>{_target(heat)}"
     return (
-        f'<p class="map" dir="auto">{_cells(att, row, heat)}<span class=to> → </span>{_target(heat)}</p>'
-        f"{_facts(heat)}{_numbers(_table(score_table(att, row, most)))}"
+        f"{_map(attributions[0], row, heat, target)}{_facts(heat)}{_numbers([score_table(attributions[0], row, most)])}"
     )
 
 
-def _compared_section(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
+def _compared(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
     first, maps = attributions[0], [heat_map(att, row) for att in attributions]
     rows = "".join(
-        f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{_cells(att, row, heat)}</p></div>'
+        f"<div class=row><h3>{escape(heading)}</h3>{_map(att, row, heat)}</div>"
         for att, heat, heading in zip(attributions, maps, headings(attributions), strict=True)
     )
-    if all(att.units == first.units for att in attributions):
-        tables = [joint_table(attributions, row, most)]
-    else:
-        tables = [score_table(att, row, most) for att in attributions]
-    question = f"<p class=facts>{_target(maps[0])} {escape(' · '.join(maps[0].question))}</p>"
-    return f"{question}{rows}{_numbers(''.join(map(_table, tables)))}"
+    same = all(att.units == first.units for att in attributions)
+    tables = [joint_table(attributions, row, most)] if same else [score_table(att, row, most) for att in attributions]
+    return f"<p class=facts>{_target(maps[0])} {escape(' · '.join(maps[0].question))}</p>{rows}{_numbers(tables)}"
 
 
 def _target(heat: HeatMap) -> str:
     return f"<b class=target dir=auto>{escape(heat.target)}</b>"
 
 
-def _numbers(tables: str) -> str:
-    return f"<details><summary>scores in numbers</summary>{tables}</details>"
+def _map(att: AttributionRecord, row: int, heat: HeatMap, target: str = "") -> str:
+    return f'<p class="map" dir="auto">{"".join(_cell(att, row, cell) for cell in heat.cells)}{target}</p>'
 
 
-def _cells(att: AttributionRecord, row: int, heat: HeatMap) -> str:
-    return "".join(_cell(att, row, cell) for cell in heat.cells)
+def _numbers(tables: Sequence[Table]) -> str:
+    return f"<details><summary>scores in numbers</summary>{''.join(map(_table, tables))}</details>"
 
 
 def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:

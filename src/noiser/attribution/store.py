@@ -29,71 +29,55 @@ SCHEMA = 1
 
 # control characters that JSON lets through, line separators and lone surrogates: written as \uXXXX
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_WORDS_FOR_NUMBERS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NUMBERS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LARGEST = float(np.finfo(np.float32).max)
+_KEYS = {*Span._fields, *Target._fields}
 
 
 def _number(value: Any) -> Any:
     if value is None or isinstance(value, str):
-        return _WORDS_FOR_NUMBERS.get(value, value)
+        return _NUMBERS.get(value, value)
     if isinstance(value, int | float) and not abs(value) <= _LARGEST:  # NaN, too
         raise ValueError("a finite number of float32")
     return value
 
 
+def _item(value: Any) -> Any:
+    """The keys of a unit or target, with values as a `Span` or `Target` has them."""
+    if not isinstance(value, dict):
+        raise ValueError("an object")
+    known = {key: item for key, item in cast("dict[str, Any]", value).items() if key in _KEYS}
+    indices, probability = known.get("token_indices"), known.get("probability", 0)
+    known |= {"token_indices": tuple(indices)} if isinstance(indices, list) else {}
+    return known | ({"probability": math.nan} if probability is None else {})
+
+
 _Number = Annotated[float, BeforeValidator(_number)]
-_Rows = list[list[_Number]]
+_Target = Annotated[Target, BeforeValidator(_item)]
 
 
-class _Saved(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _SavedModel(_Saved):
-    name: str
-    revision: str | None
-    dtype: str
-    architecture: str
-
-
-class _SavedSpan(_Saved):
-    text: str
-    start: int
-    end: int
-    token_indices: list[int]
-
-
-class _SavedTarget(_Saved):
-    text: str
-    token_id: int
-    probability: float | None
-    rank: int
-
-    def target(self) -> Target:
-        probability = math.nan if self.probability is None else self.probability
-        return Target(self.text, self.token_id, probability, self.rank)
-
-
-class SavedAttribution(_Saved):
+class SavedAttribution(BaseModel):
     """The keys of the file. Scores are rows of numbers, with null for NaN and texts for infinities."""
+
+    model_config = ConfigDict(strict=True)
 
     format: Literal["noiser.attribution"]
     schema_: Literal[1] = Field(alias="schema")
     method: str
     parameters: dict[str, Any]
     seed: int
-    model: _SavedModel
+    model: ModelIdentity
     versions: dict[str, str]
     prompt: str | list[dict[str, str]]
     text: str
     prompt_length: int
     unit: str
-    units: list[_SavedSpan]
-    targets: list[_SavedTarget]
-    foil: _SavedTarget | None = None
-    scores: _Rows
-    stderr: _Rows | None = None
-    thresholds: _Rows | None = None
+    units: list[Annotated[Span, BeforeValidator(_item)]]
+    targets: list[_Target]
+    foil: _Target | None = None
+    scores: list[list[_Number]]
+    stderr: list[list[_Number]] | None = None
+    thresholds: list[list[_Number]] | None = None
     k_min: list[_Number] | None = None
     info: dict[str, Any]
 
@@ -126,7 +110,7 @@ def from_dict(data: Any) -> dict[str, Any]:
     """
     _check_schema(data)
     try:
-        saved = SavedAttribution.model_validate(data)
+        saved = SavedAttribution.model_validate(dict(data))
     except ValidationError as error:
         raise _damaged(_first_problem(error)) from error
     length, shape = len(saved.text), (len(saved.targets), len(saved.units))
@@ -135,20 +119,11 @@ def from_dict(data: Any) -> dict[str, Any]:
     for unit in saved.units:
         if not 0 <= unit.start <= unit.end <= length:
             raise _damaged(f"a unit goes from {unit.start} to {unit.end}, outside of 'text', of {length} characters")
-    fields = {name: getattr(saved, name) for name in ("method", "parameters", "seed", "versions", "info", "unit")}
-    matrices = {name: _tensor(getattr(saved, name), shape, name) for name in ("scores", "stderr", "thresholds")}
-    return {
-        **fields,
-        **matrices,
-        "text": saved.text,
-        "prompt_length": saved.prompt_length,
-        "prompt": saved.prompt if isinstance(saved.prompt, str) else tuple(saved.prompt),
-        "model": ModelIdentity(**dict(saved.model)),
-        "units": tuple(Span(unit.text, unit.start, unit.end, tuple(unit.token_indices)) for unit in saved.units),
-        "targets": tuple(target.target() for target in saved.targets),
-        "foil": saved.foil and saved.foil.target(),
-        "k_min": _tensor(saved.k_min, shape[:1], "k_min"),
-    }
+    fields = {name: getattr(saved, name) for name in SavedAttribution.model_fields if name not in ("format", "schema_")}
+    fields |= {name: _tensor(fields[name], shape, name) for name in ("scores", "stderr", "thresholds")}
+    fields |= {"k_min": _tensor(saved.k_min, shape[:1], "k_min"), "units": tuple(saved.units)}
+    prompt = saved.prompt if isinstance(saved.prompt, str) else tuple(saved.prompt)
+    return fields | {"targets": tuple(saved.targets), "prompt": prompt}
 
 
 def _check_schema(data: Any) -> None:
