@@ -22,10 +22,20 @@ from noiser.errors import StoredFileError
 from noiser.files import parse_json
 from noiser.types import ModelIdentity, Span, Target
 
-__all__ = ["FORMAT", "SCHEMA", "SavedAttribution", "dumps", "from_dict", "plain", "read", "to_dict", "to_jsonable"]
+__all__ = [
+    "FORMAT",
+    "SCHEMA",
+    "SavedAttribution",
+    "dumps",
+    "first_problem",
+    "from_dict",
+    "plain",
+    "read",
+    "to_dict",
+    "to_jsonable",
+]
 
-FORMAT = "noiser.attribution"
-SCHEMA = 1
+FORMAT, SCHEMA = "noiser.attribution", 1
 
 # control characters that JSON lets through, line separators and lone surrogates: written as \uXXXX
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -112,7 +122,7 @@ def from_dict(data: Any) -> dict[str, Any]:
     try:
         saved = SavedAttribution.model_validate(dict(data))
     except ValidationError as error:
-        raise _damaged(_first_problem(error)) from error
+        raise _damaged(first_problem(error)) from error
     length, shape = len(saved.text), (len(saved.targets), len(saved.units))
     if not 0 <= saved.prompt_length <= length:
         raise _damaged(f"'prompt_length' is {saved.prompt_length}, expected 0 to {length}, the length of 'text'")
@@ -144,7 +154,8 @@ def _damaged(problem: str) -> StoredFileError:
     return StoredFileError(f"The file is damaged: {problem}. docs/schema.md describes the keys; make the file again.")
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a saved file, in a clause: key, got, expected."""
     first = error.errors(include_url=False)[0]
     key, got = ".".join(map(str, first["loc"])), reprlib.repr(first["input"])
     if first["type"] == "missing":

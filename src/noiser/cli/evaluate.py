@@ -93,7 +93,8 @@ def evaluate(
         )
     if bill := getattr(asks, "bill", None):  # what an endpoint was asked, and what it cost
         typer.echo(str(bill), err=True)
-    text = {"text": str, "json": type(result).dumps, "html": as_page}[format_](result)
+    forms = {"text": lambda: str(result), "json": result.dumps, "html": lambda: as_page(result.view())}
+    text = forms[format_]()
     o.write(text.rstrip("\n") + "\n", output, format_)
 
 
