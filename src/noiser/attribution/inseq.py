@@ -25,30 +25,13 @@ from torch import Tensor
 
 from noiser.attribution.record import AttributionRecord
 from noiser.attribution.store import from_dict, to_dict
-from noiser.errors import DependencyError, ParameterError, StoredFileError
+from noiser.errors import DependencyError, NoiserError, ParameterError, StoredFileError
 from noiser.types import ModelIdentity, Span, Target
 
 __all__ = ["Reduction", "from_inseq", "place_tokens", "reduce_trailing", "to_inseq"]
 
 Reduction = Literal["l2", "sum", "mean"]
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-# ---- to Inseq -------------------------------------------------------------------------------------------------------
-
-
-class _Tokens(NamedTuple):
-    """An attribution token by token.
-
-    Attributes:
-        tokens: text and id of each, the id -1 where a token is not one of the vocabulary's.
-        scores: [tokens, targets].
-        start: how many of them stand before the first target.
-    """
-
-    tokens: list[tuple[str, int]]
-    scores: Float[Tensor, "tokens targets"]
-    start: int
 
 
 def to_inseq(att: AttributionRecord) -> Any:
@@ -73,60 +56,52 @@ def to_inseq(att: AttributionRecord) -> Any:
         attr_pos_end=len(tokens),
     )
     info: dict[str, Any] = {  # what Inseq keeps about a run, as far as it is known, and the whole attribution
+        **{name: {} for name in ("attribution_args", "attributed_fn_args", "generation_args", "step_scores_args")},
+        **dict.fromkeys(("attribute_target", "constrained_decoding", "generate_from_target_prefix"), False),
+        **dict.fromkeys(("include_eos_baseline", "output_step_attributions"), False),
+        **dict.fromkeys(("tokenizer_class", "tokenizer_name")),
         "attribution_method": att.method,
-        "attribution_args": {},
         "attributed_fn": "probability_fn",
-        "attributed_fn_args": {},
-        "attribute_target": False,
         "attr_pos_start": start,
         "attr_pos_end": len(tokens),
-        "constrained_decoding": False,
-        "generate_from_target_prefix": False,
         "generated_texts": [att.text + att.targets[-1].text],
-        "generation_args": {},
-        "include_eos_baseline": False,
         "input_texts": [att.text[: att.prompt_length]],
         "model_class": att.model.architecture,
         "model_name": att.model.name,
-        "output_step_attributions": False,
         "step_scores": ["probability"],
-        "step_scores_args": {},
-        "tokenizer_class": None,
-        "tokenizer_name": None,
         "noiser": [to_dict(att)],
     }
     return inseq.data.FeatureAttributionOutput(sequence_attributions=[sequence], info=info)
 
 
-def _tokens(att: AttributionRecord) -> _Tokens:
-    """Prompt and continuation as tokens.
+def _tokens(att: AttributionRecord) -> tuple[list[tuple[str, int]], Float[Tensor, "tokens targets"], int]:
+    """Text and id of each token, their scores, and how many tokens stand before the first target.
 
     A unit of the prompt is one token. Text in no unit, such as a chat template, is a token without scores. A unit of
-    the continuation is as many tokens as it has targets, and each has an equal share of its score.
+    the continuation is as many tokens as it has targets, and each has an equal share of its score. The id is -1 where
+    a token is not one of the vocabulary's.
     """
     several = len(att.targets) > 1
     end = att.prompt_length if several else len(att.text)
-    tokens: list[tuple[str, int]] = []
-    owners: list[int | None] = []  # the unit of each token
+    tokens: list[tuple[str, int, int | None]] = []  # text, id, unit
     position = 0
     for index, unit in enumerate(att.units):
         if unit.start >= end and unit.start >= att.prompt_length and several:
             continue
         gap = att.text[position : unit.start]
-        tokens += [(gap, -1), (unit.text, -1)] if gap else [(unit.text, -1)]
-        owners += [None, index] if gap else [index]
+        tokens += [(gap, -1, None)] if gap else []
+        tokens.append((unit.text, -1, index))
         position = max(position, unit.end)
     if att.text[position:end]:
-        tokens.append((att.text[position:end], -1))
-        owners.append(None)
-    start, unit_of_target = len(tokens), _units_of_targets(att) if several else {}
-    tokens += [(target.text, target.token_id) for target in att.targets]
-    owners += [unit_of_target.get(row) for row in range(len(att.targets))]
+        tokens.append((att.text[position:end], -1, None))
+    start, unit_of = len(tokens), _units_of_targets(att) if several else {}
+    tokens += [(target.text, target.token_id, unit_of.get(row)) for row, target in enumerate(att.targets)]
+    units = [unit for _, _, unit in tokens]
     scores = torch.full((len(tokens), len(att.targets)), torch.nan)
-    for index, owner in enumerate(owners):
-        if owner is not None:
-            scores[index] = att.scores[:, owner] / owners.count(owner)
-    return _Tokens(tokens, scores, start)
+    for index, unit in enumerate(units):
+        if unit is not None:
+            scores[index] = att.scores[:, unit] / units.count(unit)
+    return [(text, token_id) for text, token_id, _ in tokens], scores, start
 
 
 def _units_of_targets(att: AttributionRecord) -> dict[int, int]:
@@ -142,20 +117,28 @@ def _units_of_targets(att: AttributionRecord) -> dict[int, int]:
     return {token - base: index for index, unit in units for token in unit.token_indices}
 
 
-# ---- from Inseq -----------------------------------------------------------------------------------------------------
-
-
 def from_inseq(source: Any, index: int) -> dict[str, Any]:
     """The fields of a record for one sequence of an Inseq result; see `Attribution.from_inseq`."""
-    if isinstance(source, str | PathLike):
-        sequences, info = _read(source)
-    else:
-        if not hasattr(source, "sequence_attributions"):
-            raise ParameterError(
-                f"Got a {type(source).__name__}; expected Inseq's FeatureAttributionOutput, or the path of a file that "
-                "its `save` wrote."
-            )
-        sequences, info = [vars(item) | {"kind": type(item).__name__} for item in source], source.info
+    if hasattr(source, "sequence_attributions"):
+        return _record([vars(item) | {"kind": type(item).__name__} for item in source], source.info, index)
+    if not isinstance(source, str | PathLike):
+        raise ParameterError(
+            f"Got a {type(source).__name__}; expected Inseq's FeatureAttributionOutput, or the path of a file that "
+            "its `save` wrote."
+        )
+    content = Path(source).read_bytes()
+    try:
+        return _record(*_read(content), index)
+    except NoiserError:
+        raise
+    except Exception as error:
+        raise StoredFileError(
+            f"{os.fspath(source)} is not a readable attribution of Inseq ({type(error).__name__}: {error}); expected a "
+            "file that `save` of Inseq's FeatureAttributionOutput wrote, without use_primitives."
+        ) from error
+
+
+def _record(sequences: Sequence[Mapping[str, Any]], info: Mapping[str, Any], index: int) -> dict[str, Any]:
     if not -len(sequences) <= index < len(sequences):
         raise ParameterError(f"index is {index}; expected one below {len(sequences)}, the number of sequences.")
     sequence, written = sequences[index], info.get("noiser")
@@ -223,21 +206,16 @@ def _fields(sequence: Mapping[str, Any], info: Mapping[str, Any], index: int) ->
         "scores": torch.stack([scores[:, group].sum(-1) for group in groups], -1),
         "units": tuple(Span(pieces[group[0]], *places[group[0]], tuple(group)) for group in groups),
         "targets": tuple(
-            Target(pieces[start + row], sequence["target"][start + row].id, probabilities[row], 0)
-            for row in range(count)
+            Target(pieces[row], sequence["target"][row].id, probability, 0)
+            for row, probability in enumerate(probabilities, start)
         ),
         "method": method,
         "parameters": parameters,
         "seed": seed,
         "model": ModelIdentity(
-            name=info.get("model_name") or "unknown",
-            revision=None,
-            dtype="unknown",
-            architecture=info.get("model_class") or "unknown",
+            info.get("model_name") or "unknown", None, "unknown", info.get("model_class") or "unknown"
         ),
-        "info": {
-            "inseq": {key: value for key, value in info.items() if not key.endswith("_texts") and key != "noiser"}
-        },
+        "info": {"inseq": {key: info[key] for key in info if not key.endswith("_texts") and key != "noiser"}},
     }
 
 
@@ -264,30 +242,21 @@ def _method(info: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
     return f"inseq:{name}@1", {"arguments": arguments, "attributed_fn": explained}, 0
 
 
-# ---- files of Inseq -------------------------------------------------------------------------------------------------
-
-
 class _Token(NamedTuple):
     token: str
     id: int
 
 
-def _read(path: str | PathLike[str]) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
+def _read(content: bytes) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
     """The sequences and settings in a file."""
-    data = Path(path).read_bytes()
-    try:
-        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        result = json.loads(text, object_hook=_decoded)
-        for sequence in result["sequence_attributions"]:
-            sequence["step_scores"] = {name: _tensor(text) for name, text in (sequence["step_scores"] or {}).items()}
-            for name in ("source_attributions", "target_attributions"):
-                sequence[name] = _tensor(sequence.get(name))
-        return result["sequence_attributions"], result["info"]
-    except Exception as error:
-        raise StoredFileError(
-            f"{os.fspath(path)} is not a readable attribution of Inseq ({type(error).__name__}: {error}); expected a "
-            "file that `save` of Inseq's FeatureAttributionOutput wrote, without use_primitives."
-        ) from error
+    text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    result = json.loads(text, object_hook=_decoded)
+    for sequence in result["sequence_attributions"]:
+        scores = sequence.get("step_scores") or {}
+        sequence["step_scores"] = {name: _tensor(encoded) for name, encoded in scores.items()}
+        for name in ("source_attributions", "target_attributions"):
+            sequence[name] = _tensor(sequence.get(name))
+    return result["sequence_attributions"], result["info"]
 
 
 def _decoded(value: dict[str, Any]) -> Any:
@@ -302,9 +271,6 @@ def _tensor(encoded: str | None) -> Tensor | None:
     from safetensors.torch import load
 
     return None if encoded is None else load(base64.b64decode(encoded))["attribution"].float()
-
-
-# ---- names of tokens ------------------------------------------------------------------------------------------------
 
 
 def place_tokens(tokens: Sequence[str], text: str | None) -> tuple[str, list[tuple[int, int]]]:
