@@ -6,6 +6,7 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -231,16 +232,14 @@ def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Ta
         most: how many units to show at most, the strongest; None for all.
     """
     scores: list[float] = att.scores[row].tolist()
-    chosen = _strongest(scores, most)
     show = number_format(scores)
-    columns = [Column("score", _texts(scores, chosen, show))]
+    columns = [Column("score", _texts(scores, show))]
     if att.stderr is not None:
-        columns.append(Column("±", _texts(att.stderr[row].tolist(), chosen, show)))
+        columns.append(Column("±", _texts(att.stderr[row].tolist(), show)))
     if att.thresholds is not None:
         thresholds: list[float] = att.thresholds[row].tolist()
-        columns.append(Column("threshold", _texts(thresholds, chosen, number_format(thresholds))))
-    weights = _weights(scores)
-    return _table(att, chosen, columns, [weights[index] for index in chosen], len(_strongest(scores)))
+        columns.append(Column("threshold", _texts(thresholds, number_format(thresholds))))
+    return _table(att, columns, _strongest(scores, most), len(_strongest(scores)), bars=_weights(scores))
 
 
 def joint_table(attributions: Sequence[AttributionRecord], row: int, most: int | None = None) -> Table:
@@ -251,25 +250,27 @@ def joint_table(attributions: Sequence[AttributionRecord], row: int, most: int |
         row: the target.
         most: how many units of each to show at most, the strongest; None for all.
     """
-    first = attributions[0]
-    chosen = range(len(first.units))
-    if most is not None:
-        chosen = sorted({index for att in attributions for index in _strongest(att.scores[row].tolist(), most)})
-    columns: list[Column] = []
-    for att, heading in zip(attributions, headings(attributions), strict=True):
-        scores: list[float] = att.scores[row].tolist()
-        weights = _weights(scores)
-        texts = _texts(scores, chosen, number_format(scores))
-        columns.append(Column(heading, texts, [weights[index] for index in chosen]))
-    return _table(first, chosen, columns, [], len(first.units))
+    every = range(len(attributions[0].units))
+    scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
+    columns = [
+        Column(heading, _texts(values, number_format(values)), _weights(values))
+        for heading, values in zip(headings(attributions), scores, strict=True)
+    ]
+    chosen = every if most is None else sorted({index for values in scores for index in _strongest(values, most)})
+    return _table(attributions[0], columns, chosen, len(every))
 
 
 def _table(
-    att: AttributionRecord, chosen: Sequence[int], columns: list[Column], bars: list[float], present: int
+    att: AttributionRecord, columns: list[Column], chosen: Sequence[int], present: int, bars: Sequence[float] = ()
 ) -> Table:
-    labels = [label(att.units[index].text) for index in chosen]
+    """The chosen lines of columns that have all units."""
+
+    def only(values: Sequence[Any]) -> list[Any]:
+        return [values[index] for index in chosen]
+
+    cut = [Column(name, only(texts), only(weights) if weights else None) for name, texts, weights in columns]
     note = "" if len(chosen) == present else f"the {len(chosen)} strongest of {present} units"
-    return Table(label(att.unit), labels, columns, bars, note)
+    return Table(label(att.unit), [label(unit.text) for unit in only(att.units)], cut, only(bars) if bars else [], note)
 
 
 def _strongest(scores: Sequence[float], count: int | None = None) -> list[int]:
@@ -278,15 +279,20 @@ def _strongest(scores: Sequence[float], count: int | None = None) -> list[int]:
     return sorted(sorted(present, key=lambda column: -abs(scores[column]))[:count])
 
 
-def _texts(values: Sequence[float], chosen: Sequence[int], show: Callable[[float], str]) -> list[str]:
-    return ["" if math.isnan(values[index]) else show(values[index]) for index in chosen]
+def _texts(values: Sequence[float], show: Callable[[float], str]) -> list[str]:
+    return ["" if math.isnan(value) else show(value) for value in values]
 
 
 def number_format(values: Iterable[float | None]) -> Callable[[float], str]:
     """A format with one number of decimals for all values, four significant digits in the largest."""
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     decimals = min(6, max(0, 3 - math.floor(math.log10(largest)))) if largest else 2
-    return f"{{:{f'z.{decimals}f' if not largest or 1e-4 <= largest < 1e6 else '.2e'}}}".format
+    spec = f"z.{decimals}f" if not largest or 1e-4 <= largest < 1e6 else ".2e"
+    return partial(_formatted, spec)
+
+
+def _formatted(spec: str, value: float) -> str:
+    return format(value, spec)
 
 
 def provenance(att: AttributionRecord) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.attribution import html, inseq, store, terminal
+from noiser.attribution import html, inseq, store
 from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import label
 from noiser.attribution.normalize import normalize
@@ -194,9 +194,13 @@ class Attribution(AttributionRecord):
         return html.fragment(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from noiser.attribution import terminal  # rich is imported when it is needed
+
         return terminal.render(self, console, options)
 
     def __str__(self) -> str:
+        from noiser.attribution import terminal
+
         return terminal.to_text(self)
 
     def __repr__(self) -> str:

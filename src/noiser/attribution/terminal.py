@@ -8,7 +8,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.color import Color
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table as Grid
+from rich.text import Text
 
 from noiser.attribution.display import (
     DARK_PAPER,
@@ -30,10 +37,6 @@ from noiser.attribution.display import (
 )
 from noiser.attribution.record import AttributionRecord
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.style import Style
-
 __all__ = ["Comparison", "compare_text", "render", "to_text"]
 
 _MOST_TARGETS, _MOST_UNITS = 20, 60
@@ -48,7 +51,7 @@ _ASCII = str.maketrans(
 """Stand-ins for the marks used here, for terminals that have no Unicode."""
 
 
-Section = Callable[[Sequence[AttributionRecord], int, int | None], "Iterator[RenderableType]"]
+Section = Callable[[Sequence[AttributionRecord], int, int | None], Iterator[RenderableType]]
 """Attributions, the target, and the width where there are no colours."""
 
 
@@ -93,8 +96,6 @@ def compare_text(attributions: Sequence[AttributionRecord], *, plain: bool = Fal
 
 
 def _captured(attributions: Sequence[AttributionRecord], section: Section, plain: bool) -> str:
-    from rich.console import Console, Group
-
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
@@ -146,9 +147,6 @@ def _compared(attributions: Sequence[AttributionRecord], row: int, width: int | 
 
 def _line(text: str, style: str = "", *, indent: int = 0) -> RenderableType:
     """A paragraph of text that rich takes literally: no mark-up, no emoji names."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent))
 
 
@@ -177,37 +175,28 @@ def _highest(heat: HeatMap) -> Iterator[RenderableType]:
 
 def _heat_map(heat: HeatMap) -> RenderableType:
     """The text before a target on dark paper, which looks the same in light and in dark terminals."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    paper = _style(_INK, DARK_PAPER)
-    text = Text(style=paper, overflow="fold")
+    text = Text(style=_style(_INK), overflow="fold")
     for cell in heat.cells:
         space, body = cell.parts()
         text.append(space).append(body, _cell_style(cell))
-    text.append(" → ", _style(_SOFT_INK, DARK_PAPER))
-    text.append(heat.target, _style(_WHITE, DARK_PAPER, bold=True, underline=True))
-    return Padding(text, (0, 1), style=paper)
+    text.append(" → ", _style(_SOFT_INK)).append(heat.target, _style(_WHITE, strong=True))
+    return Padding(text, (0, 1), style=_style(_INK))
 
 
 def _cell_style(cell: Cell) -> Style:
     if cell.score is None:
-        return _style(_SOFT_INK, DARK_PAPER)
+        return _style(_SOFT_INK)
     return _style(_BLACK if dark_ink(cell.weight, DARK_PAPER) else _WHITE, tint(cell.weight, DARK_PAPER))
 
 
-def _style(colour: Colour, background: Colour, *, bold: bool = False, underline: bool = False) -> Style:
-    from rich.color import Color
-    from rich.style import Style
-
-    return Style(color=Color.from_rgb(*colour), bgcolor=Color.from_rgb(*background), bold=bold, underline=underline)
+def _style(colour: Colour, background: Colour = DARK_PAPER, *, strong: bool = False) -> Style:
+    """A new style each time: rich renders one only once, whatever the terminal's colours."""
+    color, bgcolor = Color.from_rgb(*colour), Color.from_rgb(*background)
+    return Style(color=color, bgcolor=bgcolor, bold=strong, underline=strong)
 
 
 def _bars(att: AttributionRecord, row: int) -> Iterator[RenderableType]:
     """A table of units, scores and bars, solid for positive scores; of a long prompt the strongest units."""
-    from rich.table import Table as Grid
-    from rich.text import Text
-
     table = score_table(att, row, _MOST_UNITS)
     if not table.labels:
         yield _line("no unit stands before this target", indent=2)
@@ -229,8 +218,6 @@ def _bars(att: AttributionRecord, row: int) -> Iterator[RenderableType]:
 
 def _columns(table: Table, width: int) -> Iterator[RenderableType]:
     """Units by methods. Where `width` is too small for all, headings are folded, and the rest is in further tables."""
-    from rich.cells import cell_len
-
     units = [f"  {table.unit}", *(f"  {unit}" for unit in table.labels)]
     widest = min(_UNIT, max(map(cell_len, units)))
     widths = [max(map(cell_len, [column.heading, *column.texts])) for column in table.columns]
@@ -255,9 +242,6 @@ def _groups(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _grid(units: Sequence[str], widest: int, columns: Sequence[tuple[Column, int]]) -> RenderableType:
-    from rich.table import Table as Grid
-    from rich.text import Text
-
     grid = Grid(box=None, padding=(0, _GAP, 0, 0), header_style="")
     grid.add_column(Text(units[0], no_wrap=True), width=widest)
     for column, width in columns:
