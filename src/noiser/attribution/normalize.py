@@ -101,5 +101,5 @@ NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
     "abs_sum": _abs_sum,
     "minmax": _minmax,
     "softmax": _softmax,
-    "none": lambda scores, valid: scores,
+    "none": lambda scores, _: scores,
 }
