@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Attribution"]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Attribution(AttributionRecord):
     """Which parts of the input made the model say that.
 

@@ -66,7 +66,6 @@ def evaluate(
     parameters, judge_parameters = parse_parameters(set_ or ()), parse_parameters(judge_set or ())
 
     from noiser.evaluation import evaluate as run
-    from noiser.evaluation.display import as_page
     from noiser.judges import make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
@@ -93,7 +92,7 @@ def evaluate(
         )
     if bill := getattr(asks, "bill", None):  # what an endpoint was asked, and what it cost
         typer.echo(str(bill), err=True)
-    forms = {"text": lambda: str(result), "json": result.dumps, "html": lambda: as_page(result.view())}
+    forms = {"text": lambda: str(result), "json": result.dumps, "html": lambda: result.to_html(page=True)}
     text = forms[format_]()
     o.write(text.rstrip("\n") + "\n", output, format_)
 

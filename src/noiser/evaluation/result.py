@@ -14,7 +14,7 @@ from noiser.attribution.display import label
 from noiser.attribution.store import to_jsonable
 from noiser.errors import ParameterError
 from noiser.evaluation import store
-from noiser.evaluation.display import View, as_html, as_text, view
+from noiser.evaluation.display import View, as_html, as_page, as_text, view
 from noiser.evaluation.examples import Skipped
 from noiser.files import write_text
 from noiser.metrics.bootstrap import Estimate, estimate
@@ -73,7 +73,8 @@ class Evaluation:
     def __getitem__(self, name: str) -> Estimate:
         """The number of that name, such as "faithfulness"."""
         if name not in self.estimates:
-            raise ParameterError(f"There is no number {name!r}; expected one of {', '.join(self.estimates)}.")
+            known = ", ".join(map(label, self.estimates))
+            raise ParameterError(f"There is no number {name!r}; expected one of {known}.")
         return self.estimates[name]
 
     def summary(self) -> DataFrame:
@@ -176,8 +177,7 @@ class Evaluation:
         """
         return cls(**store.read(path))
 
-    def view(self) -> View:
-        """What text and HTML show."""
+    def _view(self) -> View:
         measured = len({record["index"] for record in self.records if not record["error"]})
         title = (
             f"{label(self.method)} on {label(self.model.name)}: {', '.join(map(label, self.metrics))}; "
@@ -187,11 +187,11 @@ class Evaluation:
         return view(title, self._lines(), self.skipped)
 
     def __str__(self) -> str:
-        return as_text(self.view())
+        return as_text(self._view())
 
-    def to_html(self) -> str:
-        """A table, with every text escaped."""
-        return as_html(self.view())
+    def to_html(self, *, page: bool = False) -> str:
+        """A table, or a complete page with it; every text is escaped."""
+        return (as_page if page else as_html)(self._view())
 
     def _repr_html_(self) -> str:
         return self.to_html()
