@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import unicodedata
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from attribution_for_tests import NAN, make, rich_example
+from noiser.attribution import Attribution
 from noiser.attribution.display import cells, dark_ink, headings, label, number_format, tint, visible
 from noiser.attribution.html import compare_html
 from noiser.attribution.terminal import Comparison, compare_text
@@ -210,6 +212,30 @@ def test_plain_text_of_hostile_tokens(capsys):
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]", out)
     assert "[bold]" in out
     assert ":smile:" in out
+
+
+def test_names_in_a_saved_file_cannot_reach_a_terminal_raw(tmp_path):
+    """Whatever text a file holds, and however it is shown."""
+    data = rich_example().to_dict()
+    evil = "\x1b]0;evil\x07\x9b2J\u202e"
+    data |= {"unit": evil, "method": evil, "prompt": evil, "versions": {evil: evil}, "parameters": {evil: evil}}
+    data["model"] |= {"name": evil, "revision": evil, "dtype": evil}
+    data["foil"]["text"] = evil
+    for item in data["units"] + data["targets"]:
+        item["text"] = evil
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    att = Attribution.load(tmp_path / "a.json")
+    other = replace(att, units=att.units[:1], scores=att.scores[:, :1], stderr=None, thresholds=None)
+    for thing in (att, Comparison([att, att]), Comparison([att, other])):
+        colours = without_codes(shown(thing, force_terminal=True, color_system="truecolor"))
+        for text in (colours, shown(thing), repr(att), str(att), compare_text([att, att]), compare_html([att, other])):
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]", text)
+
+
+def test_infinite_scores_are_shown():
+    att = make(("a", " b"), ((float("inf"), -1.0),))
+    assert re.search(r"a +inf +█+\n", str(att))
+    assert 'style="--a:1.000"' in att.to_html()
 
 
 def test_a_terminal_without_unicode(monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attribution_for_tests import make, rich_example
+from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
 from noiser.attribution.store import dumps
 from noiser.errors import StoredFileError
@@ -164,23 +164,27 @@ def changed(**changes):
         (changed(schema=2), "schema 2; this version of noiser reads schema 1. Upgrade"),
         (changed(schema="x"), "schema 'x'"),
         (changed(schema=True), "schema True"),
-        (changed(format="other"), "found format 'other', expected"),
-        ([1], "found list, expected a JSON object"),
-        ({}, "found format None"),
+        (changed(format="other"), "got format 'other', expected"),
+        ([1], "got list, expected a JSON object"),
+        ({}, "got format None"),
         ({k: v for k, v in changed().items() if k != "scores"}, "key 'scores' is missing"),
         (changed(model={"name": "x"}), "key 'model.revision' is missing"),
-        (changed(text=3), "'text' is a int, expected str"),
-        (changed(seed=True), "'seed' is a bool, expected int"),
+        (changed(text=3), "'text' is 3, expected string"),
+        (changed(seed=True), "'seed' is True, expected integer"),
         (changed(scores=[[1.0]]), r"'scores' has shape \[1, 1\], expected \[2, 7\]"),
-        (changed(scores=[[1.0], [1.0, 2.0]]), "'scores' holds something else"),
-        (changed(scores=[["x"]]), "'scores' holds something else"),
-        (changed(stderr=[10**400]), "'stderr' holds something else"),
-        (changed(stderr={"a": 1}), "'stderr' holds something else"),
+        (changed(scores=[[1.0], [1.0, 2.0]]), r"'scores' has shape \[2, 1 or 2\], expected \[2, 7\]"),
+        (changed(scores=[["x"]]), "'scores.0.0' is 'x', expected number"),
+        (changed(scores=[[True]]), "'scores.0.0' is True, expected number"),
+        (changed(scores=[[NAN]]), "not readable JSON .the number NaN is not finite"),
+        (changed(scores=[[1e39]]), r"'scores.0.0' is 1e\+39, expected a finite number of float32"),
+        (changed(stderr=[[10**400]]), "'stderr.0.0' is 1000.*, expected a finite number of float32"),
+        (changed(stderr={"a": 1}), "'stderr' is {'a': 1}, expected list"),
         (changed(k_min=[1.0]), r"'k_min' has shape \[1\], expected \[2\]"),
         (changed(prompt_length=99), "'prompt_length' is 99, expected 0 to 32"),
         (changed(units=[{"text": "a", "start": 5, "end": 99, "token_indices": []}]), "from 5 to 99"),
-        (changed(units=[3]), "key 'units.token_indices' is missing"),
-        (changed(foil="x"), "key 'foil.probability' is missing"),
+        (changed(units=[3]), "'units.0' is 3, expected an object"),
+        (changed(units=[{"text": "a", "start": 0, "end": 1}]), "key 'units.0.token_indices' is missing"),
+        (changed(foil="x"), "'foil' is 'x', expected an object"),
         (changed(prompt=[{"role": 3}]), "neither a text nor a list of chat messages"),
     ],
 )
@@ -192,11 +196,21 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path, data, message):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"not json"])
-def test_what_is_no_json(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"not json", b"[NaN]", b"[1e999]"])
+def test_what_is_not_json(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    with pytest.raises(StoredFileError, match="no readable JSON"):
+    with pytest.raises(StoredFileError, match="not readable JSON"):
+        Attribution.load(path)
+
+
+@pytest.mark.parametrize("key", ["scores", "info", "prompt", "parameters"])
+@pytest.mark.parametrize("depth", [101, 700, 5000, 200_000])
+def test_a_deeply_nested_file_is_damaged(tmp_path, key, depth):
+    path = tmp_path / "a.json"
+    nested = "[" * depth + "]" * depth
+    path.write_text(json.dumps(changed() | {key: 0}).replace(f'"{key}": 0', f'"{key}": {{"a": {nested}}}'))
+    with pytest.raises(StoredFileError, match="nested more than 100 levels deep"):
         Attribution.load(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pandas as pd
@@ -237,17 +238,54 @@ def test_a_file_without_parameters_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no saved evaluation"),
+        ("{", "not a saved evaluation"),
+        ("[1e999]", "the number 1e999 is not finite"),
+        ("[" * 5000 + "]" * 5000, "nested more than 100 levels deep"),
         ("[1]", '"noiser.evaluation"'),
         ('{"format": "noiser.attribution", "schema": 1}', '"noiser.evaluation"'),
         ('{"format": "noiser.evaluation", "schema": 2}', '"schema": 1'),
-        ('{"format": "noiser.evaluation", "schema": 1}', "a key is missing"),
+        ('{"format": "noiser.evaluation", "schema": 1}', "the key 'method' is missing"),
     ],
 )
-def test_what_is_no_evaluation_is_not_loaded(tmp_path, text, message):
+def test_what_is_not_an_evaluation_is_not_loaded(tmp_path, text, message):
     (tmp_path / "e.json").write_text(text, encoding="utf-8")
     with pytest.raises(noiser.errors.StoredFileError, match=message):
         noiser.Evaluation.load(tmp_path / "e.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["settings"].pop("seed"), "the key 'settings.seed' is missing"),
+        (lambda data: data["summary"][0].update(number=3), "'summary.0.number' is 3, expected string"),
+        (lambda data: data["rows"].append({}), "the key 'rows.1.index' is missing"),
+        (lambda data: data["rows"].append(None), "'rows.1' is None, expected dictionary"),
+        (lambda data: data["rows"][0].update(soft_nc="much"), "'soft_nc' of a row is 'much', expected a number"),
+        (lambda data: data.update(confidence=3.0), "'confidence' is 3.0"),
+    ],
+)
+def test_a_damaged_evaluation_says_what_is_wrong(tmp_path, change, message):
+    data = evaluated(PROMPTS[:1]).to_dict()
+    change(data)
+    (tmp_path / "e.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(noiser.errors.StoredFileError, match=message):
+        noiser.Evaluation.load(tmp_path / "e.json")
+
+
+def test_names_in_a_saved_evaluation_cannot_reach_a_terminal_raw(tmp_path):
+    evil = "\x1b]0;evil\x07\x9b2J"
+    spotted = SimpleNamespace(prompt=PROMPTS[0], spans={"gold": [(0, 3)]})
+    data = evaluated(["", spotted], "localisation").to_dict()
+    data["method"] = data["model"]["name"] = data["settings"]["profile"] = evil
+    data["skipped"][0] |= {"prompt": evil, "metric": evil, "error": evil}
+    assert data["summary"]
+    for line in data["summary"]:
+        line["number"] = evil
+    (tmp_path / "e.json").write_text(json.dumps(data), encoding="utf-8")
+    found = noiser.Evaluation.load(tmp_path / "e.json")
+    for text in (str(found), found.to_html()):
+        assert "U+001B" in text
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
 
 
 def test_a_metric_that_is_not_installed_is_named(tmp_path):

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save
 
 import noiser
-from noiser.attribution.inseq_reading import reduce_trailing
-from noiser.attribution.inseq_tokens import place_tokens
+from noiser.attribution.inseq import place_tokens, reduce_trailing
 from noiser.errors import ParameterError, StoredFileError
 
 NAN = float("nan")
@@ -118,16 +117,18 @@ def test_no_class_is_looked_up(tmp_path):
         lambda data: {"format": "noiser.attribution"},
         lambda data: instance("FeatureAttributionOutput", info={}),
         lambda data: content(SCORES, target_attributions="AAAA"),
+        lambda data: content(SCORES, attr_pos_start=99),
+        lambda data: content(SCORES, attr_pos_start="3"),
     ],
 )
 def test_damaged_files(tmp_path, damage):
-    with pytest.raises(StoredFileError, match="no readable attribution of Inseq"):
+    with pytest.raises(StoredFileError, match="not a readable attribution of Inseq"):
         noiser.Attribution.from_inseq(write(tmp_path / "a.json", damage(content(SCORES))))
 
 
 def test_file_that_is_cut_short(tmp_path):
     (tmp_path / "a.json").write_text('{"__instance')
-    with pytest.raises(StoredFileError, match=r"a\.json is no readable attribution of Inseq"):
+    with pytest.raises(StoredFileError, match=r"a\.json is not a readable attribution of Inseq"):
         noiser.Attribution.from_inseq(tmp_path / "a.json")
 
 

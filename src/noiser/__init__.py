@@ -49,45 +49,15 @@ importlib.import_module("rich.style")
 random.setstate(_random_state)
 
 _NAMES = {
-    "attribution": ["Attribution"],
-    "evaluation": ["Evaluation", "evaluate"],
-    "explain": ["attribute", "tolerance"],
-    "methods": [
-        "AttentionRollout",
-        "AttnLrp",
-        "ContextCite",
-        "DeepLift",
-        "GradientShap",
-        "InputXGradient",
-        "IntegratedGradients",
-        "KernelShap",
-        "LastAttention",
-        "Lime",
-        "Noiser",
-        "Occlusion",
-        "Random",
-        "SequentialIntegratedGradients",
-        "ShapleySampling",
-    ],
-    "model": ["LanguageModel", "load_model", "wrap"],
+    "attribution": "Attribution",
+    "evaluation": "Evaluation evaluate",
+    "explain": "attribute tolerance",
+    "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
+    "KernelShap LastAttention Lime Noiser Occlusion Random SequentialIntegratedGradients ShapleySampling",
+    "model": "LanguageModel load_model wrap",
 }
-_HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names}
-_ROOMS = {
-    "attribution",
-    "bench",
-    "data",
-    "engine",
-    "errors",
-    "evaluation",
-    "explain",
-    "judges",
-    "methods",
-    "metrics",
-    "model",
-    "registry",
-    "types",
-}
-
+_HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}
+_ROOMS = "attribution bench data engine errors evaluation explain judges methods metrics model registry types"
 
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -95,7 +65,7 @@ __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]  # p
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _ROOMS:
+    elif name in _ROOMS.split():
         value = importlib.import_module(f"noiser.{name}")
     else:
         raise AttributeError(f"module 'noiser' has no attribute {name!r}")
@@ -104,4 +74,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(__all__) | _ROOMS)
+    return sorted({*__all__, *_ROOMS.split()})

@@ -1,4 +1,4 @@
-"""Where Noiser keeps what it made or fetched, and how processes share it."""
+"""The cache folder, for converted models and fetched files, and a lock between processes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def check_count(name: str, got: object, least: int = 1) -> int:
 
 def check_positive(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a finite number above 0."""
-    if not _is_number(got) or not math.isfinite(got) or got <= 0:  # pyright: ignore
+    if not _is_number(got) or not 0 < got < math.inf:  # pyright: ignore
         raise ParameterError(f"{name} is {got!r}; expected a positive number.")
 
 

@@ -1,4 +1,4 @@
-"""How long something takes, as people say it."""
+"""Durations as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["duration"]
 
 
 def duration(seconds: float) -> str:
-    """Such as "12 s", "3 min 10 s" or "2 h 05 min".
+    """A duration as people say it, such as "12 s", "3 min 10 s" or "2 h 05 min".
 
     >>> duration(0.4), duration(95), duration(4000), duration(90000)
     ('under a second', '1 min 35 s', '1 h 06 min', '25 h 00 min')

@@ -1,8 +1,8 @@
 """Every error that Noiser raises on purpose.
 
 Each class derives from `NoiserError` and from the builtin that it specialises, so that both
-`except noiser.NoiserError` and `except ValueError` work. A message says what was asked, what was got,
-what was expected, and what to do.
+`except noiser.NoiserError` and `except ValueError` work. A message says what was wrong, what was
+got, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -52,18 +52,13 @@ class ParameterError(NoiserError, ValueError):
 
 
 class UnknownNameError(NoiserError, LookupError):
-    """A name that no registry knows. The message suggests the nearest one and lists the rest."""
+    """A name that is not registered. The message suggests the nearest one and lists the rest."""
 
     def __init__(self, kind: str, got: object, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
         near = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
-        parts = [f"Unknown {kind} {got!r}."]
-        if near:
-            parts.append(f"Did you mean {near[0]!r}?")
-        parts.append(f"Known: {', '.join(names)}.")
-        if hint:
-            parts.append(hint)
-        super().__init__(" ".join(parts))
+        suggestion = f"Did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"Unknown {kind} {got!r}. {suggestion}Known: {', '.join(names)}. {hint}".rstrip())
         self.kind, self.got, self.known = kind, got, names
 
 

@@ -1,16 +1,49 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and JSON that is read strictly."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import secrets
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-__all__ = ["DRAFTS", "write_bytes", "write_text"]
+__all__ = ["DRAFTS", "parse_json", "write_bytes", "write_text"]
 
 DRAFTS = ".noiser-*.tmp"
-"""Names of temporary files: what is left of one is of a process that was killed while it wrote."""
+"""Names of temporary files: one that is left belongs to a process that was killed while it wrote."""
+
+_DEEPEST = 100
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: the text is not UTF-8 or not valid JSON (RFC 8259, which has no NaN), holds a number beyond
+            float64, or nests more than 100 levels deep.
+    """
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError(f"nested more than {_DEEPEST} levels deep") from None
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return value
+        level: list[Any] = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"nested more than {_DEEPEST} levels deep")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {number[:40]} is not finite")
+    return value
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
@@ -19,9 +52,9 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
-    """Writes a whole file or nothing: a temporary file in the same folder takes the place of `path` at the end.
+    """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
 
-    A pipe or a device, such as /dev/null, is written to, and stays what it is.
+    A pipe or a device, such as /dev/null, is written to directly.
 
     Raises:
         OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
@@ -29,15 +62,15 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     if Path(path).exists() and not Path(path).is_file():
         Path(path).write_bytes(content)
         return
-    place = Path(os.path.realpath(path))
-    draft = place.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
+    destination = Path(os.path.realpath(path))
+    draft = destination.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
     try:
         with draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if place.is_file():
-            draft.chmod(place.stat().st_mode & 0o777)
-        draft.replace(place)
+        if destination.is_file():
+            draft.chmod(destination.stat().st_mode & 0o777)
+        draft.replace(destination)
     finally:
         draft.unlink(missing_ok=True)

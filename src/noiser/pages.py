@@ -10,13 +10,13 @@ __all__ = ["html_page"]
 def html_page(
     title: str, style: str, body: str, *, policy: str = "default-src 'none'; style-src 'unsafe-inline'"
 ) -> str:
-    """A complete page, which needs nothing else.
+    """A complete HTML page, which needs no other file.
 
     Args:
         title: plain text.
         style: its style sheet.
         body: HTML.
-        policy: what its content may load and run; by default nothing but the style sheet.
+        policy: Content-Security-Policy; by default nothing is loaded or run but the style sheet.
     """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,8 +1,8 @@
 """One registry for everything that has a name: methods, metrics, judges and data sets.
 
-A name is versioned: `"noiser"` is the newest version, `"noiser@1"` is the first for ever, so that an old
-configuration keeps its meaning. Third parties add entries through an entry-point group. A family is a prefix for all
-names of another library, such as `"captum:Lime"`.
+A name is versioned: `"noiser"` is the newest version, `"noiser@1"` always the first, so that an old configuration
+keeps its meaning. Other packages add entries through an entry-point group. A family is a prefix for all names of
+another library, such as `"captum:Lime"`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Generic[T]):
-    """A registered factory: `factory(**parameters)` makes the thing, `summary` says what it is in a line."""
+    """A registered factory: `factory(**parameters)` makes the object, `summary` describes it in one line."""
 
     name: str
     version: int
@@ -47,13 +47,13 @@ def unversioned(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All names of another library, behind a prefix and a colon.
+    """All names of another library, after a prefix and a colon.
 
     Attributes:
         prefix: what stands before the colon.
-        place: "module:function", imported when a name of the family is first asked for. The function is called with
-            the name behind the colon and returns a factory; it raises UnknownNameError for a name it does not know.
-        summary: what the family is, in a line.
+        place: "module:function", imported when a name of the family is first looked up. The function takes the name
+            after the colon and returns a factory; it raises UnknownNameError for a name it does not know.
+        summary: the family in one line.
     """
 
     prefix: str
@@ -61,18 +61,18 @@ class Family:
     summary: str
 
     def factory(self, name: str) -> Callable[..., Any]:
-        """What makes the thing of that name."""
+        """The factory of that name."""
         module, _, function = self.place.partition(":")
         return getattr(importlib.import_module(module), function)(name)
 
 
 class Registry(Generic[T]):
-    """Names to factories, one registry a kind.
+    """Names to factories, one registry per kind.
 
     Args:
         kind: the word used in messages, such as "method".
-        group: entry-point group through which installed packages add entries. An entry point loads a
-            factory (a class or function), registered under the entry point's name, version 1.
+        group: entry-point group through which installed packages add factories (classes or functions), each
+            under the entry point's name, version 1.
     """
 
     def __init__(self, kind: str, group: str) -> None:
@@ -83,7 +83,7 @@ class Registry(Generic[T]):
         self._plugins_loaded = False
 
     def register(self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1) -> None:
-        """Adds an entry. Raises ValueError when the same name and version is taken by another factory."""
+        """Adds an entry. Raises ValueError when another factory has that name and version."""
         entry = Entry(name=name, version=version, factory=factory, summary=summary)
         taken = self._entries.setdefault(entry.versioned_name, entry)
         if taken.factory is not factory:
@@ -91,7 +91,7 @@ class Registry(Generic[T]):
         self._newest[name] = max(version, self._newest.get(name, 0))
 
     def register_family(self, prefix: str, place: str, *, summary: str) -> None:
-        """Adds a prefix; see `Family`. Raises ValueError when it is taken by another place."""
+        """Adds a prefix; see `Family`. Raises ValueError when another place has it."""
         family = Family(prefix=prefix, place=place, summary=summary)
         if self._families.setdefault(prefix, family).place != place:
             raise ValueError(f"The prefix {prefix!r} is registered twice: {self._families[prefix].place}, {place}")

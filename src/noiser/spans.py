@@ -1,8 +1,8 @@
-"""Words and sentences as character spans of a text, and how tokens are put together to fit them.
+"""Words and sentences as character spans of a text, and groups of tokens that fit them.
 
-Everything here is pure text: no tokenizer and no model. `word_spans` and `sentence_spans` give a *partition*: the
-first span starts at 0, each starts where the one before it ends, and the last ends at the end of the text. Leading
-whitespace belongs to the span after it, trailing whitespace to the last one.
+No tokenizer and no model here. `word_spans` and `sentence_spans` give a *partition*: the first span starts at 0, each
+starts where the one before it ends, and the last ends at the end of the text. Leading whitespace belongs to the span
+after it, trailing whitespace to the last one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INNER_NUMBER = frozenset(",")  # likewise between two digits
 _SPACE, _WORD, _UNSPACED_CHARACTER, _SYMBOL, _EXTENDER = range(5)
 
 _SENTENCE_END = re.compile(
-    r"""(?P<point>(?<![.!?…؟۔।॥‼⁇⁈⁉])[.!?…؟۔।॥‼⁇⁈⁉]+ [)\]}"'”’»›]*) (?=\s|\Z)  # needs whitespace behind it
+    r"""(?P<point>(?<![.!?…؟۔।॥‼⁇⁈⁉])[.!?…؟۔।॥‼⁇⁈⁉]+ [)\]}"'”’»›]*) (?=\s|\Z)  # needs whitespace after it
       | (?P<wide>[。！？｡．]+ [)\]}"'”’»›」』）】》]*)            # needs none
       | (?P<line>\n)""",
     re.VERBOSE,
@@ -53,7 +53,7 @@ class Snapped(NamedTuple):
 
     Attributes:
         span: (start, end), from the first token's start to the last token's end.
-        tokens: positions of the tokens in the sequence that was snapped, ascending.
+        tokens: indices of the tokens in the sequence that was snapped, ascending.
     """
 
     span: tuple[int, int]
@@ -68,11 +68,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     symbols is a word of its own; an emoji sequence stays whole. In scripts written without spaces each character
     with its marks is a word, so that snapping tokens to them leaves the tokens as they are.
 
-    Args:
-        text: any text.
-
-    Returns:
-        A partition of the text into (start, end); empty for an empty text.
+    Returns a partition of the text into (start, end); empty for an empty text.
 
     >>> text = "Don't walk, play sport."
     >>> [text[start:end] for start, end in word_spans(text)]
@@ -97,11 +93,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     follow. With the marks of spaced scripts whitespace must follow, and the sentence goes on after an abbreviation, an
     initial, or before a lower-case letter.
 
-    Args:
-        text: any text.
-
-    Returns:
-        A partition of the text into (start, end); empty for an empty text.
+    Returns a partition of the text into (start, end); empty for an empty text.
 
     >>> text = "Dr. Smith left at 8.1 p.m. (It rained.) Then he came back!"
     >>> [text[start:end] for start, end in sentence_spans(text)]
@@ -117,10 +109,10 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[Snapped]:
-    """Puts tokens together so that each group stands for one span, or for several that share a token.
+    """Groups of tokens, each for one span, or for several spans that share a token.
 
     A token goes to the span that holds its last character that is not whitespace; a token of nothing but whitespace
-    goes with the token behind it. A span that gets no token of its own is thereby part of its neighbour. A gap between
+    goes with the token after it. A span that gets no token is thereby part of its neighbour. A gap between
     tokens ends a group.
 
     Args:
@@ -151,14 +143,14 @@ def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int
 
 
 def _owners(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[int]:
-    """Which span each token goes to."""
+    """The index of the span that each token goes to."""
     starts = [start for start, _ in spans]
     owners: list[int | None] = []
     for start, end in tokens:
-        seen = len(text[start:end].rstrip())
-        owners.append(bisect_right(starts, start + seen - 1) - 1 if seen else None)
+        visible = len(text[start:end].rstrip())
+        owners.append(bisect_right(starts, start + visible - 1) - 1 if visible else None)
     count = len(tokens)
-    for index in reversed(range(count - 1)):  # whitespace goes with the token behind it
+    for index in reversed(range(count - 1)):  # whitespace goes with the token after it
         if owners[index] is None and tokens[index][1] == tokens[index + 1][0]:
             owners[index] = owners[index + 1]
     for index in range(1, count):  # or else with the one before it
@@ -220,13 +212,13 @@ def _kind(character: str) -> int:
         return _EXTENDER  # marks, joiners, variation selectors, skin tones: part of what they follow
     if category[0] in "LN" or character == "_":
         code = ord(character)
-        place = bisect_right(_UNSPACED_STARTS, code) - 1
-        return _UNSPACED_CHARACTER if place >= 0 and code <= _UNSPACED[place][1] else _WORD
+        index = bisect_right(_UNSPACED_STARTS, code) - 1
+        return _UNSPACED_CHARACTER if index >= 0 and code <= _UNSPACED[index][1] else _WORD
     return _SYMBOL
 
 
 def _ends_sentence(text: str, start: int, end: int) -> bool:
-    """Whether the marks at `start` to `end` end a sentence, judged by the word before and the character behind."""
+    """Whether the marks at `start` to `end` end a sentence, judged by the word before and the character after."""
     opened = _OPENING.match(text, end)
     following = text[opened.end() : opened.end() + 1] if opened else ""
     if following.islower():

@@ -11,7 +11,7 @@ Message = Mapping[str, str]
 """One chat message: `{"role": ..., "content": ...}`."""
 
 Prompt = str | Sequence[Message]
-"""What a user asks about: a text, or chat messages."""
+"""A text, or chat messages."""
 
 Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message]]
 """Several prompts: texts, chats, or both."""
@@ -25,12 +25,12 @@ AutoUnit = Literal["auto"]
 
 
 class Span(NamedTuple):
-    """A piece of the input that has one score.
+    """A unit: a piece of the input that has one score.
 
     Attributes:
         text: the characters `start` to `end` of the text, leading whitespace included.
         start: offset of the first character, in characters of the text (for chat: of the rendered chat).
-        end: offset behind the last character.
+        end: offset after the last character.
         token_indices: positions of its tokens in the model's input, ascending.
     """
 

@@ -1,5 +1,6 @@
-"""The result record: normalising, aggregating, saving and showing it."""
+"""The result of every method: normalising, aggregating, saving and showing it."""
 
-from noiser.attribution.record import Attribution, TopUnit
+from noiser.attribution.record import TopUnit
+from noiser.attribution.result import Attribution
 
 __all__ = ["Attribution", "TopUnit"]

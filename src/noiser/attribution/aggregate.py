@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.attribution.record import AttributionRecord
 from noiser.errors import UnitError, UnknownNameError
 from noiser.spans import sentence_spans, snap, word_spans
 from noiser.types import Span, Unit
 
-if TYPE_CHECKING:
-    from noiser.attribution.record import Attribution
-
 __all__ = ["REDUCTIONS", "Reduction", "aggregate"]
 
+AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)
 Reduction = Literal["sum", "mean", "max", "abs_max", "min", "l2"]
 Members = Float[Tensor, "targets members"]
 Reduced = Float[Tensor, " targets"]
 Columns = tuple[int, ...]
 
 
-def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
+def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
     """See `Attribution.aggregate`."""
     if reduce not in REDUCTIONS:
         raise UnknownNameError("reduction", reduce, REDUCTIONS)
@@ -39,12 +38,12 @@ def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
         units=tuple(_joined(att, columns) for columns in groups),
         unit=name,
         stderr=None if att.stderr is None or spread is None else _by_group(att.stderr, groups, spread),
-        thresholds=None if att.thresholds is None else _by_group(att.thresholds, groups, _min),
+        thresholds=None if att.thresholds is None else _by_group(att.thresholds, groups, REDUCTIONS["min"]),
         info={**att.info, "aggregated": {"from": att.unit, "reduce": reduce}},
     )
 
 
-def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
+def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
     """The columns of `att` that make up each new unit, in order."""
     if not isinstance(unit, str):
         return _groups_of_spans(att, unit)
@@ -68,7 +67,7 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
     return sorted(groups)
 
 
-def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list[Columns]:
+def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:
     """The units whose last visible character each span holds; units in no span are left out."""
     _check(att, spans)
     owners = [_last_visible(att.text, span) for span in att.units]
@@ -91,7 +90,7 @@ def _last_visible(text: str, span: Span) -> int | None:
     return span.start + (len(text[span.start : span.end].rstrip()) or span.end - span.start) - 1
 
 
-def _check(att: Attribution, spans: Sequence[tuple[int, int]]) -> None:
+def _check(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> None:
     if not spans:
         raise UnitError("The list of spans is empty; expected (start, end) character offsets of the text.")
     previous = 0
@@ -108,12 +107,12 @@ def _check(att: Attribution, spans: Sequence[tuple[int, int]]) -> None:
         if problem:
             raise UnitError(
                 f"The span ({start}, {end}) {problem}; expected non-empty spans of the text that do not overlap. "
-                "Offsets count characters, and the end is behind the last one."
+                "Offsets count characters, and the end comes after the last one."
             )
         previous = end
 
 
-def _joined(att: Attribution, columns: Columns) -> Span:
+def _joined(att: AttributionRecord, columns: Columns) -> Span:
     members = [att.units[column] for column in columns]
     if len(members) == 1:
         return members[0]
@@ -135,26 +134,6 @@ def _by_group(
     return torch.stack(columns, dim=-1)
 
 
-def _sum(members: Members) -> Reduced:
-    return members.sum(-1)
-
-
-def _mean(members: Members) -> Reduced:
-    return members.mean(-1)
-
-
-def _max(members: Members) -> Reduced:
-    return members.amax(-1)
-
-
-def _min(members: Members) -> Reduced:
-    return members.amin(-1)
-
-
-def _abs_max(members: Members) -> Reduced:
-    return members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1)
-
-
 def _l2(members: Members) -> Reduced:
     return members.norm(dim=-1)
 
@@ -163,12 +142,16 @@ def _mean_stderr(members: Members) -> Reduced:
     return members.norm(dim=-1) / members.shape[-1]
 
 
+def _abs_max(members: Members) -> Reduced:
+    return members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
 REDUCTIONS: dict[str, Callable[[Members], Reduced]] = {
-    "sum": _sum,
-    "mean": _mean,
-    "max": _max,
+    "sum": lambda members: members.sum(-1),
+    "mean": lambda members: members.mean(-1),
+    "max": lambda members: members.amax(-1),
     "abs_max": _abs_max,
-    "min": _min,
+    "min": lambda members: members.amin(-1),
     "l2": _l2,
 }
 _STDERRS: dict[str, Callable[[Members], Reduced]] = {"sum": _l2, "mean": _mean_stderr}

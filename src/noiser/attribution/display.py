@@ -1,37 +1,39 @@
-"""What every picture of an attribution shares: safe text, cells with a weight, captions. No mark-up."""
+"""What every renderer of an attribution shows: safe text, cells with weights, tables, captions. No mark-up."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from noiser.attribution.record import AttributionRecord
 from noiser.errors import ParameterError
-
-if TYPE_CHECKING:
-    from noiser.attribution.record import Attribution
-    from noiser.types import Target
+from noiser.types import Target
 
 __all__ = [
     "DARK_PAPER",
     "Cell",
     "Colour",
-    "asked",
+    "Column",
+    "HeatMap",
+    "Table",
     "cells",
     "check_comparable",
     "check_targets",
     "dark_ink",
-    "facts",
     "headings",
+    "heat_map",
+    "joint_table",
     "label",
     "number_format",
     "parameter_texts",
     "provenance",
-    "strongest",
+    "score_table",
     "tint",
     "visible",
 ]
@@ -46,7 +48,7 @@ _KEPT_FORMATS = frozenset("\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06d
 
 
 class Cell(NamedTuple):
-    """A piece of the text as a picture shows it.
+    """A piece of the text as a heat map shows it.
 
     Attributes:
         text: its characters, not yet made visible.
@@ -60,6 +62,89 @@ class Cell(NamedTuple):
     columns: tuple[int, ...]
     score: float | None
     weight: float
+
+    def parts(self) -> tuple[str, str]:
+        """The text made visible, in two: the whitespace before it, which has no colour, and the rest."""
+        text = visible(self.text)
+        body = text.lstrip() or text
+        return text[: len(text) - len(body)], body
+
+
+class Highest(NamedTuple):
+    """A unit of high score, with its standard error, NaN where there is none."""
+
+    label: str
+    score: float
+    stderr: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """One target of an attribution; every text is safe to show.
+
+    Attributes:
+        target: the target's label.
+        cells: the text before it.
+        question: its probability, its rank and the foil: what attributions by several methods share.
+        noise: the smallest threshold, if there is one.
+        highest: the units of the five highest scores above 0.
+    """
+
+    target: str
+    cells: list[Cell]
+    question: list[str]
+    noise: list[str]
+    highest: list[Highest]
+
+
+class Column(NamedTuple):
+    """Numbers as texts, "" where there is none, and weights in [-1, 1] where they are to be coloured."""
+
+    heading: str
+    texts: list[str]
+    weights: list[float] | None = None
+
+
+class Table(NamedTuple):
+    """The numbers of a heat map, one line per unit.
+
+    Attributes:
+        unit: heading of the labels.
+        labels: of the units.
+        columns: their numbers.
+        bars: weights in [-1, 1] of bars beside them; empty for none.
+        note: how many units were left out, or "".
+    """
+
+    unit: str
+    labels: list[str]
+    columns: list[Column]
+    bars: list[float]
+    note: str
+
+
+def heat_map(att: AttributionRecord, row: int) -> HeatMap:
+    """What is shown of target `row`."""
+    question = _prediction(att.targets[row], "probability ")
+    if att.foil is not None:
+        known = ", ".join(_prediction(att.foil))
+        question.append(f"rather than “{label(att.foil.text)}”" + (f" ({known})" if known else ""))
+    stderr = [math.nan] * len(att.units) if att.stderr is None else att.stderr[row].tolist()
+    top = [unit for unit in att.top(5, row) if unit.score > 0]
+    k_min = math.nan if att.k_min is None else float(att.k_min[row])
+    return HeatMap(
+        target=label(att.targets[row].text),
+        cells=cells(att, row),
+        question=question,
+        noise=[] if math.isnan(k_min) else [f"k_min {k_min:.3g}"],
+        highest=[Highest(label(unit.text), unit.score, stderr[unit.index]) for unit in top],
+    )
+
+
+def _prediction(target: Target, word: str = "") -> list[str]:
+    """Probability and rank; a result of Inseq may lack them."""
+    probability = [] if math.isnan(target.probability) else [f"{word}{target.probability:.3g}"]
+    return probability + ([f"rank {target.rank}"] if target.rank else [])
 
 
 def visible(text: str) -> str:
@@ -89,18 +174,22 @@ def label(text: str) -> str:
     return visible(stripped).replace("\n", "") or "∅"
 
 
-def cells(att: Attribution, row: int) -> list[Cell]:
+def cells(att: AttributionRecord, row: int) -> list[Cell]:
     """The text before target `row`, cut into pieces that follow each other without a gap."""
-    end = _shown_end(att, row)
-    raw = att.scores[row].tolist()
-    pieces = [(text, columns, _total([raw[i] for i in columns])) for text, columns in _pieces(att, end)]
-    largest = max((abs(score) for _, _, score in pieces if score is not None), default=0.0)
-    return [
-        Cell(text, columns, score, score / largest if score and largest else 0.0) for text, columns, score in pieces
-    ]
+    scores: list[float] = att.scores[row].tolist()
+    pieces = _pieces(att, _shown_end(att, row))
+    totals = [_total([scores[column] for column in columns]) for _, columns in pieces]
+    weights = _weights([math.nan if total is None else total for total in totals])
+    return [Cell(*piece, total, weight) for piece, total, weight in zip(pieces, totals, weights, strict=True)]
 
 
-def _shown_end(att: Attribution, row: int) -> int:
+def _weights(scores: Sequence[float]) -> list[float]:
+    """Scores divided by the largest magnitude among those that are finite; 0 for NaN."""
+    largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0) or 1.0
+    return [0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores]
+
+
+def _shown_end(att: AttributionRecord, row: int) -> int:
     """How much of the text stands before a target."""
     ends = [span.end for span, score in zip(att.units, att.scores[row].tolist(), strict=True) if not math.isnan(score)]
     before = "".join(target.text for target in att.targets[:row])
@@ -109,7 +198,7 @@ def _shown_end(att: Attribution, row: int) -> int:
     return max([att.prompt_length, *ends])
 
 
-def _pieces(att: Attribution, end: int) -> list[tuple[str, tuple[int, ...]]]:
+def _pieces(att: AttributionRecord, end: int) -> list[tuple[str, tuple[int, ...]]]:
     """(text, columns), the units that share characters together, in order of the text."""
     pieces: list[tuple[str, tuple[int, ...]]] = []
     position = 0
@@ -134,11 +223,64 @@ def _total(scores: Sequence[float]) -> float | None:
     return math.fsum(present) if present else None
 
 
-def strongest(att: Attribution, row: int, count: int) -> list[int]:
-    """Columns of the `count` scores of largest magnitude, in order of the text."""
-    raw: list[float] = att.scores[row].tolist()
-    present = [column for column, score in enumerate(raw) if not math.isnan(score)]
-    return sorted(sorted(present, key=lambda column: -abs(raw[column]))[:count])
+def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Table:
+    """Scores, standard errors, thresholds and bars of the units that have a score for target `row`.
+
+    Args:
+        att: what is shown.
+        row: the target.
+        most: how many units to show at most, the strongest; None for all.
+    """
+    scores: list[float] = att.scores[row].tolist()
+    show = number_format(scores)
+    columns = [Column("score", _texts(scores, show))]
+    if att.stderr is not None:
+        columns.append(Column("±", _texts(att.stderr[row].tolist(), show)))
+    if att.thresholds is not None:
+        thresholds: list[float] = att.thresholds[row].tolist()
+        columns.append(Column("threshold", _texts(thresholds, number_format(thresholds))))
+    return _table(att, columns, _strongest(scores, most), len(_strongest(scores)), bars=_weights(scores))
+
+
+def joint_table(attributions: Sequence[AttributionRecord], row: int, most: int | None = None) -> Table:
+    """Units by methods, for attributions of the same units; each column has a colour scale of its own.
+
+    Args:
+        attributions: of the same units.
+        row: the target.
+        most: how many units of each to show at most, the strongest; None for all.
+    """
+    every = range(len(attributions[0].units))
+    scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
+    columns = [
+        Column(heading, _texts(values, number_format(values)), _weights(values))
+        for heading, values in zip(headings(attributions), scores, strict=True)
+    ]
+    chosen = every if most is None else sorted({index for values in scores for index in _strongest(values, most)})
+    return _table(attributions[0], columns, chosen, len(every))
+
+
+def _table(
+    att: AttributionRecord, columns: list[Column], chosen: Sequence[int], present: int, bars: Sequence[float] = ()
+) -> Table:
+    """The chosen lines of columns that have all units."""
+
+    def only(values: Sequence[Any]) -> list[Any]:
+        return [values[index] for index in chosen]
+
+    cut = [Column(name, only(texts), only(weights) if weights else None) for name, texts, weights in columns]
+    note = "" if len(chosen) == present else f"the {len(chosen)} strongest of {present} units"
+    return Table(label(att.unit), [label(unit.text) for unit in only(att.units)], cut, only(bars) if bars else [], note)
+
+
+def _strongest(scores: Sequence[float], count: int | None = None) -> list[int]:
+    """Columns of the `count` scores of largest magnitude, in order of the text; those without a score are left out."""
+    present = [column for column, score in enumerate(scores) if not math.isnan(score)]
+    return sorted(sorted(present, key=lambda column: -abs(scores[column]))[:count])
+
+
+def _texts(values: Sequence[float], show: Callable[[float], str]) -> list[str]:
+    return ["" if math.isnan(value) else show(value) for value in values]
 
 
 def number_format(values: Iterable[float | None]) -> Callable[[float], str]:
@@ -153,49 +295,26 @@ def _formatted(spec: str, value: float) -> str:
     return format(value, spec)
 
 
-def facts(att: Attribution, row: int) -> list[str]:
-    """What is known about a target: probability, rank, the foil's, and the noise used."""
-    parts = asked(att, row)
-    if att.k_min is not None and not math.isnan(k_min := float(att.k_min[row])):
-        parts.append(f"k_min {k_min:.3g}")
-    return parts
-
-
-def asked(att: Attribution, row: int) -> list[str]:
-    """The same without the noise: what attributions of one question by several methods share."""
-    parts = _prediction(att.targets[row])
-    if att.foil is not None:
-        known = ", ".join(_prediction(att.foil, ""))
-        parts.append(f"rather than “{label(att.foil.text)}”" + (f" ({known})" if known else ""))
-    return parts
-
-
-def _prediction(target: Target, word: str = "probability ") -> list[str]:
-    """Probability and rank; a result of Inseq may lack them."""
-    probability = [] if math.isnan(target.probability) else [f"{word}{target.probability:.3g}"]
-    return probability + ([f"rank {target.rank}"] if target.rank else [])
-
-
-def provenance(att: Attribution) -> list[str]:
+def provenance(att: AttributionRecord) -> list[str]:
     """Method, model and seed: one short text each, safe to show."""
     revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
     parts = [att.method, f"{att.model.name}{revision} ({att.model.dtype})", f"unit {att.unit}", f"seed {att.seed}"]
     return [label(part) for part in parts]
 
 
-def parameter_texts(att: Attribution) -> list[str]:
+def parameter_texts(att: AttributionRecord) -> list[str]:
     """Every hyper-parameter as `name=value`, tensors by their shape, safe to show."""
     return [label(f"{name}={_short(value)}") for name, value in att.parameters.items()]
 
 
-def headings(attributions: Sequence[Attribution]) -> list[str]:
+def headings(attributions: Sequence[AttributionRecord]) -> list[str]:
     """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
     texts: list[str] = []
     for att in attributions:
         same = [other.parameters for other in attributions if other.method == att.method]
-        own = {name: _short(value) for name, value in att.parameters.items()}
-        differing = [name for name in own if any(own[name] != _short(parameters.get(name)) for parameters in same)]
-        texts.append(label(" ".join([att.method, *(f"{name}={own[name]}" for name in differing)])))
+        values = {name: _short(value) for name, value in att.parameters.items()}
+        differing = [name for name in values if any(values[name] != _short(other.get(name)) for other in same)]
+        texts.append(label(" ".join([att.method, *(f"{name}={values[name]}" for name in differing)])))
     return texts
 
 
@@ -206,7 +325,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def check_comparable(attributions: Sequence[Attribution]) -> None:
+def check_comparable(attributions: Sequence[AttributionRecord]) -> None:
     """Raises ParameterError unless there is at least one attribution and all are of the same prompt."""
     if not attributions:
         raise ParameterError("There is nothing to compare; expected at least one attribution.")
@@ -219,7 +338,7 @@ def check_comparable(attributions: Sequence[Attribution]) -> None:
         )
 
 
-def check_targets(att: Attribution, targets: Sequence[int] | None) -> Sequence[int] | None:
+def check_targets(att: AttributionRecord, targets: Sequence[int] | None) -> Sequence[int] | None:
     """Indices of targets as they are. Raises ParameterError unless there is at least one and `att` has them all."""
     count = len(att.targets)
     if targets is not None and not (len(targets) and all(0 <= row < count for row in targets)):

@@ -1,4 +1,4 @@
-"""Normalisation of scores: raw, signed numbers made comparable between rows."""
+"""Raw, signed scores made comparable between rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Normalization = Literal["sum", "positive", "abs_sum", "minmax", "softmax", "none
 
 
 def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[Tensor, "*rows units"]:
-    """Normalises every row by itself, over its valid units; a NaN entry has no score and stays NaN.
+    """Every row normalised by itself, over its valid units, as a new tensor; a NaN entry has no score and stays NaN.
 
     With s the valid scores of a row and n their number:
 
@@ -33,17 +33,14 @@ def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[
     | `none` | s | always defined |
 
     ¹ to the precision of float32: abs(Σs) ≤ 2^-23 Σ abs(s). Where negative scores outweigh the rest, `sum` divides by a
-    negative number and so turns the order round.
+    negative number and so reverses the order.
 
     Args:
         scores: raw scores, NaN where a unit has none.
         kind: one of the names above.
 
-    Returns:
-        A new tensor of the same shape and type. It is NaN exactly where `scores` is.
-
     Raises:
-        UnknownNameError: the kind is none of the names above.
+        UnknownNameError: another kind.
         NumericalError: a score is infinite.
     """
     if kind not in NORMALIZATIONS:
@@ -98,15 +95,11 @@ def _softmax(scores: Row, valid: Valid) -> Row:
     return scores.masked_fill(~valid, -torch.inf).softmax(-1)
 
 
-def _none(scores: Row, valid: Valid) -> Row:  # noqa: ARG001 - one signature for all
-    return scores
-
-
 NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
     "sum": _sum,
     "positive": _positive,
     "abs_sum": _abs_sum,
     "minmax": _minmax,
     "softmax": _softmax,
-    "none": _none,
+    "none": lambda scores, _: scores,
 }

@@ -1,24 +1,19 @@
-"""The result of every method: scores for units of the input, one row a target."""
+"""The data of an attribution, without methods that show or store it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from noiser.errors import ParameterError
-from noiser.types import ModelIdentity, Span, Target, Unit
+from noiser.types import ModelIdentity, Span, Target
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-__all__ = ["Attribution", "TopUnit"]
+__all__ = ["AttributionRecord", "TopUnit"]
 
 
 class TopUnit(NamedTuple):
@@ -38,30 +33,8 @@ class TopUnit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attribution:
-    """Which parts of the input made the model say that.
-
-    Attributes:
-        text: the prompt (for chat: the rendered template), followed by the continuation that was attributed.
-        prompt_length: number of characters of `text` that are the prompt.
-        scores: [targets, units], float32; raw, may be negative. NaN where the unit is not before the target.
-        units: what each column belongs to, in order.
-        targets: what each row explains, in order.
-        thresholds: [targets, units], the noise each unit tolerates; NaN where not searched. None for methods
-            other than Noiser.
-        k_min: [targets], the smallest threshold; NaN where it was not searched for. None for methods other than
-            Noiser. The noise that each score was made with is `info["k"]`.
-        stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
-        foil: the alternative token of a contrastive attribution, or None.
-        unit: "token", "word", "sentence", "spans", or "auto": of several sizes.
-        method: versioned registry name, such as "noiser@1".
-        parameters: every hyper-parameter of the method.
-        seed: seed of the random numbers.
-        model: what is needed to load the same model again.
-        prompt: the prompt as it was given: a text, or chat messages.
-        versions: versions of noiser, torch and transformers.
-        info: what else the method reports, such as DeepLIFT's `delta`.
-    """
+class AttributionRecord:
+    """The fields that `Attribution` documents, checked to be of one shape."""
 
     text: str
     prompt_length: int
@@ -91,47 +64,6 @@ class Attribution:
                     f"and {shape[1]} units."
                 )
 
-    def normalized(self, kind: str = "sum") -> Float[Tensor, "targets units"]:
-        """Scores made comparable between targets and methods, as a new tensor.
-
-        Each row is normalised by itself over the units that have a score; the others stay NaN. With s the scores:
-        "sum" s/Σs (the paper's choice), "positive" max(s, 0)/Σmax(s, 0), "abs_sum" |s|/Σ|s|, "minmax"
-        (s - min)/(max - min), "softmax", "none". A row whose denominator is 0 becomes uniform.
-
-        Raises:
-            UnknownNameError: another kind.
-            NumericalError: a score is infinite.
-        """
-        from noiser.attribution.normalize import normalize
-
-        return normalize(self.scores, kind)
-
-    def aggregate(self, unit: Unit | str = "word", reduce: str = "sum") -> Attribution:
-        """The same attribution over coarser units.
-
-        A unit goes to the word, sentence or span that holds its last visible character. Units of the prompt and
-        of the continuation are never joined, and special tokens stay alone. A score is NaN where any of its
-        parts is.
-
-        Args:
-            unit: "word", "sentence", or (start, end) character spans of `text`; units in no span are left out.
-            reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
-
-        Returns:
-            A new record. Its thresholds are the smallest of the parts. Its standard errors are the root of the sum
-            of squares for "sum", that divided by the number of parts for "mean", as if the parts' errors were
-            independent, and None otherwise. `info["aggregated"]` says what was done; the rest of `info` is the finer
-            units', its lists such as `info["k"]` too.
-
-        Raises:
-            UnitError: spans that overlap, are empty, leave the text, join prompt and continuation or hold no unit;
-                or the present units are coarser than what is asked for.
-            UnknownNameError: an unknown unit or reduction.
-        """
-        from noiser.attribution.aggregate import aggregate
-
-        return aggregate(self, unit, reduce)
-
     def top(self, k: int = 5, target: int = 0) -> list[TopUnit]:
         """The `k` units of highest score for a target, best first; equal scores in order of the text.
 
@@ -144,131 +76,5 @@ class Attribution:
             raise ParameterError(f"target is {target}; expected an index below {len(self.targets)}, as in `targets`.")
         row = self.scores[target]
         order: list[int] = torch.argsort(row.nan_to_num(-torch.inf), descending=True, stable=True).tolist()
-        best = [index for index in order if not row[index].isnan()][:k]
-        spans = [self.units[index] for index in best]
-        return [
-            TopUnit(span.text.strip() or span.text, float(row[index]), index, span)
-            for index, span in zip(best, spans, strict=True)
-        ]
-
-    def to_dataframe(self) -> DataFrame:
-        """One row for each target and unit, in that order; NaN where there is no value.
-
-        Columns: target_index, target, unit_index, unit, start, end, score, stderr, threshold, k_min.
-        """
-        from noiser.attribution.table import to_dataframe
-
-        return to_dataframe(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes everything as JSON (docs/schema.md): the whole file or, on failure, nothing.
-
-        Raises:
-            OSError: the file cannot be written. What was there before still is.
-        """
-        from noiser.attribution import store
-
-        store.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Attribution:
-        """Reads what `save` wrote; scores come back exactly.
-
-        Raises:
-            StoredFileError: the file is damaged, of a newer schema, or no saved attribution.
-            OSError: the file cannot be opened.
-        """
-        from noiser.attribution import restore
-
-        return restore.load(path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `save` writes, as plain dicts, lists, texts and numbers, with None for NaN."""
-        from noiser.attribution import store
-
-        return store.to_dict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
-        """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
-        from noiser.attribution import restore
-
-        return restore.from_dict(data)
-
-    def to_inseq(self) -> Any:
-        """The same scores as Inseq's `FeatureAttributionOutput`, for its heat maps, aggregators and files.
-
-        A unit of the prompt is one token of Inseq's; text in no unit, such as a chat template, is a token without
-        scores. A unit of several continuation tokens gives each of them an equal share. Everything else goes along in
-        `info["noiser"]`, so that `from_inseq` brings the whole record back, unless Inseq has changed tokens or scores.
-
-        Raises:
-            DependencyError: Inseq is not installed.
-        """
-        from noiser.attribution import inseq_writing
-
-        return inseq_writing.to_inseq(self)
-
-    @classmethod
-    def from_inseq(cls, source: Any, index: int = 0) -> Attribution:
-        """A result of Inseq as an attribution, to be shown, saved and measured like any other.
-
-        Scores keep Inseq's values; of gradient methods each token has the L2 norm over the embedding's dimensions, of
-        attention the mean over layers and heads, as Inseq shows them, but not normalised. Every token is a unit,
-        special tokens too; pieces of one character are one unit with the sum of their scores. What Inseq does not keep
-        is NaN (probabilities, unless `step_scores=["probability"]` was asked for), 0 (ranks) or "unknown".
-
-        Args:
-            source: Inseq's `FeatureAttributionOutput` of a decoder-only model, or the path of a file that its `save`
-                wrote (.json, compressed or not), for which Inseq need not be installed.
-            index: which of its sequences.
-
-        Raises:
-            ParameterError: something else, of an encoder-decoder model, or no such sequence.
-            StoredFileError: the file is damaged, or no file of Inseq. OSError: it cannot be opened.
-        """
-        from noiser.attribution import inseq_reading
-
-        return inseq_reading.from_inseq(source, index)
-
-    def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
-        """A page that needs nothing else: no network, no scripts, every token escaped.
-
-        Args:
-            path: where to write it, too.
-            targets: indices of the targets to show. None for all; of a very long continuation, for the first ones,
-                as many as a browser shows without delay, and the page says so.
-
-        Raises:
-            ParameterError: there is no such target. OSError: the file cannot be written.
-        """
-        from noiser.attribution import html
-
-        page = html.page(self, targets)
-        if path is not None:
-            from noiser.files import write_text
-
-            write_text(path, page)
-        return page
-
-    def _repr_html_(self) -> str:
-        from noiser.attribution import html
-
-        return html.fragment(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from noiser.attribution import terminal
-
-        return terminal.render(self, console, options)
-
-    def __str__(self) -> str:
-        from noiser.attribution import terminal
-
-        return terminal.to_text(self)
-
-    def __repr__(self) -> str:
-        said = "".join(target.text for target in self.targets)
-        asked = self.text[: self.prompt_length]
-        asked = asked if len(asked) <= 50 else asked[:49] + "…"
-        shape = f"{len(self.targets)} × {len(self.units)} {self.unit}"
-        return f"Attribution({asked!r} → {said!r}, {self.method}, {self.model.name}, {shape})"
+        best = [(index, self.units[index]) for index in order if not row[index].isnan()][:k]
+        return [TopUnit(span.text.strip() or span.text, float(row[index]), index, span) for index, span in best]

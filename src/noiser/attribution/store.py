@@ -1,97 +1,183 @@
-"""Attributions written as plain JSON: docs/schema.md describes every key."""
+"""The saved form of an attribution: one JSON object, described by `SavedAttribution` and docs/schema.md."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import reprlib
 from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from noiser.files import write_text
+from noiser.attribution.record import AttributionRecord
+from noiser.errors import StoredFileError
+from noiser.files import parse_json
+from noiser.types import ModelIdentity, Span, Target
 
-if TYPE_CHECKING:
-    from noiser.attribution.record import Attribution
+__all__ = [
+    "FORMAT",
+    "SCHEMA",
+    "SavedAttribution",
+    "dumps",
+    "first_problem",
+    "from_dict",
+    "plain",
+    "read",
+    "to_dict",
+    "to_jsonable",
+]
 
-__all__ = ["FORMAT", "SCHEMA", "dumps", "plain", "save", "to_dict"]
-
-FORMAT = "noiser.attribution"
-SCHEMA = 1
+FORMAT, SCHEMA = "noiser.attribution", 1
 
 # control characters that JSON lets through, line separators and lone surrogates: written as \uXXXX
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NUMBERS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LARGEST = float(np.finfo(np.float32).max)
+_KEYS = {*Span._fields, *Target._fields}
 
 
-def to_dict(att: Attribution) -> dict[str, Any]:
-    """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
-    return {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "method": att.method,
-        "parameters": plain(att.parameters),
-        "seed": att.seed,
-        "model": att.model._asdict(),
-        "versions": plain(att.versions),
-        "prompt": plain(att.prompt),
-        "text": att.text,
-        "prompt_length": att.prompt_length,
-        "unit": att.unit,
-        "units": [{**span._asdict(), "token_indices": list(span.token_indices)} for span in att.units],
-        "targets": [plain(target._asdict()) for target in att.targets],
-        "foil": None if att.foil is None else plain(att.foil._asdict()),
-        "scores": plain(att.scores),
-        "stderr": plain(att.stderr),
-        "thresholds": plain(att.thresholds),
-        "k_min": plain(att.k_min),
-        "info": plain(att.info),
-    }
+def _number(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return _NUMBERS.get(value, value)
+    if isinstance(value, int | float) and not abs(value) <= _LARGEST:  # NaN, too
+        raise ValueError("a finite number of float32")
+    return value
 
 
-def plain(value: Any) -> Any:
-    """A value that JSON has: tensors become nested lists, NaN None, infinities "Infinity" and "-Infinity".
+def _item(value: Any) -> Any:
+    """The keys of a unit or target, with values as a `Span` or `Target` has them."""
+    if not isinstance(value, dict):
+        raise ValueError("an object")
+    known = {key: item for key, item in cast("dict[str, Any]", value).items() if key in _KEYS}
+    indices, probability = known.get("token_indices"), known.get("probability", 0)
+    known |= {"token_indices": tuple(indices)} if isinstance(indices, list) else {}
+    return known | ({"probability": math.nan} if probability is None else {})
 
-    Float32 values are given with the fewest digits that bring the same float32 back. What JSON has no form for
-    (a dtype, a device, a path, an object) becomes its text.
+
+_Number = Annotated[float, BeforeValidator(_number)]
+_Target = Annotated[Target, BeforeValidator(_item)]
+
+
+class SavedAttribution(BaseModel):
+    """The keys of the file. Scores are rows of numbers, with null for NaN and texts for infinities."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal["noiser.attribution"]
+    schema_: Literal[1] = Field(alias="schema")
+    method: str
+    parameters: dict[str, Any]
+    seed: int
+    model: ModelIdentity
+    versions: dict[str, str]
+    prompt: str | list[dict[str, str]]
+    text: str
+    prompt_length: int
+    unit: str
+    units: list[Annotated[Span, BeforeValidator(_item)]]
+    targets: list[_Target]
+    foil: _Target | None = None
+    scores: list[list[_Number]]
+    stderr: list[list[_Number]] | None = None
+    thresholds: list[list[_Number]] | None = None
+    k_min: list[_Number] | None = None
+    info: dict[str, Any]
+
+
+def read(path: str | PathLike[str]) -> dict[str, Any]:
+    """The fields of the record that a file holds.
+
+    Raises:
+        StoredFileError: the file is damaged, of a newer schema, or not a saved attribution.
+        OSError: the file cannot be opened.
     """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, Tensor):
-        return plain(value.detach().cpu().float().numpy() if value.is_floating_point() else value.tolist())
-    if isinstance(value, np.ndarray | np.generic):
-        is_float32 = value.dtype == np.float32
-        return _map_nested(value.tolist(), _shortest if is_float32 else plain)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in cast("Mapping[object, object]", value).items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in cast("list[object]", value)]
-    return str(value)
+    try:
+        data = parse_json(Path(path).read_bytes())
+    except ValueError as error:
+        raise StoredFileError(
+            f"{os.fspath(path)} is not readable JSON ({error}); expected a file that Attribution.save wrote. "
+            "It is damaged or cut short: make it again."
+        ) from error
+    try:
+        return from_dict(data)
+    except StoredFileError as error:
+        raise StoredFileError(f"{os.fspath(path)}: {error}") from error
 
 
-def _map_nested(value: Any, leaf: Any) -> Any:
-    return [_map_nested(item, leaf) for item in value] if isinstance(value, list) else leaf(value)
+def from_dict(data: Any) -> dict[str, Any]:
+    """The fields of the record that `to_dict` was given, with tensors in `parameters` and `info` as nested lists.
+
+    Raises:
+        StoredFileError: `data` is of a newer schema, incomplete, inconsistent, or not an attribution.
+    """
+    _check_schema(data)
+    try:
+        saved = SavedAttribution.model_validate(dict(data))
+    except ValidationError as error:
+        raise _damaged(first_problem(error)) from error
+    length, shape = len(saved.text), (len(saved.targets), len(saved.units))
+    if not 0 <= saved.prompt_length <= length:
+        raise _damaged(f"'prompt_length' is {saved.prompt_length}, expected 0 to {length}, the length of 'text'")
+    for unit in saved.units:
+        if not 0 <= unit.start <= unit.end <= length:
+            raise _damaged(f"a unit goes from {unit.start} to {unit.end}, outside of 'text', of {length} characters")
+    fields = {name: getattr(saved, name) for name in SavedAttribution.model_fields if name not in ("format", "schema_")}
+    fields |= {name: _tensor(fields[name], shape, name) for name in ("scores", "stderr", "thresholds")}
+    fields |= {"k_min": _tensor(saved.k_min, shape[:1], "k_min"), "units": tuple(saved.units)}
+    prompt = saved.prompt if isinstance(saved.prompt, str) else tuple(saved.prompt)
+    return fields | {"targets": tuple(saved.targets), "prompt": prompt}
 
 
-def _number(value: float) -> float | str | None:
-    if math.isnan(value):
+def _check_schema(data: Any) -> None:
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        got = f"format {data.get('format')!r}" if isinstance(data, Mapping) else type(data).__name__
+        raise StoredFileError(
+            f'This is not a saved attribution: got {got}, expected a JSON object with "format": "{FORMAT}". '
+            "Give a file that Attribution.save wrote."
+        )
+    schema = data.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        remedy = "Upgrade noiser: pip install -U noiser." if newer else "The file is damaged: make it again."
+        raise StoredFileError(f"The file has schema {schema!r}; this version of noiser reads schema {SCHEMA}. {remedy}")
+
+
+def _damaged(problem: str) -> StoredFileError:
+    return StoredFileError(f"The file is damaged: {problem}. docs/schema.md describes the keys; make the file again.")
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a saved file, in a clause: key, got, expected."""
+    first = error.errors(include_url=False)[0]
+    key, got = ".".join(map(str, first["loc"])), reprlib.repr(first["input"])
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if first["loc"][0] == "prompt":
+        return f"'prompt' is neither a text nor a list of chat messages, but holds {got}"
+    expected = re.sub("^Input should be a valid | or instance of .*|^Value error, ", "", first["msg"])
+    return f"{key!r} is {got}, expected {expected}"
+
+
+def _tensor(values: list[Any] | None, shape: tuple[int, ...], key: str) -> Tensor | None:
+    if values is None:
         return None
-    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+    lengths = {len(row) for row in values} if len(shape) == 2 else set[int]()
+    if len(values) != shape[0] or not lengths <= set(shape[1:]):
+        got = ", ".join([str(len(values)), *([" or ".join(map(str, sorted(lengths)))] if lengths else [])])
+        raise _damaged(f"{key!r} has shape [{got}], expected {list(shape)}: targets × units")
+    return torch.tensor(values, dtype=torch.float32).reshape(shape)
 
 
-def _shortest(value: float) -> float | str | None:
-    if not math.isfinite(value):
-        return _number(value)
-    short = float(str(np.float32(value)))
-    return short if np.float32(short) == np.float32(value) else value
-
-
-def dumps(att: Attribution) -> str:
-    """The text that `save` writes: a line a key, and a line a unit, target or row of numbers."""
+def dumps(att: AttributionRecord) -> str:
+    """The text that `save` writes: one line per key, unit, target and row of numbers."""
     lines = [f"{json.dumps(key)}: {_block(value)}" for key, value in to_dict(att).items()]
     text = "{\n  " + ",\n  ".join(lines) + "\n}\n"
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -107,6 +193,47 @@ def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def save(att: Attribution, path: str | PathLike[str]) -> None:
-    """Writes `dumps(att)`; see `noiser.files` for what happens on failure."""
-    write_text(path, dumps(att))
+def to_dict(att: AttributionRecord) -> dict[str, Any]:
+    """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
+    values = {name: getattr(att, name, None) for name in SavedAttribution.model_fields}  # in the order of the keys
+    values |= {
+        "format": FORMAT,
+        "schema_": SCHEMA,
+        "model": att.model._asdict(),
+        "foil": att.foil and att.foil._asdict(),
+    }
+    values["units"] = [span._asdict() for span in att.units]
+    values["targets"] = [target._asdict() for target in att.targets]
+    return {"schema" if name == "schema_" else name: to_jsonable(value) for name, value in values.items()}
+
+
+def to_jsonable(value: Any) -> Any:
+    """A value that JSON has: tensors become nested lists, NaN None, infinities "Infinity" and "-Infinity".
+
+    Float32 values are given with the fewest digits that bring the same float32 back. What JSON has no form for
+    (a dtype, a device, a path, an object) becomes its text.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Tensor):
+        return to_jsonable(value.detach().cpu().float().numpy() if value.is_floating_point() else value.tolist())
+    if isinstance(value, np.generic):
+        return to_jsonable(float(str(value)) if value.dtype == np.float32 else value.item())
+    if isinstance(value, np.ndarray):
+        return to_jsonable(list(value) if value.ndim else value[()])
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_jsonable(item) for item in cast("list[object]", value)]
+    return str(value)
+
+
+plain = to_jsonable
+
+
+def _finite(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")

@@ -1,41 +1,58 @@
-"""Heat maps in a terminal; where there are no colours, the tables of `plain` take their place."""
+"""Heat maps in a terminal; where there are no colours, aligned tables of scores with bars."""
 
 from __future__ import annotations
 
 import io
+import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.color import Color
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table as Grid
+from rich.text import Text
 
 from noiser.attribution.display import (
     DARK_PAPER,
     Cell,
     Colour,
-    asked,
-    cells,
+    Column,
+    HeatMap,
+    Table,
     check_comparable,
     dark_ink,
-    facts,
     headings,
-    label,
+    heat_map,
+    joint_table,
     number_format,
     provenance,
+    score_table,
     tint,
     visible,
 )
-from noiser.attribution.plain import ASCII, bars, error_text, line, prompt_line, score_columns
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.style import Style
-
-    from noiser.attribution.record import Attribution
+from noiser.attribution.record import AttributionRecord
 
 __all__ = ["Comparison", "compare_text", "render", "to_text"]
 
-_MOST_TARGETS = 20
+_MOST_TARGETS, _MOST_UNITS = 20, 60
+_BAR = 24
+_UNIT, _GAP = 30, 2
+"""Characters of the widest unit, and between columns."""
 _INK, _SOFT_INK, _WHITE, _BLACK = (225, 228, 235), (150, 155, 165), (255, 255, 255), (0, 0, 0)
+_ASCII = str.maketrans(
+    {"→": "->", "±": "+/-", "·": "|", "█": "#", "░": "-", "↵": "\\n", "⇥": "\\t", "␣": "_", "…": "..."}
+    | {"“": '"', "”": '"', "⟨": "<", "⟩": ">"}
+)
+"""Stand-ins for the marks used here, for terminals that have no Unicode."""
+
+
+Section = Callable[[Sequence[AttributionRecord], int, int | None], Iterator[RenderableType]]
+"""Attributions, the target, and the width where there are no colours."""
 
 
 class Comparison:
@@ -45,140 +62,206 @@ class Comparison:
         ParameterError: no attribution, or different prompts.
     """
 
-    def __init__(self, attributions: Sequence[Attribution]) -> None:
+    def __init__(self, attributions: Sequence[AttributionRecord]) -> None:
         check_comparable(attributions)
         self.attributions = tuple(attributions)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        count = max(len(att.targets) for att in self.attributions)
-        for row in range(min(count, _MOST_TARGETS)):
-            present = [att for att in self.attributions if row < len(att.targets)]
-            if row:
-                yield line("")
-            yield from (_compared if _has_colours(console) else _compared_plainly)(present, row, options.max_width)
-        yield from _left_out(count)
-        for att in self.attributions:
-            yield line(" · ".join(provenance(att)), "dim", indent=2)
+        return _shown(self.attributions, console, options.max_width, _compared)
 
 
-def to_text(att: Attribution, *, plain: bool = False) -> str:
+def render(att: AttributionRecord, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    """One heat map per target with its strongest units, then where the numbers come from."""
+    return _shown([att], console, options.max_width, _single)
+
+
+def to_text(att: AttributionRecord, *, plain: bool = False) -> str:
     """What `print` shows: escape sequences only if stdout is a terminal and NO_COLOR is not set.
 
     Args:
         att: what is shown.
         plain: without escape sequences and in Unicode whatever stdout is, for a file.
     """
-    return _captured(att, plain)
+    return _captured([att], _single, plain)
 
 
-def compare_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
+def compare_text(attributions: Sequence[AttributionRecord], *, plain: bool = False) -> str:
     """Several attributions of one prompt below each other, as `to_text` shows one.
 
     Raises:
         ParameterError: no attribution, or different prompts.
     """
-    return _captured(Comparison(attributions), plain)
+    check_comparable(attributions)
+    return _captured(attributions, _compared, plain)
 
 
-def render(att: Attribution, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:  # noqa: ARG001
-    """One heat map a target with its strongest units, then where the numbers come from."""
-    for row in range(min(len(att.targets), _MOST_TARGETS)):
-        if row:
-            yield line("")
-        if _has_colours(console):
-            yield _heat_map(att, row)
-            yield from _facts_line(facts(att, row), "dim")
-            yield from _strongest(att, row)
-        else:
-            yield prompt_line(att, row)
-            yield from _facts_line(facts(att, row))
-            yield bars(att, row)
-    yield from _left_out(len(att.targets))
-    yield line(" · ".join(provenance(att)), "dim", indent=2)
-
-
-def _captured(renderable: RenderableType, plain: bool) -> str:
-    from rich.console import Console
-
+def _captured(attributions: Sequence[AttributionRecord], section: Section, plain: bool) -> str:
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
         console = Console(file=file, force_jupyter=False, color_system=None, force_terminal=False, width=console.width)
     with console.capture() as capture:
-        console.print(renderable)
+        console.print(Group(*_shown(attributions, console, console.width, section)))
     text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
     if console.encoding.startswith("utf"):
         return text
-    return text.translate(ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return text.translate(_ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def _compared(attributions: Sequence[Attribution], row: int, _width: int) -> Iterator[RenderableType]:
-    yield from _facts_line(asked(attributions[0], row), "dim")
-    for att, heading in zip(attributions, headings(attributions), strict=True):
-        yield line(heading, "bold", indent=1)
-        yield _heat_map(att, row)
-        yield from _strongest(att, row)
+def _shown(
+    attributions: Sequence[AttributionRecord], console: Console, width: int, section: Section
+) -> Iterator[RenderableType]:
+    """A section per target, then where the numbers come from."""
+    colours = console.color_system is not None and not console.no_color
+    targets = max(len(att.targets) for att in attributions)
+    for row in range(min(targets, _MOST_TARGETS)):
+        if row:
+            yield _line("")
+        yield from section([att for att in attributions if row < len(att.targets)], row, width if not colours else None)
+    if targets > _MOST_TARGETS:
+        yield _line(f"… and {targets - _MOST_TARGETS} more targets: see to_html() or to_dataframe()", "dim", indent=2)
+    for att in attributions:
+        yield _line(" · ".join(provenance(att)), "dim", indent=2)
 
 
-def _compared_plainly(attributions: Sequence[Attribution], row: int, width: int) -> Iterator[RenderableType]:
-    first = attributions[0]
-    yield prompt_line(first, row)
-    yield from _facts_line(asked(first, row))
-    if all(att.units == first.units for att in attributions):
-        yield from score_columns(attributions, row, width)
+def _single(attributions: Sequence[AttributionRecord], row: int, width: int | None) -> Iterator[RenderableType]:
+    heat = heat_map(attributions[0], row)
+    yield _prompt_line(heat) if width else _heat_map(heat)
+    yield from _facts(heat.question + heat.noise, "" if width else "dim")
+    yield from _bars(attributions[0], row) if width else _highest(heat)
+
+
+def _compared(attributions: Sequence[AttributionRecord], row: int, width: int | None) -> Iterator[RenderableType]:
+    first, maps = attributions[0], [heat_map(att, row) for att in attributions]
+    if width:
+        yield _prompt_line(maps[0])
+    yield from _facts(maps[0].question, "" if width else "dim")
+    if width and all(att.units == first.units for att in attributions):
+        most = None if len(first.units) <= _MOST_UNITS else max(1, _MOST_UNITS // len(attributions))
+        yield from _columns(joint_table(attributions, row, most), width)
         return
-    for att, heading in zip(attributions, headings(attributions), strict=True):
-        yield line(heading, indent=2)
-        yield bars(att, row)
+    for att, heat, heading in zip(attributions, maps, headings(attributions), strict=True):
+        yield _line(heading, indent=2) if width else _line(heading, "bold", indent=1)
+        yield from _bars(att, row) if width else (_heat_map(heat), *_highest(heat))
 
 
-def _facts_line(known: Sequence[str], style: str = "") -> Iterator[RenderableType]:
+def _line(text: str, style: str = "", *, indent: int = 0) -> RenderableType:
+    """A paragraph of text that rich takes literally: no mark-up, no emoji names."""
+    return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent))
+
+
+def _facts(known: Sequence[str], style: str = "") -> Iterator[RenderableType]:
     if known:
-        yield line(" · ".join(known), style, indent=2)
+        yield _line(" · ".join(known), style, indent=2)
 
 
-def _has_colours(console: Console) -> bool:
-    return console.color_system is not None and not console.no_color
+def _note(table: Table) -> Iterator[RenderableType]:
+    if table.note:
+        yield _line(f"({table.note})", indent=2)
 
 
-def _heat_map(att: Attribution, row: int) -> RenderableType:
+def _prompt_line(heat: HeatMap) -> RenderableType:
+    text = visible("".join(cell.text for cell in heat.cells).lstrip(" "))
+    return _line(f"{text} → {heat.target}")
+
+
+def _highest(heat: HeatMap) -> Iterator[RenderableType]:
+    show = number_format([unit.score for unit in heat.highest])
+    errors = ["" if math.isnan(unit.stderr) else f" ± {show(unit.stderr)}" for unit in heat.highest]
+    texts = [f"{unit.label} {show(unit.score)}{error}" for unit, error in zip(heat.highest, errors, strict=True)]
+    if texts:
+        yield _line(" · ".join(texts), indent=2)
+
+
+def _heat_map(heat: HeatMap) -> RenderableType:
     """The text before a target on dark paper, which looks the same in light and in dark terminals."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    paper = _style(_INK, DARK_PAPER)
-    text = Text(style=paper, overflow="fold")
-    for piece in cells(att, row):
-        shown = visible(piece.text)
-        body = shown.lstrip() or shown
-        text.append(shown[: len(shown) - len(body)])
-        text.append(body, _cell_style(piece))
-    text.append(" → ", _style(_SOFT_INK, DARK_PAPER))
-    text.append(label(att.targets[row].text), _style(_WHITE, DARK_PAPER, bold=True, underline=True))
-    return Padding(text, (0, 1), style=paper)
+    text = Text(style=_style(_INK), overflow="fold")
+    for cell in heat.cells:
+        space, body = cell.parts()
+        text.append(space).append(body, _cell_style(cell))
+    text.append(" → ", _style(_SOFT_INK)).append(heat.target, _style(_WHITE, strong=True))
+    return Padding(text, (0, 1), style=_style(_INK))
 
 
-def _cell_style(piece: Cell) -> Style:
-    if piece.score is None:
-        return _style(_SOFT_INK, DARK_PAPER)
-    return _style(_BLACK if dark_ink(piece.weight, DARK_PAPER) else _WHITE, tint(piece.weight, DARK_PAPER))
+def _cell_style(cell: Cell) -> Style:
+    if cell.score is None:
+        return _style(_SOFT_INK)
+    return _style(_BLACK if dark_ink(cell.weight, DARK_PAPER) else _WHITE, tint(cell.weight, DARK_PAPER))
 
 
-def _style(colour: Colour, background: Colour, *, bold: bool = False, underline: bool = False) -> Style:
-    from rich.color import Color
-    from rich.style import Style
-
-    return Style(color=Color.from_rgb(*colour), bgcolor=Color.from_rgb(*background), bold=bold, underline=underline)
-
-
-def _strongest(att: Attribution, row: int) -> Iterator[RenderableType]:
-    best = [unit for unit in att.top(5, row) if unit.score > 0]
-    show = number_format([unit.score for unit in best])
-    if best:
-        texts = [f"{label(unit.text)} {show(unit.score)}{error_text(att, row, unit.index, show)}" for unit in best]
-        yield line(" · ".join(texts), indent=2)
+def _style(colour: Colour, background: Colour = DARK_PAPER, *, strong: bool = False) -> Style:
+    """A new style each time: rich renders one only once, whatever the terminal's colours."""
+    color, bgcolor = Color.from_rgb(*colour), Color.from_rgb(*background)
+    return Style(color=color, bgcolor=bgcolor, bold=strong, underline=strong)
 
 
-def _left_out(count: int) -> Iterator[RenderableType]:
-    if count > _MOST_TARGETS:
-        yield line(f"… and {count - _MOST_TARGETS} more targets: see to_html() or to_dataframe()", "dim", indent=2)
+def _bars(att: AttributionRecord, row: int) -> Iterator[RenderableType]:
+    """A table of units, scores and bars, solid for positive scores; of a long prompt the strongest units."""
+    table = score_table(att, row, _MOST_UNITS)
+    if not table.labels:
+        yield _line("no unit stands before this target", indent=2)
+        return
+    numbers = table.columns[0].texts
+    if table.columns[1:] and table.columns[1].heading == "±":
+        errors = table.columns[1].texts
+        numbers = [f"{number} ± {error}" if error else number for number, error in zip(numbers, errors, strict=True)]
+    grid = Grid.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(max_width=_UNIT, no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="crop")
+    for unit, number, weight in zip(table.labels, numbers, table.bars, strict=True):
+        bar = ("█" if weight > 0 else "░") * round(_BAR * abs(weight))
+        grid.add_row(*map(Text, (f"  {unit}", number, bar)))
+    yield grid
+    yield from _note(table)
+
+
+def _columns(table: Table, width: int) -> Iterator[RenderableType]:
+    """Units by methods. Where `width` is too small for all, headings are folded, and the rest is in further tables."""
+    units = [f"  {table.unit}", *(f"  {unit}" for unit in table.labels)]
+    widest = min(_UNIT, max(map(cell_len, units)))
+    widths = [max(map(cell_len, [column.heading, *column.texts])) for column in table.columns]
+    if widest + sum(widths) + _GAP * (len(widths) + 1) > width:
+        widths = [max(map(cell_len, [*_pieces(column.heading), *column.texts])) for column in table.columns]
+    widest = max(2, min(widest, width - max(widths) - 2 * _GAP))
+    for index, group in enumerate(_groups(widths, width - widest - _GAP)):
+        if index:
+            yield _line("")
+        yield _grid(units, widest, [(table.columns[i], widths[i]) for i in group])
+    yield from _note(table)
+
+
+def _groups(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The columns of each table, in order; at least one."""
+    groups: list[list[int]] = [[]]
+    for index, width in enumerate(widths):
+        if groups[-1] and sum(widths[i] + _GAP for i in groups[-1]) + width + _GAP > room:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def _grid(units: Sequence[str], widest: int, columns: Sequence[tuple[Column, int]]) -> RenderableType:
+    grid = Grid(box=None, padding=(0, _GAP, 0, 0), header_style="")
+    grid.add_column(Text(units[0], no_wrap=True), width=widest)
+    for column, width in columns:
+        heading = "\n".join(_folded(column.heading, width))
+        grid.add_column(Text(heading, no_wrap=True), justify="right", width=width)
+    for texts in zip(units[1:], *(column.texts for column, _ in columns), strict=True):
+        grid.add_row(*(Text(text, no_wrap=True, overflow="ellipsis") for text in texts))
+    return grid
+
+
+def _pieces(heading: str) -> list[str]:
+    """What a heading is folded between: words, and parts of a name."""
+    return re.findall(r".+?(?:[_ ]|$)", heading)
+
+
+def _folded(heading: str, width: int) -> list[str]:
+    """A heading in lines of at most `width` characters, where its pieces are not longer."""
+    lines = [""]
+    for piece in _pieces(heading):
+        if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]

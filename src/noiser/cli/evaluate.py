@@ -69,7 +69,6 @@ def evaluate(
         judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))  # for an address that the user types
 
     from noiser.evaluation import evaluate as run
-    from noiser.evaluation.display import as_page
     from noiser.judges import make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
@@ -96,7 +95,8 @@ def evaluate(
         )
     if bill := getattr(asks, "bill", None):  # what an endpoint was asked, and what it cost
         typer.echo(str(bill), err=True)
-    text = {"text": str, "json": type(result).dumps, "html": as_page}[format_](result)
+    forms = {"text": lambda: str(result), "json": result.dumps, "html": lambda: result.to_html(page=True)}
+    text = forms[format_]()
     o.write(text.rstrip("\n") + "\n", output, format_)
 
 

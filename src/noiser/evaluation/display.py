@@ -3,88 +3,91 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 from noiser.attribution.display import label
+from noiser.evaluation.examples import Skipped
 from noiser.pages import html_page
 
-if TYPE_CHECKING:
-    from noiser.evaluation.result import Evaluation
-
-__all__ = ["as_html", "as_page", "as_text"]
+__all__ = ["View", "as_html", "as_page", "as_text", "view"]
 
 _SHOWN = 10
 """Skipped prompts that are shown one by one; `skipped` has all."""
 
-_HEADS = ("number", "value", "interval", "n", "no signal", "better", "meaning")
+
+class View(NamedTuple):
+    """What text and HTML show; every text is safe to show.
+
+    Attributes:
+        title: what was evaluated.
+        rows: cells of a table, its heading first.
+        notes: what is missing, one line each.
+    """
+
+    title: str
+    rows: list[tuple[str, ...]]
+    notes: list[str]
 
 
-def as_text(evaluation: Evaluation) -> str:
-    """A title, a table of the numbers, and what is missing."""
-    lines = _lines(evaluation)
-    widths = [max(len(line[column]) for line in [_HEADS, *lines]) for column in range(len(_HEADS))]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [_HEADS, *lines]
-    ]
-    return "\n".join([_title(evaluation), "", *(row.rstrip() for row in table), *_notes(evaluation)])
+def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipped]) -> View:
+    """What is shown of an evaluation.
+
+    Args:
+        title: safe to show.
+        lines: the numbers, as `Evaluation.summary` has them.
+        skipped: what could not be measured.
+    """
+    rows = [("number", "value", "interval", "n", "no signal", "better", "meaning")]
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        name = label(line["number"])
+        interval = "" if math.isnan(line["low"]) else f"{_number(line['low'])} to {_number(line['high'])}"
+        no_signal = "" if math.isnan(line["no_signal"]) else f"{line['no_signal']:g}"
+        rows.append(
+            (name, _number(line["value"]), interval, str(line["n"]), no_signal, line["better"], line["meaning"])
+        )
+        if line["reason"]:
+            reasons.setdefault(line["reason"], []).append(name)
+    notes = [f"{_names(names, len(lines))}: {reason}." for reason, names in reasons.items()]
+    notes += [f"Skipped: {len(skipped)}."] if skipped else []
+    for example, prompt, metric, error in skipped[:_SHOWN]:
+        missing = label(metric or "everything")
+        notes.append(f"  prompt {example} ({label(str(prompt))[:60]}), {missing}: {label(error)}")
+    notes += [f"  and {len(skipped) - _SHOWN} more"] if len(skipped) > _SHOWN else []
+    return View(title, rows, notes)
 
 
-def as_html(evaluation: Evaluation) -> str:
-    """The same as a table; every text is escaped."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in _HEADS)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in _lines(evaluation))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(evaluation) if note)
-    caption = f"<caption>{escape(_title(evaluation))}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
-
-
-def as_page(evaluation: Evaluation) -> str:
-    """A complete page with that table, which needs nothing else."""
-    style = (
-        ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
-        "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
-    )
-    return html_page(_title(evaluation), style, as_html(evaluation))
-
-
-def _title(evaluation: Evaluation) -> str:
-    profile = evaluation.settings["profile"]
-    measured = len({record["index"] for record in evaluation.records if not record["error"]})
-    return (
-        f"{label(evaluation.method)} on {label(evaluation.model.name)}: {', '.join(evaluation.metrics)}; "
-        f"{measured} of {len(evaluation.records)} prompts measured in full, profile {profile}, "
-        f"{evaluation.confidence:.0%} intervals"
-    )
-
-
-def _lines(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    lines: list[tuple[str, ...]] = []
-    for name, found in evaluation.estimates.items():
-        scale = evaluation.summaries[name].scale
-        interval = "" if math.isnan(found.low) else f"{_number(found.low)} to {_number(found.high)}"
-        better = {True: "higher", False: "lower", None: ""}[scale.higher_is_better]
-        none = "" if scale.no_signal is None else f"{scale.no_signal:g}"
-        lines.append((name, _number(found.value), interval, str(found.n), none, better, scale.meaning))
-    return lines
+def _names(names: Sequence[str], every: int) -> str:
+    return "All numbers" if len(names) == every else ", ".join(names)
 
 
 def _number(value: float) -> str:
     return "undefined" if math.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.3e}"
 
 
-def _notes(evaluation: Evaluation) -> list[str]:
-    reasons: dict[str, list[str]] = {}
-    for name, found in evaluation.estimates.items():
-        if found.reason:
-            reasons.setdefault(found.reason, []).append(name)
-    every = len(evaluation.estimates)
-    notes = [
-        f"{'All numbers' if len(names) == every else ', '.join(names)}: {reason}." for reason, names in reasons.items()
-    ]
-    skipped = evaluation.skipped
-    notes += [f"Skipped: {len(skipped)}."] if skipped else []
-    for example, prompt, metric, error in skipped[:_SHOWN]:
-        notes.append(f"  prompt {example} ({label(str(prompt))[:60]}), {metric or 'everything'}: {label(error)}")
-    notes += [f"  and {len(skipped) - _SHOWN} more"] if len(skipped) > _SHOWN else []
-    return ["", *notes] if notes else []
+def as_text(shown: View) -> str:
+    """A title, a table of the numbers, and what is missing."""
+    widths = [max(map(len, column)) for column in zip(*shown.rows, strict=True)]
+    rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown.rows]
+    return "\n".join([shown.title, "", *rows, *([""] if shown.notes else []), *shown.notes])
+
+
+def as_html(shown: View) -> str:
+    """The same as a table; every text is escaped."""
+    heads, *rows = [[escape(cell) for cell in row] for row in shown.rows]
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in shown.notes)
+    caption = f"<caption>{escape(shown.title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+
+
+def as_page(shown: View) -> str:
+    """A complete page with that table, which needs nothing else."""
+    style = (
+        ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
+        "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
+    )
+    return html_page(shown.title, style, as_html(shown))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.types import Prompt
 
-__all__ = ["Item", "read_examples"]
+__all__ = ["Item", "Skipped", "read_examples"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -18,7 +18,7 @@ class Item:
     """One thing to evaluate.
 
     Attributes:
-        index: its place among the examples.
+        index: its position among the examples.
         prompt: the prompt; of an attribution, the one that it was made from.
         target: what to explain; None for the greedy continuation.
         gold: the answer that a data set gives; None for the model's own.
@@ -32,6 +32,22 @@ class Item:
     gold: str | None = None
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     attribution: Attribution | None = None
+
+
+class Skipped(NamedTuple):
+    """Something that could not be measured.
+
+    Attributes:
+        example: index of the example.
+        prompt: its prompt.
+        metric: the metric that is missing; None when the prompt could not be attributed, so that all are.
+        error: why, with the type of the error.
+    """
+
+    example: int
+    prompt: Prompt
+    metric: str | None
+    error: str
 
 
 def read_examples(examples: object) -> list[Item]:

@@ -1,4 +1,4 @@
-"""What an evaluation found: numbers, intervals, a row a prompt, and what was skipped."""
+"""The result of an evaluation: numbers, intervals, one row per prompt, and what was skipped."""
 
 from __future__ import annotations
 
@@ -8,39 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from noiser.attribution.display import label
+from noiser.attribution.store import to_jsonable
 from noiser.errors import ParameterError
+from noiser.evaluation import store
+from noiser.evaluation.display import View, as_html, as_page, as_text, view
+from noiser.evaluation.examples import Skipped
+from noiser.files import write_text
 from noiser.metrics.bootstrap import Estimate, estimate
 from noiser.metrics.metric import Summary
-from noiser.types import ModelIdentity, Prompt
+from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = ["Evaluation", "Skipped"]
 
-FORMAT = "noiser.evaluation"
-SCHEMA = 1
-
 _SHARED = ("profile", "unit", "max_new_tokens", "normalization", "masks", "rates")
 """Settings that numbers must share to be compared; a file may lack some."""
-
-
-class Skipped(NamedTuple):
-    """Something that could not be measured.
-
-    Attributes:
-        example: its place among the examples.
-        prompt: its prompt.
-        metric: what is missing; None when the prompt could not be attributed, so that everything is.
-        error: why, with the type of the error.
-    """
-
-    example: int
-    prompt: Prompt
-    metric: str | None
-    error: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +35,7 @@ class Evaluation:
     """The result of `noiser.evaluate`.
 
     Attributes:
-        records: one mapping a prompt, skipped ones included: "index", "prompt", "method", "target", "probability",
+        records: one mapping per prompt, skipped ones included: "index", "prompt", "method", "target", "probability",
             "units", "error", and what the metrics measured.
         skipped: what could not be measured, and why.
         metrics: versioned names of the metrics.
@@ -71,7 +58,7 @@ class Evaluation:
 
     @property
     def rows(self) -> DataFrame:
-        """The records as a table, one row a prompt."""
+        """The records as a table, one row per prompt."""
         import pandas as pd
 
         return pd.DataFrame([dict(record) for record in self.records])
@@ -86,28 +73,34 @@ class Evaluation:
     def __getitem__(self, name: str) -> Estimate:
         """The number of that name, such as "faithfulness"."""
         if name not in self.estimates:
-            raise ParameterError(f"There is no number {name!r}; expected one of {', '.join(self.estimates)}.")
+            known = ", ".join(map(label, self.estimates))
+            raise ParameterError(f"There is no number {name!r}; expected one of {known}.")
         return self.estimates[name]
 
     def summary(self) -> DataFrame:
-        """One row a number: value, interval, prompts, and how to read it."""
+        """One row per number: value, interval, prompts, and how to read it."""
         import pandas as pd
 
-        return pd.DataFrame([self._line(name, found) for name, found in self.estimates.items()]).set_index("number")
+        return pd.DataFrame(self._lines()).set_index("number")
 
-    def _line(self, name: str, found: Estimate) -> dict[str, Any]:
-        scale = self.summaries[name].scale
-        return {
-            "number": name,
-            "value": found.value,
-            "low": found.low,
-            "high": found.high,
-            "n": found.n,
-            "no_signal": math.nan if scale.no_signal is None else scale.no_signal,
-            "better": {True: "higher", False: "lower", None: ""}[scale.higher_is_better],
-            "meaning": scale.meaning,
-            "reason": found.reason,
-        }
+    def _lines(self) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = []
+        for name, number in self.estimates.items():
+            scale = self.summaries[name].scale
+            lines.append(
+                {
+                    "number": name,
+                    "value": number.value,
+                    "low": number.low,
+                    "high": number.high,
+                    "n": number.n,
+                    "no_signal": math.nan if scale.no_signal is None else scale.no_signal,
+                    "better": {True: "higher", False: "lower", None: ""}[scale.higher_is_better],
+                    "meaning": scale.meaning,
+                    "reason": number.reason,
+                }
+            )
+        return lines
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
         """For every number that both have, this one minus the other's, on the prompts that both have, paired.
@@ -115,11 +108,11 @@ class Evaluation:
         Raises:
             ParameterError: the two are about different prompts, or were measured with different settings.
         """
-        own, others = self._shared(), other._shared()
-        for name in own:
-            if name in others and own[name] != others[name]:
+        ours, theirs = to_jsonable(self.settings), to_jsonable(other.settings)
+        for name in _SHARED:
+            if name in ours and name in theirs and ours[name] != theirs[name]:
                 raise ParameterError(
-                    f"The two evaluations have different settings: {name} is {own[name]!r} and {others[name]!r}; "
+                    f"The two evaluations have different settings: {name} is {ours[name]!r} and {theirs[name]!r}; "
                     "expected the same. Evaluate both methods alike."
                 )
         if self._prompts() != other._prompts():
@@ -127,28 +120,20 @@ class Evaluation:
                 "The two evaluations are about different prompts; expected the same prompts in the same order. "
                 "Evaluate both methods on the same examples."
             )
-        found: dict[str, Estimate] = {}
-        for name in self.summaries.keys() & other.summaries.keys():
-            summary = self.summaries[name]
-            own, others = self._columns(summary), other._columns(summary)
+        gaps: dict[str, Estimate] = {}
+        for name, summary in self.summaries.items():
+            if name in other.summaries:
 
-            def gap(*columns: Any, summary: Summary = summary) -> Any:
-                count = len(summary.columns)
-                return summary.statistic(*columns[:count]) - summary.statistic(*columns[count:])
+                def gap(*columns: Any, summary: Summary = summary) -> Any:
+                    count = len(summary.columns)
+                    return summary.statistic(*columns[:count]) - summary.statistic(*columns[count:])
 
-            found[name] = self._estimate(gap, [*own, *others])
-        return {name: found[name] for name in self.summaries if name in found}
+                gaps[name] = self._estimate(gap, [*self._columns(summary), *other._columns(summary)])
+        return gaps
 
     def _prompts(self) -> list[Any]:
         """As JSON has them: a chat is the same as a list or as a tuple of messages."""
-        from noiser.attribution.store import plain
-
-        return plain([record["prompt"] for record in self.records])
-
-    def _shared(self) -> dict[str, Any]:
-        from noiser.attribution.store import plain
-
-        return {name: plain(self.settings[name]) for name in _SHARED if name in self.settings}
+        return to_jsonable([record["prompt"] for record in self.records])
 
     def _columns(self, summary: Summary) -> list[list[float]]:
         return [[float(record.get(column, math.nan)) for record in self.records] for column in summary.columns]
@@ -158,18 +143,16 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""
-        from noiser.attribution.store import plain
-
-        return plain(
+        return to_jsonable(
             {
-                "format": FORMAT,
-                "schema": SCHEMA,
+                "format": store.FORMAT,
+                "schema": store.SCHEMA,
                 "method": self.method,
                 "model": self.model._asdict(),
                 "metrics": self.metrics,
                 "settings": self.settings,
                 "confidence": self.confidence,
-                "summary": [self._line(name, found) for name, found in self.estimates.items()],
+                "summary": self._lines(),
                 "skipped": [skipped._asdict() for skipped in self.skipped],
                 "rows": self.records,
             }
@@ -181,8 +164,6 @@ class Evaluation:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""
-        from noiser.files import write_text
-
         write_text(path, self.dumps())
 
     @classmethod
@@ -190,24 +171,27 @@ class Evaluation:
         """Reads what `save` wrote, to be shown, or compared with another one by `minus`; intervals are computed again.
 
         Raises:
-            StoredFileError: the file is damaged, of another schema, or no saved evaluation.
+            StoredFileError: the file is damaged, of another schema, or not a saved evaluation.
             UnknownNameError: it has a metric of a package that is not installed.
             OSError: the file cannot be opened.
         """
-        from noiser.evaluation.restore import load
+        return cls(**store.read(path))
 
-        return load(path)
+    def _view(self) -> View:
+        measured = len({record["index"] for record in self.records if not record["error"]})
+        title = (
+            f"{label(self.method)} on {label(self.model.name)}: {', '.join(map(label, self.metrics))}; "
+            f"{measured} of {len(self.records)} prompts measured in full, profile {label(self.settings['profile'])}, "
+            f"{self.confidence:.0%} intervals"
+        )
+        return view(title, self._lines(), self.skipped)
 
     def __str__(self) -> str:
-        from noiser.evaluation.display import as_text
+        return as_text(self._view())
 
-        return as_text(self)
-
-    def to_html(self) -> str:
-        """A table, with every text escaped."""
-        from noiser.evaluation.display import as_html
-
-        return as_html(self)
+    def to_html(self, *, page: bool = False) -> str:
+        """A table, or a complete page with it; every text is escaped."""
+        return (as_page if page else as_html)(self._view())
 
     def _repr_html_(self) -> str:
         return self.to_html()

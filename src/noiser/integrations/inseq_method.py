@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.attribution.inseq_reading import Reduction, reduce_trailing
+from noiser.attribution.inseq import Reduction, reduce_trailing
 from noiser.checks import check_choice
 from noiser.engine import Engine
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError

@@ -1,0 +1,214 @@
+"""`Attribution`: the result of every method, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution import html, inseq, store
+from noiser.attribution.aggregate import aggregate
+from noiser.attribution.display import label
+from noiser.attribution.normalize import normalize
+from noiser.attribution.record import AttributionRecord
+from noiser.files import write_text
+from noiser.types import Unit
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Attribution"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Attribution(AttributionRecord):
+    """Which parts of the input made the model say that.
+
+    Attributes:
+        text: the prompt (for chat: the rendered template), followed by the continuation that was attributed.
+        prompt_length: number of characters of `text` that are the prompt.
+        scores: [targets, units], float32; raw, may be negative. NaN where the unit is not before the target.
+        units: what each column belongs to, in order.
+        targets: what each row explains, in order.
+        thresholds: [targets, units], the noise each unit tolerates; NaN where not searched. None for methods
+            other than Noiser.
+        k_min: [targets], the smallest threshold; NaN where it was not searched for. None for methods other than
+            Noiser. The noise that each score was made with is `info["k"]`.
+        stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
+        foil: the alternative token of a contrastive attribution, or None.
+        unit: "token", "word", "sentence", "spans", or "auto": of several sizes.
+        method: versioned registry name, such as "noiser@1".
+        parameters: every hyper-parameter of the method.
+        seed: seed of the random numbers.
+        model: what is needed to load the same model again.
+        prompt: the prompt as it was given: a text, or chat messages.
+        versions: versions of noiser, torch and transformers.
+        info: what else the method reports, such as DeepLIFT's `delta`.
+    """
+
+    def normalized(self, kind: str = "sum") -> Float[Tensor, "targets units"]:
+        """Scores made comparable between targets and methods, as a new tensor.
+
+        Each row is normalised by itself over the units that have a score; the others stay NaN. With s the scores:
+        "sum" s/Σs (the paper's choice), "positive" max(s, 0)/Σmax(s, 0), "abs_sum" |s|/Σ|s|, "minmax"
+        (s - min)/(max - min), "softmax", "none". A row whose denominator is 0 becomes uniform.
+
+        Raises:
+            UnknownNameError: another kind.
+            NumericalError: a score is infinite.
+        """
+        return normalize(self.scores, kind)
+
+    def aggregate(self, unit: Unit | str = "word", reduce: str = "sum") -> Attribution:
+        """The same attribution over coarser units.
+
+        A unit goes to the word, sentence or span that holds its last visible character. Units of the prompt and
+        of the continuation are never joined, and special tokens stay alone. A score is NaN where any of its
+        parts is.
+
+        Args:
+            unit: "word", "sentence", or (start, end) character spans of `text`; units in no span are left out.
+            reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
+
+        Returns:
+            A new record. Its thresholds are the smallest of the parts. Its standard errors are the root of the sum
+            of squares for "sum", that divided by the number of parts for "mean", as if the parts' errors were
+            independent, and None otherwise. `info["aggregated"]` says what was done; the rest of `info` still belongs
+            to the finer units, including lists such as `info["k"]`.
+
+        Raises:
+            UnitError: spans that overlap, are empty, leave the text, join prompt and continuation or hold no unit;
+                or the present units are coarser than the wanted ones.
+            UnknownNameError: an unknown unit or reduction.
+        """
+        return aggregate(self, unit, reduce)
+
+    def to_dataframe(self) -> DataFrame:
+        """One row per target and unit, in that order; NaN where there is no value.
+
+        Columns: target_index, target, unit_index, unit, start, end, score, stderr, threshold, k_min.
+        """
+        import pandas as pd
+
+        def column(values: Tensor | None) -> list[float]:
+            missing = torch.tensor(torch.nan) if values is None else values
+            return missing.expand(self.scores.shape).flatten().tolist()
+
+        pairs = list(product(range(len(self.targets)), range(len(self.units))))
+        return pd.DataFrame(
+            {
+                "target_index": [row for row, _ in pairs],
+                "target": [self.targets[row].text for row, _ in pairs],
+                "unit_index": [index for _, index in pairs],
+                "unit": [self.units[index].text for _, index in pairs],
+                "start": [self.units[index].start for _, index in pairs],
+                "end": [self.units[index].end for _, index in pairs],
+                "score": column(self.scores),
+                "stderr": column(self.stderr),
+                "threshold": column(self.thresholds),
+                "k_min": column(None if self.k_min is None else self.k_min[:, None]),
+            }
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything as JSON (docs/schema.md): the whole file or, on failure, nothing.
+
+        Raises:
+            OSError: the file cannot be written. What was there before still is.
+        """
+        write_text(path, store.dumps(self))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Attribution:
+        """Reads what `save` wrote; scores come back exactly.
+
+        Raises:
+            StoredFileError: the file is damaged, of a newer schema, or not a saved attribution.
+            OSError: the file cannot be opened.
+        """
+        return cls(**store.read(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `save` writes, as plain dicts, lists, texts and numbers, with None for NaN."""
+        return store.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
+        """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
+        return cls(**store.from_dict(data))
+
+    def to_inseq(self) -> Any:
+        """The same scores as Inseq's `FeatureAttributionOutput`, for its heat maps, aggregators and files.
+
+        A unit of the prompt is one token of Inseq's; text in no unit, such as a chat template, is a token without
+        scores. A unit of several continuation tokens gives each of them an equal share. Everything else goes along in
+        `info["noiser"]`, so that `from_inseq` brings the whole record back, unless Inseq has changed tokens or scores.
+
+        Raises:
+            DependencyError: Inseq is not installed.
+        """
+        return inseq.to_inseq(self)
+
+    @classmethod
+    def from_inseq(cls, source: Any, index: int = 0) -> Attribution:
+        """A result of Inseq as an attribution, to be shown, saved and measured like any other.
+
+        Scores keep Inseq's values; of gradient methods each token has the L2 norm over the embedding's dimensions, of
+        attention the mean over layers and heads, as Inseq shows them, but not normalised. Every token is a unit,
+        special tokens too; pieces of one character are one unit with the sum of their scores. What Inseq does not keep
+        is NaN (probabilities, unless it ran with `step_scores=["probability"]`), 0 (ranks) or "unknown".
+
+        Args:
+            source: Inseq's `FeatureAttributionOutput` of a decoder-only model, or the path of a file that its `save`
+                wrote (.json, compressed or not), for which Inseq need not be installed.
+            index: which of its sequences.
+
+        Raises:
+            ParameterError: something else, of an encoder-decoder model, or no such sequence.
+            StoredFileError: the file is damaged, or not a file of Inseq. OSError: it cannot be opened.
+        """
+        return cls(**inseq.from_inseq(source, index))
+
+    def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
+        """A complete page: no network, no scripts, every token escaped.
+
+        Args:
+            path: where to write it, too.
+            targets: indices of the targets to show. None for all; of a very long continuation, for the first ones,
+                as many as a browser shows without delay, and the page says so.
+
+        Raises:
+            ParameterError: there is no such target. OSError: the file cannot be written.
+        """
+        page = html.page(self, targets)
+        if path is not None:
+            write_text(path, page)
+        return page
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from noiser.attribution import terminal  # rich is imported when it is needed
+
+        return terminal.render(self, console, options)
+
+    def __str__(self) -> str:
+        from noiser.attribution import terminal
+
+        return terminal.to_text(self)
+
+    def __repr__(self) -> str:
+        prompt = self.text[: self.prompt_length]
+        prompt = prompt if len(prompt) <= 50 else prompt[:49] + "…"
+        continuation = "".join(target.text for target in self.targets)
+        names = ", ".join(label(name) for name in (self.method, self.model.name))
+        shape = f"{len(self.targets)} × {len(self.units)} {label(self.unit)}"
+        return f"Attribution({prompt!r} → {continuation!r}, {names}, {shape})"
