@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from noiser.bench import Store, run_bench
-from noiser.bench.forecast import Forecast
+from noiser.bench.progress import Forecast
 from noiser.bench.records import Selection
 from noiser.bench.tasks import Finished
 

@@ -21,8 +21,9 @@ from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_t
 from noiser.bench import Store, run_bench, samples
 from noiser.bench.pack import pack
 from noiser.bench.plan import parse_plan
+from noiser.bench.progress import status
 from noiser.bench.resolve import resolve
-from noiser.bench.status import status
+from noiser.bench.store import locked
 from noiser.bench.tasks import Setup
 from noiser.bench.worker import Worker
 from noiser.cli import app
@@ -524,7 +525,7 @@ def test_an_unwritable_folder(tmp_path, plan):
 
 
 def test_two_runs_in_one_folder(tmp_path, plan, whole):
-    with Store(whole).locked(), pytest.raises(RunError, match="Another run is at work"):
+    with locked(whole), pytest.raises(RunError, match="Another run is at work"):
         run_bench(plan, whole, Heard(), workers=0)
 
 

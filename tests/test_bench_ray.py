@@ -7,7 +7,7 @@ import torch
 
 from bench_for_tests import Heard, contents, plan_text, save_models
 from noiser.bench import run_bench
-from noiser.bench.cluster import Cluster
+from noiser.bench.executors import Pool
 from noiser.errors import ParameterError, RunError
 
 ray = pytest.importorskip("ray", reason='Ray is not installed; pip install "noiser[ray]"')
@@ -49,13 +49,13 @@ def cluster(monkeypatch):
 
 def test_a_node_dies_and_the_rows_are_the_same(tmp_path, plan, cluster, monkeypatch):
     made, nodes = cluster
-    buried, bury = [], Cluster._bury
+    deaths, on_worker_death = [], Pool._on_worker_death
 
-    def counted(self, seat, *rest):
-        buried.append(seat.task)
-        yield from bury(self, seat, *rest)
+    def counted(self, slot, *rest):
+        deaths.append(slot.task)
+        yield from on_worker_death(self, slot, *rest)
 
-    monkeypatch.setattr(Cluster, "_bury", counted)
+    monkeypatch.setattr(Pool, "_on_worker_death", counted)
 
     class Killer(Heard):
         killed = False
@@ -72,7 +72,7 @@ def test_a_node_dies_and_the_rows_are_the_same(tmp_path, plan, cluster, monkeypa
     run_bench(plan, tmp_path / "whole", Heard(), workers=0)
     outcome = run_bench(plan, tmp_path / "out", Killer(), executor="ray")
     assert outcome.lost == ()
-    assert len(buried) >= 1
+    assert len(deaths) >= 1
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert run_bench(plan, tmp_path / "out", Heard(), executor="ray").rows == 0
 

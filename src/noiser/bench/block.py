@@ -15,8 +15,7 @@ from noiser.attribution import Attribution
 from noiser.attribution.restore import from_dict
 from noiser.attribution.store import plain
 from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan, limit_for
-from noiser.bench.records import Cost, Row
-from noiser.bench.redaction import without_text
+from noiser.bench.records import Cost, Row, without_text
 from noiser.bench.resolve import make
 from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, File
 from noiser.bench.tasks import Finished, JobAssignment, Sampled

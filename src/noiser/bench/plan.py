@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from noiser.bench.records import Cost, Row
+from noiser.bench.records import Cost, Label, Row
 from noiser.errors import PlanError, UnknownNameError
 
 __all__ = ["DataEntry", "MethodEntry", "MetricEntry", "ModelEntry", "Plan", "parse_plan", "read_plan"]
@@ -19,7 +19,16 @@ __all__ = ["DataEntry", "MethodEntry", "MetricEntry", "ModelEntry", "Plan", "par
 ATTRIBUTION = "attribution"
 """The metric of rows that say what an attribution took; no metric of a plan may be called so."""
 
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
+
+def _as_tuple(value: Any) -> Any:
+    """TOML's list as a tuple; one text stands for a list of it."""
+    if isinstance(value, list):
+        return tuple(cast("list[Any]", value))
+    return (value,) if isinstance(value, str) else value
+
+
+AsTuple = BeforeValidator(_as_tuple)
+Texts = Annotated[tuple[str, ...], AsTuple]
 Count = Annotated[int, Field(ge=1)]
 Limit = Count | dict[str, Count] | None
 """The most examples of each data set, or of those that are named."""
@@ -55,11 +64,12 @@ class Entry(BaseModel):
 
 
 _KINDS = ("models", "data", "methods", "metrics")
-_RESTRICTIONS = ("models", "data", "methods", "metrics", "limit")
+_RESTRICTIONS = (*_KINDS, "limit")
 
-WORKING = frozenset(
-    ("backoff", "budget_tokens", "budget_usd", "cache_dir", "concurrency", "max_retries", "max_wait", "patience")
-) | {"prices", "timeout"}
+WORKING = {
+    "api_key_env", "backoff", "budget_tokens", "budget_usd", "cache_dir", "concurrency", "max_retries", "max_wait",
+    "patience", "prices", "timeout",
+}  # fmt: skip
 """Settings of a judge that say how it works, and not what it answers."""
 
 
@@ -78,6 +88,11 @@ class ModelEntry(Entry):
         """Which weights in which precision; they may move to another device."""
         return self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
 
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """The arguments of `noiser.load_model` after the name: a device or a map of devices."""
+        return self.model_dump(exclude={"label", "name", "device" if self.device_map else "device_map"})
+
 
 class DataEntry(Entry):
     """A data set, or prompts of the plan's own.
@@ -95,10 +110,10 @@ class DataEntry(Entry):
     """
 
     name: str | None = None
-    prompts: tuple[str, ...] | None = None
+    prompts: Texts | None = None
     limit: Count | None = None
-    category: tuple[str, ...] = ()
-    without_category: tuple[str, ...] = ()
+    category: Texts = ()
+    without_category: Texts = ()
     only_correct: bool = False
     explain: Literal["continuation", "answer"] = "continuation"
     max_new_tokens: Count = 1
@@ -106,8 +121,7 @@ class DataEntry(Entry):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists(cls, values: Any) -> Any:
-        values = _tuples(values, "prompts", "category", "without_category")
+    def _own_prompts(cls, values: Any) -> Any:
         if isinstance(values, dict) and "label" not in values and "prompts" in values:
             values = values | {"label": "own"}
         return cast("Any", values)
@@ -150,15 +164,10 @@ class MethodEntry(Entry):
     args: dict[str, Any] = Field(default_factory=dict)
     profile: Literal["paper", "authors"] = "paper"
     unit: Literal["token", "word", "sentence"] = "token"
-    models: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
+    models: Texts = ()
+    data: Texts = ()
+    metrics: Texts = ()
     limit: Limit = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, values: Any) -> Any:
-        return _tuples(values, "models", "data", "metrics")
 
 
 class MetricEntry(Entry):
@@ -176,18 +185,13 @@ class MetricEntry(Entry):
     name: str
     masks: Count | None = None
     normalization: str | None = None
-    rates: tuple[float, ...] | None = None
+    rates: Annotated[tuple[float, ...], AsTuple] | None = None
     judge: str | None = None
     judge_args: dict[str, Any] = Field(default_factory=dict)
-    models: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
+    models: Texts = ()
+    data: Texts = ()
+    methods: Texts = ()
     limit: Limit = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, values: Any) -> Any:
-        return _tuples(values, "models", "data", "methods", "rates")
 
     @model_validator(mode="after")
     def _no_key(self) -> MetricEntry:
@@ -217,15 +221,10 @@ class Plan(BaseModel):
     name: str
     seed: int = 0
     block: Count = 4
-    models: tuple[ModelEntry, ...]
-    data: tuple[DataEntry, ...]
-    methods: tuple[MethodEntry, ...]
-    metrics: tuple[MetricEntry, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, values: Any) -> Any:
-        return _tuples(values, *_KINDS)
+    models: Annotated[tuple[ModelEntry, ...], AsTuple]
+    data: Annotated[tuple[DataEntry, ...], AsTuple]
+    methods: Annotated[tuple[MethodEntry, ...], AsTuple]
+    metrics: Annotated[tuple[MetricEntry, ...], AsTuple] = ()
 
     @model_validator(mode="after")
     def _labels(self) -> Plan:
@@ -254,6 +253,10 @@ class Plan(BaseModel):
     def labels(self, kind: str) -> list[str]:
         """The labels of "models", "data", "methods" or "metrics"."""
         return [entry.label for entry in cast("tuple[Entry, ...]", getattr(self, kind))]
+
+    def entry(self, kind: str, label: str) -> Any:
+        """The entry of a label, which is there."""
+        return next(entry for entry in getattr(self, kind) if entry.label == label)
 
     def methods_for(self, model: str, data: str) -> list[MethodEntry]:
         """The methods that run for a model and a data set, by their labels."""
@@ -301,21 +304,6 @@ def limit_for(entry: MethodEntry | MetricEntry, data: str) -> int | None:
 
 def _among(label: str, wanted: Sequence[str]) -> bool:
     return not wanted or label in wanted
-
-
-def _tuples(values: Any, *names: str) -> Any:
-    """TOML's lists as tuples; one text stands for a list of it."""
-    if not isinstance(values, dict):
-        return values
-    changed = {name: values[name] for name in names if name in values}
-    return cast("dict[str, Any]", values) | {
-        name: tuple(cast("list[Any]", value))
-        if isinstance(value, list)
-        else (value,)
-        if isinstance(value, str)
-        else value
-        for name, value in changed.items()
-    }
 
 
 def read_plan(path: Path) -> tuple[Plan, str]:

@@ -1,4 +1,4 @@
-"""Which examples: drawn by the plan's seed, and where asked for, those that the model gets right."""
+"""Which examples: drawn by the plan's seed, and where wanted, those that the model gets right."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import replace
 from os import PathLike
 
 from noiser.bench.plan import DataEntry
-from noiser.bench.records import Selection
-from noiser.bench.redaction import without_text
-from noiser.bench.tasks import Sampled, Wanted
-from noiser.data import Example, load
+from noiser.bench.records import Selection, without_text
+from noiser.bench.tasks import Candidates, Sampled
+from noiser.data import load
 from noiser.data.dataset import in_draw_order
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.evaluation.examples import Item
 from noiser.model import LanguageModel
 
-__all__ = ["answers_right", "block_of", "draw", "is_enough", "select", "select_all"]
+__all__ = ["answers_right", "block_of", "draw", "select", "select_all"]
 
 EVERY_SECONDS = 2.0
-"""How often what is known of a choice is told, to be stored."""
+"""How often what is known of a choice is reported, to be stored."""
 
 
 def draw(
@@ -33,96 +32,88 @@ def draw(
             is left, or the entry needs answers that the data set does not have.
     """
     if entry.prompts is not None:
-        own = (
-            Sampled(f"{entry.label}-{number}", "", Item(index=number, prompt=prompt))
-            for number, prompt in enumerate(entry.prompts)
-        )
-        return tuple(own), ()
+        prompts = enumerate(entry.prompts)
+        return tuple(Sampled(f"{entry.label}-{i}", "", Item(index=i, prompt=prompt)) for i, prompt in prompts), ()
     assert entry.name is not None
-    found = load(entry.name, data_dir, as_published=entry.as_published)
+    dataset = load(entry.name, data_dir, as_published=entry.as_published)
     for category in (*entry.category, *entry.without_category):
-        if category not in found.categories:
-            raise UnknownNameError(f"category of {entry.name}", category, found.categories)
-    examples = [example for example in found if _wanted(entry, example.category)]
+        if category not in dataset.categories:
+            raise UnknownNameError(f"category of {entry.name}", category, dataset.categories)
+    examples = [
+        example
+        for example in dataset
+        if (not entry.category or example.category in entry.category) and example.category not in entry.without_category
+    ]
     if not examples:
         raise ParameterError(f"data, {entry.label!r}: no example is left; expected categories that leave some.")
-    asked = [name for name, on in (("only_correct", entry.only_correct), ("explain", entry.explain == "answer")) if on]
-    if asked and not all(example.target for example in examples):
+    need = [name for name, on in (("only_correct", entry.only_correct), ("explain", entry.explain == "answer")) if on]
+    if need and not all(example.target for example in examples):
         raise ParameterError(
-            f"data, {entry.label!r}: {' and '.join(asked)} need answers, and examples of {entry.name} have none; "
+            f"data, {entry.label!r}: {' and '.join(need)} need answers, and examples of {entry.name} have none; "
             'expected explain = "continuation" without only_correct, or a data set with answers.'
         )
-    return tuple(_sampled(entry, example) for example in in_draw_order(examples, seed)), found.notes
-
-
-def _wanted(entry: DataEntry, category: str) -> bool:
-    return (not entry.category or category in entry.category) and category not in entry.without_category
-
-
-def _sampled(entry: DataEntry, example: Example) -> Sampled:
-    item = Item(
-        index=0,  # its place is known when it is chosen
-        prompt=example.prompt,
-        target=example.target if entry.explain == "answer" else None,
-        gold=example.target,
-        spans=example.spans or None,
+    sampled = (
+        Sampled(
+            example.id,
+            example.category,
+            Item(
+                index=0,  # its position is known when it is chosen
+                prompt=example.prompt,
+                target=example.target if entry.explain == "answer" else None,
+                gold=example.target,
+                spans=example.spans or None,
+            ),
+        )
+        for example in in_draw_order(examples, seed)
     )
-    return Sampled(example.id, example.category, item)
+    return tuple(sampled), dataset.notes
 
 
-def is_enough(known: Selection | None, limit: int | None) -> bool:
-    """Whether a stored selection of right answers serves a limit."""
-    if known is None or known.checked is None:
-        return False
-    return known.checked == known.total or (limit is not None and len(known.chosen) >= limit)
-
-
-def select_all(model: str, wanted: Wanted) -> Selection:
+def select_all(model: str, candidates: Candidates) -> Selection:
     """The first examples of the draw, whatever the model says; no fewer than were chosen before."""
-    before = len(wanted.known.chosen) if wanted.known else 0
-    limit = len(wanted.examples) if wanted.entry.limit is None else max(wanted.entry.limit, before)
+    entry, examples, notes, earlier = candidates
+    limit = len(examples) if entry.limit is None else max(entry.limit, len(earlier.chosen) if earlier else 0)
     return Selection(
         model=model,
-        data=wanted.entry.label,
-        total=len(wanted.examples),
+        data=entry.label,
+        total=len(examples),
         checked=None,
         right=None,
-        chosen=tuple(sampled.id for sampled in wanted.examples[:limit]),
+        chosen=tuple(sampled.id for sampled in examples[:limit]),
         failed={},
-        notes=wanted.notes,
+        notes=notes,
     )
 
 
-def select(model: str, lm: LanguageModel, wanted: Wanted) -> Iterator[Selection]:
-    """Asks the model in the order of the draw, until it got as many right as are wanted.
+def select(model: str, lm: LanguageModel, candidates: Candidates) -> Iterator[Selection]:
+    """Asks the model in the order of the draw, until as many of its answers are right as are wanted.
 
     Args:
         model: its label.
         lm: the model.
-        wanted: what to choose from; goes on where an earlier selection stopped.
+        candidates: what to choose from; goes on where an earlier selection stopped.
 
     Yields:
         What is known so far, from time to time, and at the end.
     """
-    known, limit = wanted.known, wanted.entry.limit
-    chosen, failed = list(known.chosen if known else ()), dict(known.failed if known else {})
-    checked = (known.checked or 0) if known else 0
-    told = time.monotonic()
+    entry, examples = candidates.entry, candidates.examples
+    begun = candidates.selection or replace(select_all(model, candidates), chosen=())
+    chosen, failed, checked = [*begun.chosen], dict(begun.failed), begun.checked or 0
+    reported = time.monotonic()
 
     def so_far() -> Selection:
-        return Selection(
-            model=model,
-            data=wanted.entry.label,
-            total=len(wanted.examples),
+        return replace(
+            begun,
+            total=len(examples),
             checked=checked,
             right=len(chosen),
             chosen=tuple(chosen),
             failed=failed,
-            notes=wanted.notes,
+            notes=candidates.notes,
         )
 
-    for sampled in wanted.examples[checked:]:
-        if limit is not None and len(chosen) >= limit:
+    for sampled in examples[checked:]:
+        if entry.limit is not None and len(chosen) >= entry.limit:
             break
         try:
             chosen += [sampled.id] if answers_right(lm, sampled.item) else []
@@ -130,9 +121,9 @@ def select(model: str, lm: LanguageModel, wanted: Wanted) -> Iterator[Selection]
             texts = [str(sampled.item.prompt), sampled.item.gold or ""]
             failed[sampled.id] = without_text(f"{type(error).__name__}: {error}", texts)
         checked += 1
-        if time.monotonic() - told >= EVERY_SECONDS:
+        if time.monotonic() - reported >= EVERY_SECONDS:
             yield so_far()
-            told = time.monotonic()
+            reported = time.monotonic()
     yield so_far()
 
 

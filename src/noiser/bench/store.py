@@ -6,14 +6,17 @@ import contextlib
 import gzip
 import json
 import warnings
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pydantic import ValidationError
 
 from noiser.bench.plan import Plan, parse_plan
-from noiser.bench.records import Cost, Row, Selection, line
+from noiser.bench.records import Cost, Row, Selection, line, parse
 from noiser.errors import RunError, StoredFileError
 from noiser.files import DRAFTS, write_bytes
 
@@ -28,9 +31,11 @@ SCHEMA = 1
 ROWS, COSTS, REPLIES, ATTRIBUTIONS = "rows", "costs", "replies", "attributions"
 PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
 
+Record = TypeVar("Record", Row, Cost)
+
 
 class File(NamedTuple):
-    """A file of one block: its folder below the kind, and the block.
+    """A file of one block.
 
     Attributes:
         kind: "rows", "costs", "replies" or "attributions".
@@ -53,7 +58,7 @@ class StoredAttribution(NamedTuple):
 
     Attributes:
         example: the example's id.
-        index: its place in the sample.
+        index: its position in the sample.
         attribution: what the method found; None where it failed.
         error: why; None where it did not.
     """
@@ -88,57 +93,72 @@ class Store:
                 f"reads {FORMAT!r}, schema {SCHEMA}."
             )
 
+    @classmethod
+    def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
+        """The store of a new benchmark. Raises RunError where it cannot be written."""
+        head = {"format": FORMAT, "schema": SCHEMA, "fingerprint": "", "models": {}, "sessions": []}
+        write_json(path, {**head, **run})
+        return cls(path)
+
+    @staticmethod
+    def is_packed(path: Path) -> bool:
+        """Whether rows are in one file, without attributions and replies."""
+        return (path / f"{ROWS}.jsonl.gz").is_file()
+
     @property
     def packed(self) -> bool:
         """Whether rows are in one file, without attributions and replies."""
-        return (self.path / f"{ROWS}.jsonl.gz").is_file()
+        return self.is_packed(self.path)
 
     @cached_property
     def run(self) -> Mapping[str, Any]:
         """The resolved plan and its fingerprint, models, machine, versions and sessions."""
-        return self._json(self.path / RUN)
+        path = self.path / RUN
+        try:
+            values = json.loads(self._text(path))
+        except ValueError as error:
+            raise _damaged(path, error) from error
+        return values if isinstance(values, dict) else {}
 
     @cached_property
     def plan(self) -> Plan:
         """The plan."""
-        place = self.path / PLAN
-        return parse_plan(self._text(place), str(place))
+        path = self.path / PLAN
+        return parse_plan(self._text(path), str(path))
 
     def selections(self) -> list[Selection]:
         """Which examples were chosen for each model and data set, in the order of the plan."""
-        found: list[Selection] = []
-        for model in self.plan.labels("models"):
-            for data in self.plan.labels("data"):
-                selection = self.selection(model, data)
-                found += [selection] if selection else []
-        return found
+        models, data = self.plan.labels("models"), self.plan.labels("data")
+        selections = (self.selection(model, label) for model in models for label in data)
+        return [selection for selection in selections if selection]
 
     def selection(self, model: str, data: str) -> Selection | None:
-        """Which examples were chosen; None where nobody has chosen yet."""
-        place = self.path / SELECTIONS / model / f"{data}.json"
-        if not place.is_file():
+        """Which examples were chosen; None where none are chosen yet."""
+        path = self._selection_path(model, data)
+        if not path.is_file():
             return None
         try:
-            return Selection.loads(self._text(place))
-        except (ValueError, TypeError, KeyError) as error:
-            raise _damaged(place, error) from error
+            return parse(Selection, self._text(path))
+        except ValueError as error:
+            raise _damaged(path, error) from error
+
+    def _selection_path(self, model: str, data: str) -> Path:
+        return self.path / SELECTIONS / model / f"{data}.json"
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the order of model, data, method, metric and block."""
-        for values in self._records(ROWS):
-            yield Row(**values)
+        return self._records(Row, ROWS)
 
     def costs(self) -> Iterator[Cost]:
         """What every row took, in the same order; damaged files are left out, with a warning."""
-        for values in self._records(COSTS):
-            yield Cost(**values)
+        return self._records(Cost, COSTS)
 
     def attributions(self, model: str, data: str, method: str) -> Iterator[StoredAttribution]:
         """The attributions of a method, by index; none where the benchmark is packed."""
         from noiser.attribution.restore import from_dict
 
-        for place in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
-            for values in self._lines(place):
+        for path in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
+            for values in self._lines(path):
                 att = values["attribution"]
                 yield StoredAttribution(
                     values["example"], values["index"], from_dict(att) if att else None, values["error"]
@@ -146,37 +166,35 @@ class Store:
 
     def used(self) -> dict[str, set[str]]:
         """The labels of each kind that rows or attributions are stored of, and of models that were met."""
-        found = {"models": set(self.run["models"]), "data": set[str](), "methods": set[str](), "metrics": set[str]()}
+        used = {"models": set(self.run["models"]), "data": set[str](), "methods": set[str](), "metrics": set[str]()}
         for kind in (ATTRIBUTIONS, ROWS):
-            for place in (self.path / kind).rglob("*.jsonl"):
-                for each, label in zip(found, place.relative_to(self.path / kind).parts[:-1], strict=False):
-                    found[each].add(label)
-        return found
+            for path in (self.path / kind).rglob("*.jsonl"):
+                for labels, label in zip(used.values(), path.relative_to(self.path / kind).parts[:-1], strict=False):
+                    labels.add(label)
+        return used
 
     # ---- blocks -----------------------------------------------------------------------------------------------------
 
     def read(self, file: File) -> dict[str, dict[str, Any]]:
         """The lines of a file by the id of their example; none if it is not there, or holds costs and is damaged."""
-        place = self.path / file.path
-        if not place.is_file():
-            return {}
-        return {values["example"]: values for values in self._lines(place)}
+        path = self.path / file.path
+        return {values["example"]: values for values in self._lines(path)} if path.is_file() else {}
 
     def add(self, file: File, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Adds lines to a file, by index; one of an example that it has takes the old one's place. Raises RunError."""
+        """Adds lines to a file, by index; one of an example that it has replaces the old one. Raises RunError."""
         merged = {**self.read(file), **{values["example"]: values for values in lines}}
         ordered = sorted(merged.values(), key=lambda values: values["index"])
         self._write(self.path / file.path, "".join(map(line, ordered)))
 
     def write_selection(self, selection: Selection) -> None:
         """Writes what was chosen. Raises RunError."""
-        self._write(self.path / SELECTIONS / selection.model / f"{selection.data}.json", selection.dumps())
+        self._write(self._selection_path(selection.model, selection.data), selection.dumps())
 
     def drop_selections(self, data: str) -> None:
         """Removes what was chosen of a data set, for all models. Raises RunError."""
-        for place in (self.path / SELECTIONS).glob(f"*/{data}.json"):
-            with explained(place, "remove"):
-                place.unlink()
+        for path in (self.path / SELECTIONS).glob(f"*/{data}.json"):
+            with explained(path, "remove"):
+                path.unlink()
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replaces what is known about the run. Raises RunError."""
@@ -188,28 +206,10 @@ class Store:
         self._write(self.path / PLAN, text)
         self.__dict__.pop("plan", None)
 
-    def _write(self, place: Path, text: str) -> None:
-        with explained(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(place, text.encode())
-
-    @contextlib.contextmanager
-    def locked(self) -> Generator[None]:
-        """Keeps other runs out of the folder. The lock is the operating system's: it ends with the process."""
-        from filelock import FileLock, Timeout
-
-        with explained(self.path):
-            lock = FileLock(self.path / ".lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout as error:
-                raise RunError(
-                    f"Another run is at work in {self.path}; expected one at a time. Wait for it, or stop it first."
-                ) from error
-        try:
-            yield
-        finally:
-            lock.release()
+    def _write(self, path: Path, text: str) -> None:
+        with explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, text.encode())
 
     def sweep(self) -> None:
         """Removes drafts of files that a killed run left behind; only for who holds the lock."""
@@ -219,56 +219,53 @@ class Store:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _records(self, kind: str) -> Iterator[dict[str, Any]]:
-        whole = self.path / f"{kind}.jsonl.gz"
-        if whole.is_file():
+    def _records(self, kind: type[Record], folder: str) -> Iterator[Record]:
+        for path, lines in self._texts(folder):
             try:
-                text = gzip.decompress(whole.read_bytes()).decode()
-            except (OSError, EOFError, ValueError) as error:
-                self._skip(whole, error)
-                return
-            yield from self._lines(whole, text)
-            return
-        for place in self.files(kind):
-            yield from self._lines(place)
+                yield from (parse(kind, text) for text in lines.splitlines())
+            except ValueError as error:
+                self._skip(path, error)
+
+    def _texts(self, kind: str) -> Iterator[tuple[Path, str]]:
+        """The files of a kind with their lines; one where the benchmark is packed."""
+        whole = self.path / f"{kind}.jsonl.gz"
+        for path in [whole] if whole.is_file() else self.files(kind):
+            try:
+                with explained(path, "read"):
+                    content = path.read_bytes()
+                yield path, (gzip.decompress(content) if path == whole else content).decode()
+            except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+                self._skip(path, error)
 
     def files(self, kind: str) -> list[Path]:
         """The files of a kind, in the order of the plan's labels, then of blocks."""
         order = [self.plan.labels(name) for name in ("models", "data", "methods", "metrics")]
-        places = list((self.path / kind).rglob("*.jsonl"))
-        return sorted(places, key=lambda place: _rank(place.relative_to(self.path / kind).parts, order))
+        paths = list((self.path / kind).rglob("*.jsonl"))
+        return sorted(paths, key=lambda path: _rank(path.relative_to(self.path / kind).parts, order))
 
-    def _lines(self, place: Path, text: str | None = None) -> Iterator[dict[str, Any]]:
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
         try:
-            for each in (self._text(place) if text is None else text).splitlines():
-                yield json.loads(each)
+            yield from map(json.loads, self._text(path).splitlines())
         except ValueError as error:
-            self._skip(place, error)
+            self._skip(path, error)
 
-    def _skip(self, place: Path, error: Exception) -> None:
+    def _skip(self, path: Path, error: Exception) -> None:
         """Goes on without a damaged file of costs, which no row depends on. Raises StoredFileError for all others."""
-        if place.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
-            raise _damaged(place, error) from error
+        if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
+            raise _damaged(path, error) from error
         warnings.warn(
-            f"{place} is damaged: {error}. What cannot be read of it is left out; only forecasts and tables of seconds "
-            "are made of costs.",
+            f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and tables of "
+            "seconds are made of costs.",
             stacklevel=2,
         )
 
-    def _json(self, place: Path) -> dict[str, Any]:
-        try:
-            values = json.loads(self._text(place))
-        except ValueError as error:
-            raise _damaged(place, error) from error
-        return values if isinstance(values, dict) else {}
-
-    def _text(self, place: Path) -> str:
-        with explained(place, "read"):
-            return place.read_text(encoding="utf-8")
+    def _text(self, path: Path) -> str:
+        with explained(path, "read"):
+            return path.read_text(encoding="utf-8")
 
 
 def _rank(parts: Sequence[str], order: Sequence[Sequence[str]]) -> tuple[Any, ...]:
-    """A place for each label: that of the plan, and behind those the ones that it does not have, by name."""
+    """The position of each label in the plan; after those the ones that it does not have, by name."""
     ranks = (
         (labels.index(part), "") if part in labels else (len(labels), part)
         for part, labels in zip(parts[:-1], order, strict=False)
@@ -278,10 +275,10 @@ def _rank(parts: Sequence[str], order: Sequence[Sequence[str]]) -> tuple[Any, ..
 
 def write_json(folder: Path, run: Mapping[str, Any]) -> None:
     """Writes what is known about a run, which makes a folder a benchmark's. Raises RunError."""
-    place = folder / RUN
-    with explained(place):
+    path = folder / RUN
+    with explained(path):
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(place, run_bytes(run))
+        write_bytes(path, run_bytes(run))
 
 
 def run_bytes(run: Mapping[str, Any]) -> bytes:
@@ -289,14 +286,42 @@ def run_bytes(run: Mapping[str, Any]) -> bytes:
     return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _damaged(place: Path, error: Exception) -> StoredFileError:
+@contextlib.contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Keeps other runs out of a folder. The lock is the operating system's: it ends with the process."""
+    from filelock import FileLock, Timeout
+
+    with explained(folder / RUN):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunError(
+                f"Another run is at work in {folder}; expected one at a time. Wait for it, or stop it first."
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _damaged(path: Path, error: Exception) -> StoredFileError:
     return StoredFileError(
-        f"{place} is damaged: {error}. Delete that file and run the plan again: it makes what is missing."
+        f"{path} is damaged: {_reason(error)}. Delete that file and run the plan again: it makes what is missing."
     )
 
 
+def _reason(error: Exception) -> str:
+    """An error on one line; of pydantic's, the first."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    detail = error.errors()[0]
+    return ": ".join([*map(str, detail["loc"]), detail["msg"]])
+
+
 @contextlib.contextmanager
-def explained(place: Path, doing: str = "write") -> Generator[None]:
+def explained(path: Path, doing: str = "write") -> Generator[None]:
     """Says of an error of the file system what it means for a benchmark."""
     try:
         yield
@@ -304,6 +329,6 @@ def explained(place: Path, doing: str = "write") -> Generator[None]:
         raise
     except OSError as error:
         raise RunError(
-            f"Cannot {doing} {place}: {error.strerror or error}. What is stored is whole; when the reason is gone, the "
+            f"Cannot {doing} {path}: {error.strerror or error}. What is stored is whole; when the reason is gone, the "
             "same command goes on where this one stopped."
         ) from error

@@ -1,8 +1,8 @@
-"""What workers are given and what they give back: plain records, so that they can cross processes and machines."""
+"""Tasks, what workers need for them, and what they report: plain records that cross processes and machines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,26 +11,9 @@ from noiser.bench.records import Selection
 from noiser.bench.store import File
 from noiser.evaluation.examples import Item
 
-__all__ = [
-    "Assignment",
-    "Event",
-    "Finished",
-    "Job",
-    "JobAssignment",
-    "ModelReady",
-    "Preparation",
-    "PreparationAssignment",
-    "Sampled",
-    "Selected",
-    "Setup",
-    "Task",
-    "Wanted",
-    "next_task",
-]
-
 
 class Sampled(NamedTuple):
-    """An example in its place in the sample of a model and data set."""
+    """An example of the sample of a model and data set; `item.index` is its position there."""
 
     id: str
     category: str
@@ -57,34 +40,34 @@ class Job(NamedTuple):
 
     @property
     def round(self) -> int:
-        """Blocks of all models and data sets go side by side, so that a run that is stopped leaves balanced samples."""
+        """The block: all models and data sets advance together, so a run that is stopped leaves balanced samples."""
         return self.block
 
 
 Task = Preparation | Job
 
 
-class Wanted(NamedTuple):
+class Candidates(NamedTuple):
     """Examples of a data set to choose from.
 
     Attributes:
         entry: of the plan.
         examples: in the order of the draw.
         notes: what was done to the data set.
-        known: what was chosen before.
+        selection: what was chosen before.
     """
 
     entry: DataEntry
     examples: tuple[Sampled, ...]
     notes: tuple[str, ...]
-    known: Selection | None
+    selection: Selection | None
 
 
 class PreparationAssignment(NamedTuple):
     """All that a worker needs for a preparation."""
 
     task: Preparation
-    wanted: tuple[Wanted, ...]
+    candidates: tuple[Candidates, ...]
 
 
 class JobAssignment(NamedTuple):
@@ -105,15 +88,12 @@ class JobAssignment(NamedTuple):
 
 Assignment = PreparationAssignment | JobAssignment
 
+Assign = Callable[[Task], Assignment | None]
+"""What is left to do of a task; None if nothing is. Called when a worker is free, and again when one has died."""
+
 
 class ModelReady(NamedTuple):
-    """Says what was loaded.
-
-    Attributes:
-        model: its label.
-        identity: name, revision, dtype, architecture, and a hash of the weights.
-        tokens_per_second: of a plain forward pass.
-    """
+    """A model is loaded: its label, its identity with a hash of the weights, its plain forward passes' speed."""
 
     model: str
     identity: Mapping[str, Any]
@@ -121,18 +101,19 @@ class ModelReady(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """Says which examples were chosen."""
+    """Examples were chosen, perhaps not yet all."""
 
     selection: Selection
 
 
 class Finished(NamedTuple):
-    """One finished chunk.
+    """A chunk of a job is finished.
 
     Attributes:
-        files: lines to add to files, to be written in this order; rows are last, as they say that all is there.
+        files: lines to add to files, written in this order; rows are last, because they say that all is there.
+        task: the job.
         method, metric: labels.
-        examples: how many it is about.
+        examples: how many examples it is about.
         errors: how many of them failed.
         seconds: that it took.
     """
@@ -149,14 +130,43 @@ class Finished(NamedTuple):
 Event = ModelReady | Selected | Finished
 
 
+class Started(NamedTuple):
+    """A worker has taken up its task."""
+
+
+class Done(NamedTuple):
+    """A task is finished."""
+
+    task: Task
+
+
+class Lost(NamedTuple):
+    """A task was given up."""
+
+    task: Task
+    reason: str
+
+
+class Failed(NamedTuple):
+    """A worker cannot work at all.
+
+    Attributes:
+        message: the error's, or a traceback.
+        expected: whether it is the user's to mend.
+    """
+
+    message: str
+    expected: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What all workers of a run have in common.
 
     Attributes:
         plan: the plan.
-        identities: what is known of models, by label: another identity is refused.
-        threads: CPU threads a worker; None leaves them as they are.
+        identities: of models by label, as stored; another identity is refused.
+        threads: CPU threads of each worker; None leaves them as they are.
     """
 
     plan: Plan

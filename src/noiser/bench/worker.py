@@ -1,30 +1,28 @@
-"""The work itself: a task in, events out. It holds the model; it writes nothing and knows no folder."""
+"""The work itself: a task in, events out. A worker holds the model; it writes nothing and knows no folder."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import time
+import traceback
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from noiser.bench.block import work_on
-from noiser.bench.identity import check_identity, identity_of, tokens_per_second
-from noiser.bench.plan import MetricEntry, ModelEntry
-from noiser.bench.samples import is_enough, select, select_all
-from noiser.bench.tasks import (
-    Assignment,
-    Event,
-    JobAssignment,
-    ModelReady,
-    PreparationAssignment,
-    Selected,
-    Setup,
-)
+from noiser.bench.plan import MetricEntry
+from noiser.bench.samples import select
+from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, ModelReady, Selected, Setup, Started
+from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, make_judge
 from noiser.model import LanguageModel, load_model
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "check_identity"]
+
+_SAMPLES = 64
+"""Numbers of each weight tensor that its hash is made of."""
 
 
 class Worker:
@@ -40,45 +38,56 @@ class Worker:
         self._checked: set[str] = set()
         self._judge_models: dict[str, LanguageModel] = {}
         self._judges: dict[str, Judge] = {}
+        self._steps: Iterator[Event | Started | Done] = iter(())
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
 
+    def step(self, assignment: Assignment | None = None) -> Event | Started | Done | Failed:
+        """One event at a time: the next of the task at hand or, with an assignment, `Started` of that one."""
+        try:
+            if assignment is not None:
+                self._steps = self._from_start_to_end(assignment)
+            return next(self._steps)
+        except (NoiserError, OSError) as error:
+            return Failed(str(error) or type(error).__name__, expected=True)
+        except Exception:
+            return Failed(traceback.format_exc(), expected=False)
+
+    def _from_start_to_end(self, assignment: Assignment) -> Iterator[Event | Started | Done]:
+        yield Started()
+        yield from self.perform(assignment)
+        yield Done(assignment.task)
+
     def perform(self, assignment: Assignment) -> Iterator[Event]:
-        """Does a task; tells what is finished as soon as it is.
+        """Does a task; yields what is finished as soon as it is.
 
         Raises:
             NoiserError: the model cannot be loaded, or is another one than before; the judge cannot be made.
         """
-        lm = self._model(assignment.task.model)
-        if isinstance(assignment, JobAssignment):
-            entry = next(entry for entry in self.setup.plan.data if entry.label == assignment.task.data)
-            yield from work_on(
-                assignment, lm=lm, plan=self.setup.plan, data=entry, judge_of=lambda metric: self._judge(metric, lm)
-            )
-        else:
-            yield from self._prepare(assignment, lm)
-
-    def _prepare(self, assignment: PreparationAssignment, lm: LanguageModel) -> Iterator[Event]:
         label = assignment.task.model
+        lm = self._model(label)
+        if isinstance(assignment, JobAssignment):
+            plan = self.setup.plan
+            entry = plan.entry("data", assignment.task.data)
+            yield from work_on(
+                assignment, lm=lm, plan=plan, data=entry, judge_of=lambda metric: self._judge(metric, lm)
+            )
+            return
         yield ModelReady(label, identity_of(lm), tokens_per_second(lm))
-        for wanted in assignment.wanted:
-            if not wanted.entry.only_correct:
-                yield Selected(select_all(label, wanted))
-            elif not is_enough(wanted.known, wanted.entry.limit):
-                yield from map(Selected, select(label, lm, wanted))
+        for candidates in assignment.candidates:
+            yield from map(Selected, select(label, lm, candidates))
 
     def _model(self, label: str) -> LanguageModel:
         if self._loaded is None or self._loaded[0] != label:
             self._loaded = None  # before the next one needs its memory
             with contextlib.suppress(AttributeError, RuntimeError):
                 torch.cuda.empty_cache()
-            entry = next(entry for entry in self.setup.plan.models if entry.label == label)
-            self._loaded = (label, _load(entry))
+            entry = self.setup.plan.entry("models", label)
+            self._loaded = (label, load_model(entry.name, **entry.load_options))
             _ = self._loaded[1].packs  # measured once, which no example is charged for
         lm = self._loaded[1]
-        stored = self.setup.identities.get(label)
-        if stored is not None and label not in self._checked:
-            check_identity(label, identity_of(lm), stored)
+        if label in self.setup.identities and label not in self._checked:
+            check_identity(label, identity_of(lm), self.setup.identities[label])
             self._checked.add(label)
         return lm
 
@@ -95,12 +104,37 @@ class Worker:
         return make_judge("local", lm=self._judge_models[name] if name else lm, **entry.judge_args)
 
 
-def _load(entry: ModelEntry) -> LanguageModel:
-    options: dict[str, Any] = {"device_map": entry.device_map} if entry.device_map else {"device": entry.device}
-    return load_model(
-        entry.name,
-        dtype=entry.dtype,
-        revision=entry.revision,
-        trust_remote_code=entry.trust_remote_code,
-        **options,
-    )
+def identity_of(lm: LanguageModel) -> dict[str, Any]:
+    """Name, revision, dtype, architecture, and the sha256 of a sample of every weight tensor."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(lm.model.state_dict().items()):
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        if not weight.is_meta and weight.numel():
+            flat = weight.detach().flatten()
+            positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
+            digest.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
+    return {**lm.identity._asdict(), "weights": digest.hexdigest()}
+
+
+def check_identity(label: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Raises StoredFileError where the model is not the one that rows are stored of."""
+    differing = [key for key in ("weights", "dtype", "architecture") if identity[key] != stored.get(key)]
+    if differing:
+        changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in differing)
+        raise StoredFileError(
+            f"The model {label!r} is not the one that the stored rows are about: {changes}. Load the same weights, or "
+            "start another folder. Nothing stored was changed."
+        )
+
+
+def tokens_per_second(lm: LanguageModel) -> float:
+    """The speed of a plain forward pass, measured on one batch."""
+    length = 16
+    rows = max(1, min(lm.batch_tokens, 1024) // length)
+    ids = torch.linspace(0, lm.vocabulary_size - 1, rows * length).long().reshape(rows, length)
+    with lm.running():
+        inputs = lm.embed(ids)
+        lm.logits(inputs[:1], positions=[length - 1])  # what is done once
+        started = time.perf_counter()
+        lm.logits(inputs, positions=[length - 1]).sum().item()
+        return rows * length / (time.perf_counter() - started)

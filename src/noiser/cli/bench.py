@@ -17,7 +17,7 @@ from noiser.errors import RunError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from noiser.bench.forecast import Forecast
+    from noiser.bench.progress import Forecast
     from noiser.bench.records import Selection
     from noiser.bench.tasks import Finished
 
@@ -88,7 +88,7 @@ def run(
 
 def status(folder: Folder, debug: o.Debug = False) -> None:
     """Shows how far a benchmark is."""
-    from noiser.bench.status import status as look
+    from noiser.bench.progress import status as look
 
     typer.echo(str(look(folder)))
 

@@ -1,0 +1,294 @@
+"""Who does the tasks: this process itself, or a pool of workers, local or on a cluster, in one state machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from noiser.bench.tasks import Assign, Assignment, Done, Event, Failed, Lost, Setup, Started, Task, next_task
+from noiser.errors import RunError
+
+__all__ = ["ATTEMPTS", "Executor", "Inline", "LocalWorker", "Pool", "WorkerHandle"]
+
+ATTEMPTS = 3
+"""How often a task is tried whose workers die, and how often in a row a worker may fail to start."""
+
+
+class Executor(Protocol):
+    """Runs tasks on workers.
+
+    Attributes:
+        setup: for workers that are started from now on.
+        workers: how many there are at most.
+    """
+
+    setup: Setup
+    workers: int
+
+    def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
+        """Runs tasks, the earliest rounds first, and yields what workers report.
+
+        Raises:
+            NoiserError: a worker cannot work at all.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the workers."""
+        ...
+
+
+class Inline:
+    """Everything in this process: for small plans and for debugging."""
+
+    workers = 1
+
+    def __init__(self, setup: Setup) -> None:
+        from noiser.bench.worker import Worker
+
+        self.setup = setup
+        self._worker = Worker(setup)
+
+    def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
+        """See `Executor`."""
+        waiting, loaded = list(tasks), None
+        while waiting:
+            task = waiting.pop(next_task(waiting, loaded))
+            assignment = assign(task)
+            if assignment is not None:
+                loaded = task.model
+                yield from self._worker.perform(assignment)
+            yield Done(task)
+
+    def close(self) -> None:
+        """Forgets the model."""
+        del self._worker
+
+
+class WorkerHandle(Protocol):
+    """A `Worker` in another process.
+
+    Attributes:
+        ready: done when it has started.
+    """
+
+    ready: Future[Any]
+
+    def step(self, assignment: Assignment | None = None) -> Future[Any]:
+        """The next event of its task; with an assignment, of that one. See `Worker.step`."""
+        ...
+
+    def death(self, error: BaseException) -> str | None:
+        """How the worker died, where the error of a future means that; None for any other error."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it."""
+        ...
+
+
+@dataclass
+class WorkerSlot:
+    """A worker and what it does.
+
+    Attributes:
+        worker: its handle.
+        future: its start, or the next event of its task; None while it is free.
+        is_ready: whether it has started.
+        task: what it was given; None while it is free.
+        has_started: whether it took up that task, and so may have died of it. A worker's first task counts always.
+        loaded: label of the model that it holds.
+    """
+
+    worker: WorkerHandle
+    future: Future[Any] | None
+    is_ready: bool = False
+    task: Task | None = None
+    has_started: bool = True
+    loaded: str | None = None
+
+
+class Pool:
+    """Workers in other processes, each with a model of its own.
+
+    A task whose worker dies is given to another one, up to three times, without what is stored of it by then; so the
+    retries are here and not in Ray, which would repeat a call as it was. Workers are started while there is work for
+    them, and anew where they die.
+
+    Args:
+        setup: what all workers have in common.
+        workers: how many at most.
+        start: starts one.
+        shut_down: called when all are ended.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        workers: int,
+        start: Callable[[Setup], WorkerHandle],
+        shut_down: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.setup, self.workers = setup, workers
+        self._start, self._shut_down = start, shut_down
+        self._slots: list[WorkerSlot] = []
+        self._failed_starts = 0
+
+    def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
+        """See `Executor`."""
+        waiting, deaths = list(tasks), Counter[Task]()
+        while True:
+            yield from self._hand_out(waiting, assign)
+            if not (waiting or self._busy):
+                return  # without waiting for workers that a full cluster may never start
+            wait([slot.future for slot in self._slots if slot.future], return_when=FIRST_COMPLETED)
+            for slot in [slot for slot in self._slots if slot.future and slot.future.done()]:
+                yield from self._on_event(slot, waiting, deaths)
+
+    @property
+    def _busy(self) -> int:
+        return sum(slot.task is not None for slot in self._slots)
+
+    def _hand_out(self, waiting: list[Task], assign: Assign) -> Iterator[Done]:
+        """Gives tasks to free workers, and starts workers for those that are left."""
+        while waiting:
+            slot = next((slot for slot in self._slots if slot.future is None), None)
+            if slot is None:
+                if len(self._slots) >= min(self.workers, len(waiting) + self._busy):
+                    return
+                worker = self._start(self.setup)
+                self._slots.append(WorkerSlot(worker, worker.ready))
+                continue
+            task = waiting.pop(next_task(waiting, slot.loaded))
+            assignment = assign(task)
+            if assignment is None:
+                yield Done(task)
+            else:
+                slot.task, slot.future = task, slot.worker.step(assignment)
+
+    def _on_event(self, slot: WorkerSlot, waiting: list[Task], deaths: Counter[Task]) -> Iterator[Event | Done | Lost]:
+        assert slot.future is not None
+        try:
+            event = slot.future.result()
+        except Exception as error:
+            how = slot.worker.death(error)
+            if how is None:
+                raise
+            yield from self._on_worker_death(slot, how, waiting, deaths)
+            return
+        if not slot.is_ready:
+            slot.is_ready, slot.future, self._failed_starts = True, None, 0
+            return
+        if isinstance(event, Failed):
+            raise RunError(event.message) if event.expected else RuntimeError(event.message)
+        if isinstance(event, Done):
+            slot.loaded, slot.task, slot.future, slot.has_started = event.task.model, None, None, False
+            yield event
+            return
+        slot.future = slot.worker.step()  # it goes on while this event is stored
+        if isinstance(event, Started):
+            slot.has_started = True
+        else:
+            yield event
+
+    def _on_worker_death(
+        self, slot: WorkerSlot, how: str, waiting: list[Task], deaths: Counter[Task]
+    ) -> Iterator[Lost]:
+        slot.worker.kill()
+        self._slots.remove(slot)
+        if slot.task is None:
+            self._failed_starts += 1
+            if self._failed_starts >= ATTEMPTS:
+                self.workers = len(self._slots)  # those that have started do the work
+            if not self.workers:
+                raise RunError(
+                    f"No worker could be started, {ATTEMPTS} times in a row: {how}. Expected enough memory, and on a "
+                    "cluster noiser and what it needs on every node, in the same versions as here."
+                )
+            return
+        deaths[slot.task] += slot.has_started
+        if deaths[slot.task] < ATTEMPTS:
+            waiting.insert(0, slot.task)
+        else:
+            reason = f"its worker died {ATTEMPTS} times, the last time: {how}; most often memory is short"
+            yield Lost(slot.task, reason)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for slot in self._slots:
+            slot.worker.kill()
+        self._slots.clear()
+        self._shut_down()
+
+
+class LocalWorker:
+    """A process of this machine. It is started anew, not forked, and ends when this process does, however it ends.
+
+    `ProcessPoolExecutor` does not say which of its processes has which model, nor how one died, and leaves them
+    behind when this process is killed.
+
+    Args:
+        setup: what all workers have in common.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, setup), name="noiser-worker")
+        self._process.start()
+        theirs.close()  # so that reading ends when the process does
+        self._thread = ThreadPoolExecutor(1, "noiser-worker")
+        self.ready = self._thread.submit(self._connection.recv)
+
+    def step(self, assignment: Assignment | None = None) -> Future[Any]:
+        """See `WorkerHandle`."""
+        return self._thread.submit(self._exchange, assignment)
+
+    def _exchange(self, assignment: Assignment | None) -> Any:
+        self._connection.send(assignment)
+        return self._connection.recv()
+
+    def death(self, error: BaseException) -> str | None:
+        """See `WorkerHandle`."""
+        if not isinstance(error, EOFError | OSError):
+            return None
+        self._process.join()
+        code = self._process.exitcode or 0
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def kill(self) -> None:
+        """See `WorkerHandle`."""
+        self._process.terminate()
+        self._process.join()
+        self._thread.shutdown()
+        self._connection.close()
+
+
+def _serve(connection: Connection, setup: Setup) -> None:
+    """What a worker's process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from noiser.bench.worker import Worker
+
+    with suppress(EOFError, BrokenPipeError):  # the parent is gone
+        worker = Worker(setup)
+        connection.send(None)
+        while True:
+            connection.send(worker.step(connection.recv()))
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
