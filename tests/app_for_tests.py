@@ -1,6 +1,6 @@
 """Serves the web page with tiny models, one of them broken, in a process of its own: no type checking, no warnings.
 
-    python tests/app_for_tests.py [--host H] [--port N] [--auth user:password]
+    python tests/app_for_tests.py [--host H] [--port N] [--auth user:password] [--allowed-host NAME ...]
 
 Prints the address, then serves until it is ended.
 """
@@ -37,9 +37,11 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--auth")
+    parser.add_argument("--allowed-host", action="append", default=[])
     arguments = parser.parse_args()
     sources = {"llama": lambda: tiny("llama"), "long": long_reader, "failing": failing}
-    serve(sources, host=arguments.host, port=arguments.port, auth=arguments.auth)
+    hosts = arguments.allowed_host
+    serve(sources, host=arguments.host, port=arguments.port, auth=arguments.auth, allowed_hosts=hosts)
 
 
 if __name__ == "__main__":

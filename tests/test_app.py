@@ -15,14 +15,11 @@ from typer.testing import CliRunner
 import noiser
 from noiser.app import check_address
 from noiser.app import jobs as jobs_module
-from noiser.app import models as models_module
-from noiser.app.answers import TooLongError
 from noiser.app.chart import tolerance_html
-from noiser.app.handlers import Handlers, file_of, result_html, target_choices, unit_choices
-from noiser.app.jobs import BusyError, Job, Jobs, StoppedError, Turns
-from noiser.app.models import Models, offered
+from noiser.app.handlers import Handlers, TooLongError, file_of, result_html, target_choices, unit_choices
+from noiser.app.jobs import BusyError, Job, Jobs, Models, StoppedError, Turns, offered
 from noiser.app.question import MOST_TARGETS, Question, parse_chat
-from noiser.app.status import explain, progress_line
+from noiser.app.show import explain, progress_line
 from noiser.cli import app
 from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
@@ -311,7 +308,7 @@ def iter_sources(results):
 def test_offered_are_the_named_and_the_installed(monkeypatch):
     loaded = []
     sources = offered(["mine"], loaded.append)
-    installed = [m.name for m in models_module.BUILT_IN.values() if m.folder() is not None]
+    installed = [m.name for m in jobs_module.BUILT_IN.values() if m.folder() is not None]
     assert list(sources) == ["mine", *installed]
     for source in sources.values():
         source()
@@ -632,8 +629,7 @@ def test_without_gradio_the_error_says_how_to_get_it(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "gradio", None)
-    for name in ("page", "layout"):  # both ways to a module that another test has imported
-        monkeypatch.delitem(sys.modules, f"noiser.app.{name}", raising=False)
-        monkeypatch.delattr(noiser.app, name, raising=False)
+    monkeypatch.delitem(sys.modules, "noiser.app.page", raising=False)  # both ways to a module that is imported
+    monkeypatch.delattr(noiser.app, "page", raising=False)
     with pytest.raises(noiser.errors.DependencyError, match=r"pip install 'noiser\[app\]'"):
         noiser.app.server.serve({"m": lambda: tiny("llama")})

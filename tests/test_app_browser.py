@@ -164,10 +164,8 @@ def test_a_unit_is_a_button_that_says_what_it_does_and_in_a_saved_page_it_is_non
 
 
 def test_a_prompt_too_long_for_a_link_has_none_and_the_address_stays(visit):
-    from noiser.app.page import LINK
-
     page = visit()
-    link = f"query => ({LINK})(query)"
+    link = "query => noiserPage.link(query)"
     assert page.evaluate(link, "prompt=" + "a" * 50_000).endswith("?prompt=" + "a" * 50_000)
     address = page.url
     assert page.request.get(address).ok

@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serves the web page: prompts, heat maps, comparisons, tolerance charts, faithfulness."""
     from noiser.app import check_address, serve
-    from noiser.app.models import offered
+    from noiser.app.jobs import offered
 
     check_address(host, auth)  # before a model is loaded
     names = model or ["gemma-3-270m"]
