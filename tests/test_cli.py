@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import noiser
 import noiser.model
-from noiser.cli import app, progress
-from noiser.cli.parsing import parse_parameters, parse_prompt
+from noiser.cli import app, terminal
+from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
 from tiny import tiny
@@ -286,7 +286,7 @@ def test_warnings_are_lines_on_stderr(noiser_command, monkeypatch):
 def test_closed_pipe_is_quiet():
     code = """
 import typer
-from noiser.cli.running import command
+from noiser.cli.options import command
 app = typer.Typer()
 
 @app.command()
@@ -375,37 +375,37 @@ class Terminal:
 
 
 def test_no_bar_without_a_terminal(capsys):
-    with progress.progress_bar("Attributing") as update:
+    with terminal.progress_bar("Attributing") as update:
         assert update is None
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("patience", "shown"), [(60.0, False), (-1.0, True)])
 def test_bar_only_for_what_takes_long(monkeypatch, patience, shown):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "PATIENCE", patience)
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(terminal, "PATIENCE", patience)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.progress_bar("Attributing") as update:
+    with terminal.progress_bar("Attributing") as update:
         update(1, 2)
         update(2, 4)
-    assert ("Attributing" in terminal.text) == shown
+    assert ("Attributing" in stderr.text) == shown
 
 
 def test_bar_is_closed_after_an_error(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(terminal, "PATIENCE", -1.0)
     monkeypatch.setenv("TERM", "xterm")
 
     def work():
-        with progress.progress_bar("Attributing") as update:
+        with terminal.progress_bar("Attributing") as update:
             update(1, 2)
             raise NoiserError
 
     with pytest.raises(NoiserError):
         work()
-    assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h"), "the cursor is shown again"
+    assert stderr.text.count("\x1b[?25l") == stderr.text.count("\x1b[?25h"), "the cursor is shown again"
 
 
 # ---- the real model --------------------------------------------------------------------------------------------------
