@@ -8,10 +8,28 @@ Prints the address, then serves until it is ended.
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
 
 import noiser
 from noiser.app import serve
 from tiny import tiny, tiny_model, tiny_tokenizer
+
+
+@contextmanager
+def served(*arguments: str):
+    """The page in a process of its own; its address."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, __file__, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            yield re.search(r"http://\S+", process.stdout.readline())[0]
+        finally:
+            process.terminate()
 
 
 def long_reader() -> noiser.LanguageModel:
@@ -32,6 +50,19 @@ def failing() -> noiser.LanguageModel:
     return noiser.wrap(model, tiny_tokenizer())
 
 
+def slow() -> noiser.LanguageModel:
+    """A model whose first passes, which find out what it can do, take half a second each."""
+    model = tiny_model("llama").eval()
+    forward, passes = model.model.forward, iter(range(6))
+
+    def slowly(*arguments, **options):
+        time.sleep(0.5 if next(passes, None) is not None else 0)
+        return forward(*arguments, **options)
+
+    model.model.forward = slowly
+    return noiser.wrap(model, tiny_tokenizer())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
@@ -39,7 +70,7 @@ def main() -> None:
     parser.add_argument("--auth")
     parser.add_argument("--allowed-host", action="append", default=[])
     arguments = parser.parse_args()
-    sources = {"llama": lambda: tiny("llama"), "long": long_reader, "failing": failing}
+    sources = {"llama": lambda: tiny("llama"), "long": long_reader, "failing": failing, "slow": slow}
     hosts = arguments.allowed_host
     serve(sources, host=arguments.host, port=arguments.port, auth=arguments.auth, allowed_hosts=hosts)
 
