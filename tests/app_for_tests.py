@@ -51,12 +51,12 @@ def failing() -> noiser.LanguageModel:
 
 
 def slow() -> noiser.LanguageModel:
-    """A model whose first passes, which find out what it can do, take half a second each."""
+    """A model whose first pass, one of those that find out what it can do, takes six seconds."""
     model = tiny_model("llama").eval()
-    forward, passes = model.model.forward, iter(range(6))
+    forward, seconds = model.model.forward, [6.0]
 
     def slowly(*arguments, **options):
-        time.sleep(0.5 if next(passes, None) is not None else 0)
+        time.sleep(seconds.pop() if seconds else 0)
         return forward(*arguments, **options)
 
     model.model.forward = slowly

@@ -507,7 +507,7 @@ def test_after_a_stop_of_the_first_question_the_next_one_is_answered(visit):
     page = visit("?model=slow")
     ask(page, wait=False)
     page.locator("#noiser-status progress").wait_for()
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(500)
     page.locator("#noiser-stop").click()
     sync_api.expect(page.locator("#noiser-status")).to_contain_text("Stopped.")
     ask(page)

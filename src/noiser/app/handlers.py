@@ -184,8 +184,6 @@ def _answer(models: Models, question: Question, job: Job[Answer], longest_wait: 
             job.step(label)
             try:
                 attributions[name] = attribute(lm, method=method, progress=progress, **asked)
-            except StoppedError:
-                raise
             except Exception as error:
                 failures.append((label if name in attributions else name, error.with_traceback(None)))
 

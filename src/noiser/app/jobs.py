@@ -33,8 +33,12 @@ SETTLED = 3.0
 """Seconds between reports after which the speed is taken to be known."""
 
 
-class StoppedError(NoiserError):
-    """The visitor stopped the work, or went away."""
+class StoppedError(BaseException):
+    """The visitor stopped the work, or went away.
+
+    Like `KeyboardInterrupt`, not an `Exception`: code that tries what a model can do, and remembers an error as "no",
+    must not take a stop for an error.
+    """
 
 
 class BusyError(NoiserError):
@@ -74,7 +78,7 @@ class Job(Generic[T]):
         try:
             result = work(self)
         except BaseException as error:
-            if not isinstance(error, NoiserError):
+            if not isinstance(error, NoiserError | StoppedError):
                 logger.exception("A question could not be answered")
             self._future.set_exception(error.with_traceback(None))  # a traceback would keep the tensors of its frames
         else:

@@ -17,7 +17,7 @@ from noiser.model.memory import is_out_of_memory
 
 __all__ = ["explain", "note", "numbers_html", "problem", "progress_line", "table"]
 
-_PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
+_PATH = re.compile(r"(?<![\w.:/\\])(?:~|…|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
 
 
 def explain(error: BaseException, name: str = "Error") -> str:
