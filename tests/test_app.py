@@ -15,20 +15,17 @@ from typer.testing import CliRunner
 import noiser
 from noiser.app import check_address
 from noiser.app import jobs as jobs_module
-from noiser.app import models as models_module
-from noiser.app.answers import TooLongError
 from noiser.app.chart import tolerance_html
-from noiser.app.handlers import Handlers, file_of, result_html, target_choices, unit_choices
-from noiser.app.jobs import BusyError, Job, Jobs, StoppedError, Turns
-from noiser.app.models import Models, offered
-from noiser.app.question import MOST_TARGETS, Question, parse_chat
-from noiser.app.status import explain, progress_line
+from noiser.app.handlers import Handlers, TooLongError, file_of, result_html, target_choices, unit_choices
+from noiser.app.jobs import BusyError, Job, Jobs, Models, StoppedError, Turns, offered
+from noiser.app.question import MOST_CHARACTERS, MOST_TARGETS, Question, parse_chat
+from noiser.app.show import explain, progress_line
 from noiser.cli import app
 from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
 from noiser.explain import tolerance
 from noiser.methods import METHODS
-from tiny import tiny
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox jumps"
 HOSTILE = "<script>alert(1)</script> {{value}} ${1+1} <img src=x onerror=alert(2)> \"quotes\" 'too' & שלום 🦊"
@@ -106,6 +103,18 @@ def test_chat_as_a_transcript_or_as_json():
     assert parse_chat("[1, 2]") == [{"role": "user", "content": "[1, 2]"}]
     with pytest.raises(PromptError, match="before the first role"):
         parse_chat("Hello\nuser: a")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 30_000, "[[[[{}"])
+def test_brackets_in_brackets_are_a_text(text):
+    assert Question(prompt=text, chat=True).asked["prompt"] == [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("name", ["prompt", "target", "foil"])
+def test_a_question_has_a_length(name):
+    Question(**{name: "a" * MOST_CHARACTERS})
+    with pytest.raises(PromptError, match=f"The {name} has 200,001 characters; expected at most 200,000. Shorten it"):
+        Question(**{name: "a" * (MOST_CHARACTERS + 1)})
 
 
 def test_thresholds_are_asked_of_the_search_alone():
@@ -312,11 +321,53 @@ def iter_sources(results):
 def test_offered_are_the_named_and_the_installed(monkeypatch):
     loaded = []
     sources = offered(["mine"], loaded.append)
-    installed = [m.name for m in models_module.BUILT_IN.values() if m.folder() is not None]
+    installed = [m.name for m in jobs_module.BUILT_IN.values() if m.folder() is not None]
     assert list(sources) == ["mine", *installed]
     for source in sources.values():
         source()
     assert loaded == list(sources)
+
+
+def test_visitors_see_no_folders(monkeypatch, tmp_path):
+    home, other = tmp_path / "My Models" / "llama", tmp_path / "b" / "llama"
+    for folder in (home, other):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(home.parent)
+
+    def load(name):
+        if name == str(other):
+            raise FileNotFoundError(2, "No such file or directory", f"{other}/config.json")
+        lm = tiny("llama")
+        return noiser.wrap(lm.model, lm.tokenizer, identity=lm.identity._replace(name=name))
+
+    sources = offered([str(home), str(other), "./llama", "org/name"], load)
+    assert list(sources)[:4] == ["llama", "llama (2)", "llama (3)", "org/name"]
+    handlers = Handlers(Models(sources))
+    for name in ("llama", "llama (3)", "gpt-9"):
+        views = list(handlers.ask("visitor", Question(prompt=PROMPT, model=name, methods=("random",)), None))
+        if answer := views[-1].answer:
+            assert answer.attributions[0].model.name == "llama"
+            views += [view._replace(answer=None) for view in handlers.faithfulness("visitor", answer)]
+            shown = result_html(answer) + "".join(file_of(answer, form).text for form in ("json", "html"))
+            assert str(tmp_path) not in shown
+        assert [view.status for view in views if str(tmp_path) in (view.status or "")] == []
+    status = ask(handlers, model="llama (2)").status
+    assert "FileNotFoundError" in status
+    assert "'…/config.json'" in status.replace("&#x27;", "'")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/srv/models/a/config.json is missing", "…/config.json is missing"),
+        ("'/srv/models/a'", "'…/a'"),
+        (r"C:\models\a is not there", r"…\a is not there"),
+        ("~/models/a", "…/a"),
+        ("and/or, 1/2, org/name, https://example.org/a/b, <b>", "and/or, 1/2, org/name, https://example.org/a/b, <b>"),
+    ],
+)
+def test_of_a_path_in_an_error_only_the_end_is_shown(text, shown):
+    assert "".join(Tags(explain(PromptError(text))).text) == f"Error {shown}"
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -390,6 +441,20 @@ def test_both_models_can_be_asked(handlers):
     assert ask(handlers, model="gemma3").answer.attributions[0].model.architecture == "Gemma3ForCausalLM"
 
 
+def test_a_prompt_that_is_too_long_waits_for_nobody_s_turn(handlers):
+    assert ask(handlers).answer is not None  # the model is loaded
+    leave = threading.Event()
+
+    def occupy(job):
+        with handlers.models.use("", job):
+            assert leave.wait(60)
+
+    with handlers.jobs.run("other", occupy):
+        status = ask(handlers, prompt="word " * 30_000).status
+        leave.set()
+    assert "can read 256" in status
+
+
 def test_one_method_that_fails_does_not_take_the_others_with_it(handlers):
     view = ask(handlers, methods=("noiser_relative", "occlusion"), target=" fox", foil=" dog")
     assert [att.method for att in view.answer.attributions] == ["occlusion@1"]
@@ -450,6 +515,28 @@ def test_stopping_ends_the_work_within_a_pass(handlers):
     handlers.jobs.stop("visitor")
     assert "Stopped." in last(views).status
     assert ask(handlers).answer is not None
+
+
+@pytest.mark.parametrize("passes", range(1, 10))
+@pytest.mark.parametrize("method", ["noiser", "attn_lrp"])
+def test_a_stop_of_the_first_question_leaves_nothing_behind(method, passes):
+    """Wherever it comes, also while the model is tried out: the next question gets what it would have got."""
+    model, seen = tiny_model("llama").eval(), []
+    handlers = Handlers(Models({"m": lambda: noiser.wrap(model, tiny_tokenizer())}))
+    question = Question(prompt=PROMPT, methods=(method,), all_thresholds=False)
+
+    def stop(*_):
+        seen.append(1)
+        if len(seen) == passes:
+            handlers.jobs.stop("visitor")
+
+    hook = model.register_forward_pre_hook(stop)
+    status = last(handlers.ask("visitor", question, None)).status
+    hook.remove()
+    assert "role=alert" not in status
+    (att,) = last(handlers.ask("visitor", question, None)).answer.attributions
+    expected = noiser.attribute(noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer()), PROMPT, method=method)
+    assert torch.equal(att.scores, expected.scores)
 
 
 def test_leaving_the_page_ends_the_work(handlers):
@@ -633,8 +720,7 @@ def test_without_gradio_the_error_says_how_to_get_it(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "gradio", None)
-    for name in ("page", "layout"):  # both ways to a module that another test has imported
-        monkeypatch.delitem(sys.modules, f"noiser.app.{name}", raising=False)
-        monkeypatch.delattr(noiser.app, name, raising=False)
+    monkeypatch.delitem(sys.modules, "noiser.app.page", raising=False)  # both ways to a module that is imported
+    monkeypatch.delattr(noiser.app, "page", raising=False)
     with pytest.raises(noiser.errors.DependencyError, match=r"pip install 'noiser\[app\]'"):
         noiser.app.server.serve({"m": lambda: tiny("llama")})

@@ -11,15 +11,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 
+import app_for_tests
 import noiser
+from app_for_tests import served
 from tiny import tiny
 
 pytestmark = pytest.mark.slow
@@ -30,22 +33,7 @@ sync_api.expect.set_options(timeout=60_000)  # two cores may be busy with other 
 
 PROMPT = "The quick brown fox jumps"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-SERVER = Path(__file__).with_name("app_for_tests.py")
-
-
-@contextmanager
-def served(*arguments: str):
-    """The page in a process of its own; its address."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(SERVER), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-        try:
-            line = process.stdout.readline()
-            yield re.search(r"http://\S+", line)[0]
-        finally:
-            process.terminate()
+OTHERS = "--host-resolver-rules=MAP *.example 127.0.0.1"  # names that an attacker, or a proxy, lets point here
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +47,7 @@ def browser():
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_api.sync_playwright() as playwright:
         try:
-            found = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+            found = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", OTHERS])
         except sync_api.Error as error:
             pytest.skip(f"no chromium could be started: {str(error).splitlines()[0]}")
         yield found
@@ -164,10 +152,8 @@ def test_a_unit_is_a_button_that_says_what_it_does_and_in_a_saved_page_it_is_non
 
 
 def test_a_prompt_too_long_for_a_link_has_none_and_the_address_stays(visit):
-    from noiser.app.page import LINK
-
     page = visit()
-    link = f"query => ({LINK})(query)"
+    link = "query => noiserPage.link(query)"
     assert page.evaluate(link, "prompt=" + "a" * 50_000).endswith("?prompt=" + "a" * 50_000)
     address = page.url
     assert page.request.get(address).ok
@@ -381,8 +367,159 @@ def test_a_password_is_asked_for():
 def test_a_port_that_is_taken_says_so(address):
     port = address.rstrip("/").rpartition(":")[2]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(SERVER), "--port", port]
+    command = [sys.executable, app_for_tests.__file__, "--port", port]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
     assert f"port {port}" in ran.stderr
     assert "Choose another port" in ran.stderr
+
+
+# ---- other sites -----------------------------------------------------------------------------------------------------
+
+HOST = "page.example"
+ATTACKS = """<!doctype html><title>start</title><iframe name=sink></iframe><script>
+const page = "ADDRESS", seen = {};
+const tell = async (name, call) => { try { seen[name] = await call(); } catch (error) { seen[name] = "blocked"; } };
+(async () => {
+  await tell("read", () => fetch(page + "config", { credentials: "include" }).then((reply) => reply.status));
+  await tell("join", () => fetch(page + "gradio_api/queue/join", {
+    method: "POST", credentials: "include", headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ data: [], fn_index: 0, session_hash: "stolen" }) }).then((reply) => reply.status));
+  await tell("upload", () => {
+    const form = new FormData();
+    form.append("files", new Blob(["x".repeat(1000)]), "x.txt");
+    return fetch(page + "gradio_api/upload", { method: "POST", body: form, mode: "no-cors" }).then(() => "sent");
+  });
+  await tell("script", () => new Promise((ready, fail) => document.head.append(
+    Object.assign(document.createElement("script"), { src: page + "theme.css", onload: ready, onerror: fail }))));
+  window.seen = seen;
+  document.title = "done";
+})();
+</script>"""
+
+
+@contextmanager
+def other_site(html):
+    """A site of somebody else, on a port of its own; the port."""
+
+    class Site(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@contextmanager
+def opened(browser, address):
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    page.goto(address)
+    yield page
+    context.close()
+
+
+def port_of(address):
+    return int(address.rstrip("/").rpartition(":")[2])
+
+
+def test_a_name_that_is_made_to_point_here_is_refused(address, browser):
+    with opened(browser, f"http://rebound.example:{port_of(address)}/?prompt={PROMPT}") as page:
+        assert page.locator("body").inner_text().startswith("This page does not go by the name 'rebound.example'")
+        assert page.locator("#noiser-run").count() == 0
+        inside = "path => fetch(path).then(reply => reply.status)"
+        assert [page.evaluate(inside, path) for path in ("/config", "/gradio_api/info")] == [403, 403]
+
+
+@pytest.mark.parametrize("attacker", ["evil.example", "127.0.0.1", "other." + HOST])
+def test_a_page_of_another_site_can_neither_ask_nor_read_nor_upload(browser, attacker, monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    with served("--allowed-host", HOST, "--auth", "me:secret") as served_at:
+        target = f"http://{HOST}:{port_of(served_at)}/"
+        with opened(browser, target) as page:
+            login = "body => fetch('/login', { method: 'POST', body: new URLSearchParams(body) }).then(r => r.status)"
+            assert page.evaluate(login, {"username": "me", "password": "secret"}) == 200
+            page.reload()
+            ask(page)  # the visitor is logged in and can ask
+            cookies = page.context.cookies()
+            assert cookies
+            assert {cookie["sameSite"] for cookie in cookies} == {"Lax"}
+            with other_site(ATTACKS.replace("ADDRESS", target)) as port:
+                page.goto(f"http://{attacker}:{port}/")
+                page.wait_for_function("document.title == 'done'")
+                seen = page.evaluate("seen")
+            assert seen["read"] == seen["join"] == seen["script"] == "blocked"
+            assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_page_cannot_be_framed(address, browser):
+    framing = f'<iframe src="{address}?prompt={PROMPT}" width=900 height=900></iframe>'
+    with other_site(framing) as port, opened(browser, f"http://evil.example:{port}/") as page:
+        page.wait_for_timeout(3000)
+        frame = page.frames[1]
+        assert frame.locator("#noiser-run").count() == 0
+        assert not frame.url.startswith(address)
+
+
+def test_a_link_asks_nothing_by_itself_inside_a_frame(address, browser):
+    link = f"{address}?prompt={PROMPT}"
+    withheld = {"content-security-policy", "x-frame-options", "cross-origin-resource-policy"}
+    with other_site(f'<iframe src="{link}" width=900 height=900></iframe>') as port:
+        context = browser.new_context()
+        page = context.new_page()
+        asked = []
+        page.on("request", lambda request: asked.append(request.post_data or "") if "join" in request.url else None)
+
+        def stripped(route):  # as if the browser knew none of the headers that forbid it
+            if route.request.resource_type != "document":
+                route.continue_()
+                return
+            reply = route.fetch(headers={k: v for k, v in route.request.headers.items() if not k.startswith("sec-")})
+            headers = {name: value for name, value in reply.headers.items() if name not in withheld}
+            route.fulfill(response=reply, headers=headers)
+
+        page.route(re.compile(re.escape(address)), stripped)
+        page.goto(f"http://127.0.0.1:{port}/")
+        frame = page.frames[1]
+        frame.locator("#noiser-run").wait_for()
+        page.wait_for_timeout(5000)
+        assert frame.locator("#noiser-status").inner_text().strip() == ""
+        assert not any(PROMPT in body for body in asked)
+        context.close()
+
+
+def test_behind_a_proxy_with_a_name_of_its_own(browser):
+    with served("--allowed-host", HOST) as address, opened(browser, f"http://{HOST}:{port_of(address)}/") as page:
+        ask(page)
+        page.locator("#noiser-stop").click()
+
+
+def test_after_a_stop_of_the_first_question_the_next_one_is_answered(visit):
+    page = visit("?model=slow")
+    ask(page, wait=False)
+    page.locator("#noiser-status progress").wait_for()
+    page.wait_for_timeout(500)
+    page.locator("#noiser-stop").click()
+    sync_api.expect(page.locator("#noiser-status")).to_contain_text("Stopped.")
+    ask(page)
+    sync_api.expect(page.locator("#noiser-result .map")).to_have_count(1)
+
+
+def test_a_book_as_a_prompt_is_refused_at_once_and_holds_up_nobody(visit):
+    reader, other = visit(), visit()
+    reader.locator("#noiser-prompt textarea").evaluate(
+        "e => { e.value = 'word '.repeat(800000); e.dispatchEvent(new Event('input', { bubbles: true })); }"
+    )
+    reader.locator("#noiser-run").click()
+    ask(other)
+    alert = reader.locator("#noiser-status [role=alert]")
+    sync_api.expect(alert).to_contain_text("4,000,000 characters; expected at most 200,000")

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import noiser
 import noiser.model
-from noiser.cli import app, progress
-from noiser.cli.parsing import parse_parameters, parse_prompt
+from noiser.cli import app, terminal
+from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
 from tiny import tiny
@@ -251,6 +251,64 @@ def test_wrong_usage(noiser_command, arguments):
     assert result.stdout == ""
 
 
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt\r"
+SHOWN = "⟨U+001B⟩]0;owned⟨U+0007⟩⟨U+009B⟩2J⟨U+202E⟩txt⟨U+000D⟩"
+
+
+def test_nothing_from_elsewhere_makes_a_terminal_obey(noiser_command, monkeypatch):
+    import warnings
+
+    def load(*_, **__):
+        warnings.simplefilter("always")
+        warnings.warn(HOSTILE, stacklevel=1)
+        raise NoiserError(HOSTILE)
+
+    monkeypatch.setattr(noiser.model, "load_model", load)
+    result = noiser_command("attribute", PROMPT)
+    assert result.stderr == f"noiser: warning: {SHOWN}\nnoiser: error: {SHOWN}\n"
+
+
+def test_control_characters_of_a_plan_do_not_reach_the_terminal(noiser_command, monkeypatch):
+    from noiser.bench import status
+
+    monkeypatch.setattr(status, "status", lambda folder: HOSTILE)
+    assert noiser_command("bench", "status", "DIR").stdout == f"{SHOWN}\n"
+
+
+def test_a_terminal_gets_results_that_it_can_print_and_a_pipe_gets_them_as_they_are(monkeypatch):
+    for terminal_or_pipe, expected in ((True, "⟨U+009B⟩2J"), (False, "\x9b2J")):
+        stdout = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        stdout.isatty = lambda answer=terminal_or_pipe: answer
+        monkeypatch.setattr(sys, "stdout", stdout)
+        terminal.write("\x9b2J", None, "md")
+        assert stdout.buffer.getvalue().decode() == expected
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_plan_cannot_make_its_models_run_code(noiser_command, monkeypatch, tmp_path, trusted):
+    from noiser.bench import run
+
+    monkeypatch.setattr(run, "run_bench", lambda *_, **__: run.Outcome(0, 0, ()))
+    plan = tmp_path / "plan.toml"
+    text = """
+name = "a"
+[[models]]
+name = "org/model"
+trust_remote_code = true
+[[data]]
+name = "known"
+[[methods]]
+name = "random"
+[[metrics]]
+name = "faithfulness"
+"""
+    plan.write_text(text, encoding="utf-8")
+    flags = ["--trust-remote-code"] if trusted else []
+    result = noiser_command("bench", "run", str(plan), "-o", str(tmp_path / "out"), *flags)
+    assert result.exit_code == (0 if trusted else 2), result.stderr
+    assert ("add --trust-remote-code to the command" in result.stderr) == (not trusted)
+
+
 def test_interrupt_is_quiet(noiser_command, monkeypatch):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
@@ -286,7 +344,7 @@ def test_warnings_are_lines_on_stderr(noiser_command, monkeypatch):
 def test_closed_pipe_is_quiet():
     code = """
 import typer
-from noiser.cli.running import command
+from noiser.cli.options import command
 app = typer.Typer()
 
 @app.command()
@@ -346,6 +404,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
         ("[]", [{"role": "user", "content": "[]"}]),
         ("{}", [{"role": "user", "content": "{}"}]),
         ("[{", [{"role": "user", "content": "[{"}]),
+        ("[" * 100_000, [{"role": "user", "content": "[" * 100_000}]),
     ],
 )
 def test_chat_prompts(typed, prompt):
@@ -375,37 +434,47 @@ class Terminal:
 
 
 def test_no_bar_without_a_terminal(capsys):
-    with progress.progress_bar("Attributing") as update:
+    with terminal.progress_bar("Attributing") as update:
         assert update is None
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("patience", "shown"), [(60.0, False), (-1.0, True)])
 def test_bar_only_for_what_takes_long(monkeypatch, patience, shown):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "PATIENCE", patience)
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(terminal, "PATIENCE", patience)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.progress_bar("Attributing") as update:
+    with terminal.progress_bar("Attributing") as update:
         update(1, 2)
         update(2, 4)
-    assert ("Attributing" in terminal.text) == shown
+    assert ("Attributing" in stderr.text) == shown
+
+
+def test_a_label_is_no_markup_and_gives_no_orders(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = terminal.ProgressBar("[/b] \x1b]0;owned\x07")
+    bar.update(1, 2)
+    bar.close()
+    assert "[/b] ⟨U+001B⟩]0;owned⟨U+0007⟩" in stderr.text
 
 
 def test_bar_is_closed_after_an_error(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(terminal, "PATIENCE", -1.0)
     monkeypatch.setenv("TERM", "xterm")
 
     def work():
-        with progress.progress_bar("Attributing") as update:
+        with terminal.progress_bar("Attributing") as update:
             update(1, 2)
             raise NoiserError
 
     with pytest.raises(NoiserError):
         work()
-    assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h"), "the cursor is shown again"
+    assert stderr.text.count("\x1b[?25l") == stderr.text.count("\x1b[?25h"), "the cursor is shown again"
 
 
 # ---- the real model --------------------------------------------------------------------------------------------------

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from noiser.app.answers import Answer, answer, check_faithfulness, check_tolerance
 from noiser.app.chart import tolerance_html
-from noiser.app.jobs import Job, Jobs, StoppedError
-from noiser.app.models import Models
-from noiser.app.numbers import numbers_html
+from noiser.app.jobs import Job, Jobs, Models, StoppedError
 from noiser.app.question import Question
-from noiser.app.status import explain, note, problem, progress_line
+from noiser.app.show import explain, note, numbers_html, problem, progress_line
 from noiser.attribution import Attribution
 from noiser.attribution.display import label
 from noiser.attribution.html import compare_fragment, compare_html, fragment
 from noiser.attribution.store import dumps
 from noiser.durations import duration
+from noiser.errors import NoiserError, ParameterError
+from noiser.evaluation import Evaluation, evaluate
+from noiser.explain import Tolerance, attribute, tolerance
+from noiser.methods import Method
 from noiser.methods.search import SMALLEST
+from noiser.model import LanguageModel
+from noiser.model.text import encode
+from noiser.model.units import make_units
 
-__all__ = ["File", "Handlers", "View", "file_of", "result_html", "target_choices", "unit_choices"]
+__all__ = ["Answer", "File", "Handlers", "TooLongError", "View", "file_of", "result_html", "target_choices"]
+__all__ += ["unit_choices"]
 
 T = TypeVar("T")
 
@@ -28,9 +34,32 @@ TIE = (
     "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
     "apart. The scores of this target mean little; serve the model with --dtype float32."
 )
-
-
 NEXT = "What you asked for meanwhile comes next."
+
+LONG = 20_000
+"""Characters of a prompt that is read before it waits for the model, so that one that is too long holds up nobody."""
+
+
+class TooLongError(NoiserError):
+    """The work would take longer than the visitor wants to wait."""
+
+
+class Answer(NamedTuple):
+    """What a question gave.
+
+    Attributes:
+        question: what was asked.
+        model: the name of the model that was asked.
+        attributions: one per method that succeeded, in the order of the methods.
+        failures: the methods that did not, and why.
+        seconds: what it took.
+    """
+
+    question: Question
+    model: str
+    attributions: tuple[Attribution, ...]
+    failures: tuple[tuple[str, Exception], ...]
+    seconds: float
 
 
 class View(NamedTuple):
@@ -39,7 +68,7 @@ class View(NamedTuple):
     Attributes:
         status: a line about the work, or the error; None where that of the visitor's question stays.
         busy: whether it goes on.
-        answer: what was found; None as long as there is nothing new to show.
+        answer: the result; None as long as there is nothing new to show.
     """
 
     status: str | None
@@ -56,53 +85,72 @@ class File(NamedTuple):
 
 
 class Handlers:
-    """Everything behind the page, for all visitors: models, and the job of each visitor while it runs."""
+    """Everything behind the page, for all visitors: models, and the jobs of each visitor while they run."""
 
     def __init__(self, models: Models) -> None:
         self.models, self.jobs = models, Jobs()
 
     def ask(self, visitor: str, question: Question, longest_wait: float | None) -> Iterator[View]:
-        """Answers a question: first states, then a view with the `Answer`."""
-        return self._watched(
-            visitor, lambda job: answer(self.models, question, job, longest_wait=longest_wait), _answered
-        )
+        """Answers a question: first states, then a view with the `Answer`.
 
-    def faithfulness(self, visitor: str, given: Answer) -> Iterator[View]:
-        """Measures the attributions; the answer is HTML."""
-        return self._watched(
-            visitor,
-            lambda job: check_faithfulness(self.models, given, job),
-            lambda found: View(note("Measured."), answer=numbers_html(found)),
-            aside=True,
-        )
+        Args:
+            visitor: who asks.
+            question: what is asked.
+            longest_wait: seconds; work that would take longer is given up as soon as that is known. None: no limit.
+        """
+        return self._watched(visitor, lambda job: _answer(self.models, question, job, longest_wait), _show_answer)
 
-    def tolerance(self, visitor: str, given: Answer, unit_index: int, row: int) -> Iterator[View]:
-        """Gives one unit more and more noise; the answer is HTML."""
-        return self._watched(
-            visitor,
-            lambda job: check_tolerance(self.models, given, unit_index, job),
-            lambda found: View(note("Done."), answer=tolerance_html(*found, min(row, len(found[1].targets) - 1))),
-            aside=True,
-        )
+    def faithfulness(self, visitor: str, answer: Answer) -> Iterator[View]:
+        """Measures the attributions; the view's answer is HTML."""
+
+        def work(job: Job[list[Evaluation]]) -> list[Evaluation]:
+            evaluations: list[Evaluation] = []
+            with self.models.use(answer.model, job) as lm:
+                for att in answer.attributions:
+                    job.step(f"Faithfulness of {att.method}")
+                    evaluations.append(evaluate(lm, att, metrics=("faithfulness",), seed=answer.question.seed))
+            return evaluations
+
+        def show(evaluations: list[Evaluation]) -> View:
+            return View(note("Measured."), answer=numbers_html(evaluations))
+
+        return self._watched(visitor, work, show, aside=True)
+
+    def tolerance(self, visitor: str, answer: Answer, unit_index: int, row: int) -> Iterator[View]:
+        """Gives one unit more and more noise; the view's answer is HTML."""
+        given = answer.attributions
+        att = next((att for att in given if att.thresholds is not None), given[0])
+
+        def work(job: Job[Tolerance]) -> Tolerance:
+            if not 0 <= unit_index < len(att.units):
+                raise ParameterError(f"There is no unit {unit_index}; expected one of the heat map's {len(att.units)}.")
+            with self.models.use(answer.model, job) as lm:
+                job.step(f"Noise on “{att.units[unit_index].text.strip()[:40]}”")
+                return tolerance(lm, att, unit_index, progress=job.progress)
+
+        def show(curve: Tolerance) -> View:
+            return View(note("Done."), answer=tolerance_html(att, curve, min(row, len(curve.targets) - 1)))
+
+        return self._watched(visitor, work, show, aside=True)
 
     def _watched(
         self, visitor: str, work: Callable[[Job[T]], T], show: Callable[[T], View], *, aside: bool = False
     ) -> Iterator[View]:
         with self.jobs.run(visitor, work, aside=aside) as job:
-            yield self._told(visitor, View(progress_line(job.state), busy=True), aside)
+            yield self._with_status(visitor, View(progress_line(job.state), busy=True), aside)
             for state in job.watch():
                 early = job.offered()
                 answer = None if early is None else show(early).answer
-                yield self._told(visitor, View(progress_line(state), busy=True, answer=answer), aside)
+                yield self._with_status(visitor, View(progress_line(state), busy=True, answer=answer), aside)
             try:
                 view = show(job.result())
             except StoppedError:
                 view = View(note("Stopped."))
             except Exception as error:
                 view = View(explain(error))
-        yield self._told(visitor, view, aside)
+        yield self._with_status(visitor, view, aside)
 
-    def _told(self, visitor: str, view: View, aside: bool) -> View:
+    def _with_status(self, visitor: str, view: View, aside: bool) -> View:
         """The view of a job; as long as there is a question, it alone has the status, and says what waits for it."""
         if aside:
             return view._replace(status=None) if self.jobs.has(visitor, aside=False) else view
@@ -110,38 +158,102 @@ class Handlers:
         return view._replace(status=f"{view.status}{note(NEXT)}") if waits else view
 
 
-def _answered(found: Answer) -> View:
-    failed = [explain(error, name) for name, error in found.failures]
-    tied = [problem(att.method, TIE) for att in found.attributions if _is_tied(att)]
-    return View(note(f"Done in {duration(found.seconds)}.") + "".join([*failed, *tied]), answer=found)
+def _answer(models: Models, question: Question, job: Job[Answer], longest_wait: float | None) -> Answer:
+    """Attributes with every method of the question.
+
+    Searches first stop at the smallest threshold, which settles all scores; that answer is offered while they go on to
+    every unit's threshold. When no method succeeds, raises what the first one raised.
+    """
+    asked = question.asked
+    if len(question.prompt) > LONG:
+        models.check_readable(question.model, asked["prompt"])
+    with models.use(question.model, job) as lm:
+        began = time.monotonic()
+        attributions: dict[str, Attribution] = {}
+        failures: list[tuple[str, Exception]] = []
+
+        def attempt(name: str, label: str, method: Method) -> None:
+            """Attributes with a method; if it fails, what there was before stays."""
+
+            def progress(done: float, expected: float) -> None:
+                job.progress(done, expected)
+                if longest_wait is None or (left := job.state.left) is None:
+                    return
+                if (seconds := time.monotonic() - began + left) > 1.2 * longest_wait:
+                    raise TooLongError(_advice(lm, question, name, seconds, longest_wait))
+
+            job.step(label)
+            try:
+                attributions[name] = attribute(lm, method=method, progress=progress, **asked)
+            except Exception as error:
+                failures.append((label if name in attributions else name, error.with_traceback(None)))
+
+        def so_far() -> Answer:
+            model, seconds = question.model or models.names[0], time.monotonic() - began
+            return Answer(question, model, tuple(attributions.values()), tuple(failures), seconds)
+
+        for name in question.methods:
+            attempt(name, f"{name} on {lm.identity.name}", question.method(name))
+        if not attributions:
+            raise failures[0][1]
+        complete = {name: method for name in attributions if (method := question.complete_method(name)) is not None}
+        if complete:
+            job.offer(so_far())
+        for name, method in complete.items():
+            attempt(name, f"{name}: thresholds of all units", method)
+        return so_far()
 
 
-def _is_tied(att: Attribution) -> bool:
-    return att.k_min is not None and bool((att.k_min <= SMALLEST).any())
+def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, longest_wait: float) -> str:
+    encoding = encode(lm.tokenizer, question.asked["prompt"])
+    counts = {unit: len(make_units(encoding, unit)) for unit in ("token", "word", "sentence")}
+    coarser = [
+        f"{unit} ({counts[unit]} units instead of {counts[question.unit]})"
+        for unit in ("word", "sentence")
+        if counts[unit] < counts[question.unit]
+    ]
+    remedies = [f"choose unit {' or '.join(coarser)}"] if coarser else []
+    remedies += ["leave out the thresholds of all units"] if name == "noiser" and question.all_thresholds else []
+    remedies += ["choose a faster method, such as occlusion or input_x_gradient", "shorten the prompt"]
+    return (
+        f"{name} by {question.unit} would take {duration(seconds)} for this prompt of {len(encoding.token_ids)} "
+        f"tokens, and the longest wait is {duration(longest_wait)}. You can {'; '.join(remedies)}; "
+        "or allow a longer wait under “More settings”."
+    )
 
 
-def result_html(given: Answer) -> str:
+def _show_answer(answer: Answer) -> View:
+    failed = [explain(error, name) for name, error in answer.failures]
+    tied = [
+        problem(att.method, TIE)
+        for att in answer.attributions
+        if att.k_min is not None and bool((att.k_min <= SMALLEST).any())
+    ]
+    return View(note(f"Done in {duration(answer.seconds)}.") + "".join([*failed, *tied]), answer=answer)
+
+
+def result_html(answer: Answer) -> str:
     """The heat map, or several side by side."""
-    found = given.attributions
-    return fragment(found[0]) if len(found) == 1 else compare_fragment(found)
+    given = answer.attributions
+    return fragment(given[0]) if len(given) == 1 else compare_fragment(given)
 
 
-def unit_choices(given: Answer) -> list[tuple[str, int]]:
-    """Names of the units and their places."""
-    units = given.attributions[0].units
+def unit_choices(answer: Answer) -> list[tuple[str, int]]:
+    """Names of the units and their indices."""
+    units = answer.attributions[0].units
     return [(f"{index + 1}. {label(unit.text)[:60]}", index) for index, unit in enumerate(units)]
 
 
-def target_choices(given: Answer) -> list[tuple[str, int]]:
-    """Names of the targets and their places."""
-    return [(f"{i + 1}. {label(target.text)}", i) for i, target in enumerate(given.attributions[0].targets)]
+def target_choices(answer: Answer) -> list[tuple[str, int]]:
+    """Names of the targets and their indices."""
+    return [(f"{i + 1}. {label(target.text)}", i) for i, target in enumerate(answer.attributions[0].targets)]
 
 
-def file_of(given: Answer, form: Literal["json", "html"]) -> File:
+def file_of(answer: Answer, form: Literal["json", "html"]) -> File:
     """The attributions as the commands would write them."""
-    found = given.attributions
-    name = f"noiser-{'-'.join(given.question.methods)[:60]}.{form}"
+    given = answer.attributions
+    name = f"noiser-{'-'.join(answer.question.methods)[:60]}.{form}"
     if form == "html":
-        return File(name, "text/html", found[0].to_html() if len(found) == 1 else compare_html(found))
-    several = json.dumps([att.to_dict() for att in found], ensure_ascii=False, indent=1) + "\n"
-    return File(name, "application/json", dumps(found[0]) if len(found) == 1 else several)
+        return File(name, "text/html", given[0].to_html() if len(given) == 1 else compare_html(given))
+    several = json.dumps([att.to_dict() for att in given], ensure_ascii=False, indent=1) + "\n"
+    return File(name, "application/json", dumps(given[0]) if len(given) == 1 else several)

@@ -1,38 +1,55 @@
-"""Work that takes a while: in a thread of its own, watched, stopped, and one at a time for each model."""
+"""Work that takes a while: in a thread of its own, watched, stopped, and one at a time for each model.
+
+Gradio's queue does not do this: it cancels an event between two of its views, not inside a pass through a model, and it
+limits how often a function runs, not how often a model does.
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from noiser.errors import NoiserError
+from noiser.errors import NoiserError, ParameterError, UnknownNameError
+from noiser.model import LanguageModel
+from noiser.model.catalog import BUILT_IN
+from noiser.model.query import check_length
+from noiser.model.text import encode
+from noiser.types import Prompt
 
-__all__ = ["BusyError", "Job", "Jobs", "State", "StoppedError", "Turns"]
+__all__ = ["BusyError", "Job", "Jobs", "Models", "Source", "State", "StoppedError", "Turns", "offered"]
 
 T = TypeVar("T")
+Source = Callable[[], LanguageModel]
 logger = logging.getLogger("noiser.app")
 
 SETTLED = 3.0
 """Seconds between reports after which the speed is taken to be known."""
 
 
-class StoppedError(NoiserError):
-    """The visitor stopped the work, or went away."""
+class StoppedError(BaseException):
+    """The visitor stopped the work, or went away.
+
+    Like `KeyboardInterrupt`, not an `Exception`: code that tries what a model can do, and remembers an error as "no",
+    must not take a stop for an error.
+    """
 
 
 class BusyError(NoiserError):
-    """So many are waiting for a model that another had better come back later."""
+    """Too many questions are waiting for a model."""
 
 
 class State(NamedTuple):
     """How far a job is.
 
     Attributes:
-        label: what it does now.
+        label: the present step.
         share: of the present step, 0 to 1; None while that cannot be known.
         seconds: since the job began.
         left: seconds that the present step will take, at the speed so far; None while that cannot be known.
@@ -47,37 +64,33 @@ class State(NamedTuple):
 
 
 class Job(Generic[T]):
-    """One piece of work: `work(job)` in a thread. What it reports to raises `StoppedError` on request."""
+    """One piece of work: `work(job)` in a thread. Every report of its progress raises `StoppedError` after a stop."""
 
     def __init__(self, work: Callable[[Job[T]], T], label: str = "Starting") -> None:
-        self._work, self.label = work, label
-        self.ahead = 0
+        self.label, self.ahead = label, 0
         self._share: float | None = None
         self._began = time.monotonic()
         self._first: tuple[float, float] | None = None  # when the step first reported, and its share then
-        self._stop, self._over = threading.Event(), threading.Event()
-        self._result: list[T] = []
-        self._offered: list[T] = []
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="noiser-job", daemon=True).start()
+        self._stop, self._future, self._offered = threading.Event(), Future[T](), list[T]()
+        threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[Job[T]], T]) -> None:
         try:
-            self._result.append(self._work(self))
+            result = work(self)
         except BaseException as error:
-            if not isinstance(error, NoiserError):
+            if not isinstance(error, NoiserError | StoppedError):
                 logger.exception("A question could not be answered")
-            self._error = error.with_traceback(None)  # a traceback would keep the tensors of its frames
-        finally:
-            self._over.set()
+            self._future.set_exception(error.with_traceback(None))  # a traceback would keep the tensors of its frames
+        else:
+            self._future.set_result(result)
 
     def step(self, label: str) -> None:
-        """Begins the next step. Raises Stopped."""
+        """Begins the next step. Raises StoppedError."""
         self.check()
         self.label, self._share, self._first = label, None, None
 
     def progress(self, done: float, expected: float) -> None:
-        """How far the step is, as methods say it. Raises Stopped."""
+        """How far the step is, as methods report it. Raises StoppedError."""
         self.check()
         self._share = min(1.0, done / expected) if expected else None
         if self._first is None and self._share is not None:
@@ -92,7 +105,7 @@ class Job(Generic[T]):
         return self._offered.pop() if self._offered else None
 
     def check(self) -> None:
-        """Raises StoppedError once somebody has asked for it."""
+        """Raises StoppedError after `stop`."""
         if self._stop.is_set():
             raise StoppedError("Stopped.")
 
@@ -115,7 +128,7 @@ class Job(Generic[T]):
     def watch(self, interval: float = 0.25) -> Iterator[State]:
         """States, until the work is over or was asked to stop; leaving the loop early stops the work."""
         try:
-            while not self._over.wait(interval) and not self._stop.is_set():
+            while not wait([self._future], interval).done and not self._stop.is_set():
                 yield self.state
         except GeneratorExit:
             self.stop()
@@ -123,19 +136,16 @@ class Job(Generic[T]):
 
     def result(self) -> T:
         """What the work returned. Raises what it raised, and StoppedError at once when it was asked to stop."""
-        if not self._over.is_set():
+        if not self._future.done():
             self.check()
-        self._over.wait()
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+        return self._future.result()
 
 
 class Jobs:
-    """The question of each visitor, and what the visitor asks aside, about an answer; one job of each kind.
+    """The jobs of all visitors: for each visitor one question, and one job aside, about an answer.
 
-    A new question stops all that the visitor has running. What is asked aside stops only what was asked aside before:
-    its turn with the model comes after the question.
+    A new question stops all that the visitor has running. A job aside stops only the job aside before it: its turn with
+    the model comes after the question.
     """
 
     def __init__(self) -> None:
@@ -147,20 +157,20 @@ class Jobs:
 
     @contextmanager
     def run(self, visitor: str, work: Callable[[Job[T]], T], *, aside: bool = False) -> Generator[Job[T]]:
-        """Starts a job; whatever happens, it does not outlive the block."""
-        own = visitor, aside
+        """Starts a job, which ends with the block at the latest."""
+        key = visitor, aside
         with self._lock:
             for kind in {aside, True}:
                 if before := self._jobs.pop((visitor, kind), None):
                     before.stop()
-            job = self._jobs[own] = Job(work)
+            job = self._jobs[key] = Job(work)
         try:
             yield job
         finally:
             job.stop()
             with self._lock:
-                if self._jobs.get(own) is job:
-                    del self._jobs[own]
+                if self._jobs.get(key) is job:
+                    del self._jobs[key]
 
     def has(self, visitor: str, *, aside: bool) -> bool:
         """Whether the visitor has a job of that kind."""
@@ -169,13 +179,13 @@ class Jobs:
     def stop(self, visitor: str) -> None:
         """Stops the visitor's jobs, if there are any."""
         with self._lock:
-            jobs = [job for (owner, _), job in self._jobs.items() if owner == visitor]
-        for job in jobs:
-            job.stop()
+            for aside in (False, True):
+                if job := self._jobs.get((visitor, aside)):
+                    job.stop()
 
 
 class Turns:
-    """One at a time, first come, first served."""
+    """One job at a time, first come, first served."""
 
     def __init__(self, most: int = 20) -> None:
         self._most = most
@@ -184,7 +194,7 @@ class Turns:
 
     @contextmanager
     def turn(self, job: Job[Any]) -> Generator[None]:
-        """Waits for the job's turn, in which no other has one.
+        """Waits for the job's turn, in which no other job runs.
 
         Raises:
             BusyError: too many are waiting. StoppedError: the job was stopped while it waited.
@@ -205,3 +215,80 @@ class Turns:
             with self._changed:
                 self._waiting.remove(job)
                 self._changed.notify_all()
+
+
+class Models:
+    """Models by name, each loaded when first used, one question at a time each.
+
+    Args:
+        sources: what loads each; a model that fails to load is tried again by the next question.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        if not sources:
+            raise ParameterError("There is no model to serve; expected at least one.")
+        self._sources = dict(sources)
+        self._loaded: dict[str, LanguageModel] = {}
+        self._turns = {name: Turns() for name in sources}
+
+    @property
+    def names(self) -> list[str]:
+        """All names; the first is the default."""
+        return list(self._sources)
+
+    @contextmanager
+    def use(self, name: str, job: Job[Any]) -> Generator[LanguageModel]:
+        """The model, for this job alone until the block ends; every pass through it first checks for a stop.
+
+        Raises:
+            UnknownNameError: the page offers no such model. BusyError, StoppedError: see `Turns`.
+        """
+        chosen = name or self.names[0]
+        if chosen not in self._sources:  # the only models that a visitor can make the server load
+            raise UnknownNameError("model", chosen, self.names, "Only models that the server offers can be used.")
+        with self._turns[chosen].turn(job):
+            if chosen not in self._loaded:
+                job.step(f"Loading {chosen}")
+                self._loaded[chosen] = _without_folder(self._sources[chosen]())
+            lm = self._loaded[chosen]
+            hook = lm.model.register_forward_pre_hook(_checking(job))
+            try:
+                yield lm
+            finally:
+                hook.remove()
+
+    def check_readable(self, name: str, prompt: Prompt) -> None:
+        """Raises PromptError for a prompt that the model, once it is loaded, cannot read; waits for no turn."""
+        if (lm := self._loaded.get(name or self.names[0])) is not None:
+            check_length(lm, len(encode(lm.tokenizer, prompt).token_ids))
+
+
+def _checking(job: Job[Any]) -> Callable[[Any, Any], None]:
+    def hook(_module: Any, _arguments: Any) -> None:
+        job.check()
+
+    return hook
+
+
+def _without_folder(lm: LanguageModel) -> LanguageModel:
+    """The same model; if its name is a path, visitors see only the end of it."""
+    if (name := _display_name(lm.identity.name)) != lm.identity.name:
+        lm = copy.copy(lm)
+        lm.identity = lm.identity._replace(name=name)
+    return lm
+
+
+def _display_name(name: str) -> str:
+    path = Path(name)
+    return path.resolve().name if path.is_absolute() or path.exists() else name
+
+
+def offered(names: Iterable[str], load: Callable[[str], LanguageModel]) -> dict[str, Source]:
+    """The named models, then the built-in ones whose weights are installed. A path is named by the end of it."""
+    installed = [model.name for model in BUILT_IN.values() if model.folder() is not None]
+    sources: dict[str, Source] = {}
+    for name in dict.fromkeys([*names, *installed]):
+        display = _display_name(name)
+        same = sum(other == display or other.startswith(f"{display} (") for other in sources)
+        sources[f"{display} ({same + 1})" if same else display] = lambda name=name: load(name)
+    return sources

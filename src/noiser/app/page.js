@@ -83,6 +83,35 @@ const noiserPage = (() => {
     }
   }).observe(document.documentElement, { childList: true, subtree: true });
 
+  // A click, Enter or the space bar on a unit of the heat map asks how much noise it tolerates.
+  function onPick(element, report) {
+    const pick = (unit) => {
+      const row = [...unit.closest("section").classList].find((name) => /^t\d+$/.test(name));
+      report({ unit: Number(unit.dataset.unit), row: Number(row.slice(1)) - 1 });
+    };
+    element.addEventListener("click", (event) => {
+      const unit = event.target.closest(".u[data-unit]");
+      if (unit) pick(unit);
+    });
+    element.addEventListener("keydown", (event) => {
+      const unit = event.target.closest(".u[data-unit]");
+      if (unit && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); pick(unit); }
+    });
+  }
+
+  // The question that the page was opened with. None inside a frame: another site's page must not ask by itself.
+  const search = () => (window.top === window ? location.search : "");
+
+  // The link, which becomes the page's address too; servers refuse addresses of more than 65,536 characters.
+  function link(query) {
+    if (!query) return "";
+    if (query.length > 60000) return "Too long for a link: keep the answer as JSON or HTML.";
+    const own = [...new URLSearchParams(location.search)].filter(([name]) => name.startsWith("__"));
+    const all = [query, new URLSearchParams(own).toString()].filter(Boolean).join("&");
+    history.replaceState(history.state, "", location.pathname + "?" + all);
+    return location.origin + location.pathname + "?" + query;
+  }
+
   function download(name, blob) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
@@ -124,5 +153,5 @@ const noiserPage = (() => {
     canvas.toBlob((blob) => download("noiser.png", blob), "image/png");
   }
 
-  return { saveFile, savePicture };
+  return { link, onPick, saveFile, savePicture, search };
 })();

@@ -1,9 +1,9 @@
-"""What happens on the page: which component calls which handler, and where its views go."""
+"""The page: its components, which handler each event calls, and where the handlers' views go."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
@@ -11,34 +11,32 @@ from urllib.parse import parse_qsl
 import gradio as gr
 from gradio import themes
 
-from noiser.app.answers import Answer
-from noiser.app.handlers import Handlers, View, file_of, result_html, target_choices, unit_choices
-from noiser.app.layout import Layout, lay_out
-from noiser.app.question import Question
-from noiser.app.status import explain
+from noiser.app.handlers import Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
+from noiser.app.question import MOST_TARGETS, Question
+from noiser.app.show import explain
 from noiser.errors import NoiserError
+from noiser.methods import METHODS
 
-__all__ = ["build", "css", "head", "theme"]
+__all__ = ["build", "look"]
 
 Shown = tuple[Any, ...]
-"""One value a component, in the order of the event's outputs."""
+"""One value per component, in the order of the event's outputs."""
 
-LINK = """(query) => {
-  if (!query) return "";
-  if (query.length > 60000) return "Too long for a link: keep the answer as JSON or HTML.";
-  const own = [...new URLSearchParams(location.search)].filter(([name]) => name.startsWith("__"));
-  const all = [query, new URLSearchParams(own).toString()].filter(Boolean).join("&");
-  history.replaceState(history.state, "", location.pathname + "?" + all);
-  return location.origin + location.pathname + "?" + query;
-}"""
-"""The link, which becomes the page's address too; servers refuse addresses of more than 65,536 characters."""
+LONGEST_WAIT = 2
+"""Minutes; what would take longer is answered with what to do instead."""
+
+ANSWER_KEPT = 3600
+"""Seconds that an answer stays in memory after its visitor last used it."""
 
 
-def theme() -> themes.Base:
-    """System fonts, so that nothing is fetched; the visitor's colour scheme; text that contrasts (WCAG AA)."""
+def look() -> dict[str, Any]:
+    """Theme, style sheet and script, as Gradio takes them.
+
+    System fonts, so that nothing is fetched; the visitor's colour scheme; text that contrasts (WCAG AA).
+    """
     text = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
-    made = themes.Default(primary_hue="blue", neutral_hue="slate", font=text, font_mono=["ui-monospace", "monospace"])
-    return made.set(
+    theme = themes.Default(primary_hue="blue", neutral_hue="slate", font=text, font_mono=["ui-monospace", "monospace"])
+    theme.set(
         body_text_color_subdued="*neutral_600",
         body_text_color_subdued_dark="*neutral_300",
         block_info_text_color="*neutral_600",
@@ -50,16 +48,7 @@ def theme() -> themes.Base:
         input_placeholder_color="*neutral_500",
         input_placeholder_color_dark="*neutral_400",
     )
-
-
-def head() -> str:
-    """The page's own script: tips, keys in a heat map, files."""
-    return f"<script>{_asset('page.js')}</script>"
-
-
-def css() -> str:
-    """The page's own rules; heat maps bring theirs."""
-    return _asset("page.css")
+    return {"theme": theme, "css": _asset("page.css"), "head": f"<script>{_asset('page.js')}</script>"}
 
 
 def _asset(name: str) -> str:
@@ -69,46 +58,125 @@ def _asset(name: str) -> str:
 def build(handlers: Handlers) -> gr.Blocks:
     """The page as Gradio has it, not yet served."""
     with gr.Blocks(title="Noiser", analytics_enabled=False, fill_width=True) as blocks:
-        _Page(handlers, lay_out(handlers.models.names)).connect(blocks)
+        page = _Page(handlers)
+        page.connect(blocks)
     return blocks
 
 
 class _Page:
-    """The events. Methods take what their inputs hold and give what their outputs show."""
+    """Components, and the methods that events call: they take what their inputs hold and give what outputs show."""
 
-    def __init__(self, handlers: Handlers, layout: Layout) -> None:
-        self.handlers, self.layout = handlers, layout
+    def __init__(self, handlers: Handlers) -> None:
+        self.handlers = handlers
+        self.answer = gr.State(None, time_to_live=ANSWER_KEPT)
+        # Hidden: the question as the query of a link; the query that the page was opened with, once the fields are as
+        # it says; the same if it has a prompt, and so asks; a file on its way to the visitor's disk.
+        self.query, self.linked, self.asked, self.file = (
+            gr.Textbox(visible="hidden", elem_id=f"noiser-{name}") for name in ("query", "linked", "asked", "file")
+        )
+        _html("<h1>Noiser</h1><p>Which parts of the input made the model say that?</p>", "noiser-title")
+        with gr.Row():
+            with gr.Column(scale=4, min_width=320):
+                self._lay_out_question(handlers.models.names)
+            with gr.Column(scale=7, min_width=320):
+                self.status = _html(None, "noiser-status")
+                pick = 'noiserPage.onPick(element, (place) => trigger("pick", place))'
+                self.result: Any = _html(None, "noiser-result", js_on_load=pick)
+                with gr.Column(visible=False, elem_id="noiser-after") as self.after:
+                    self._lay_out_results()
+
+    def _lay_out_question(self, models: Sequence[str]) -> None:
+        begin, fields = Question(), dict[str, Any]()
+        fields["prompt"] = gr.Textbox(
+            label="Prompt",
+            lines=5,
+            max_lines=16,
+            placeholder="LeBron James professionally plays the sport of",
+            info="Shift+Enter asks. In a chat, a line beginning with system:, user: or assistant: begins a message.",
+            elem_id="noiser-prompt",
+            autofocus=True,
+        )
+        fields["chat"] = gr.Radio(["text", "chat"], value="text", label="The prompt is a")
+        fields["methods"] = gr.Dropdown(
+            METHODS.names(), value=list(begin.methods), multiselect=True, label="Methods", info="Several: side by side."
+        )
+        fields["unit"] = gr.Radio(["token", "word", "sentence"], value=begin.unit, label="A score for every")
+        with gr.Row():
+            self.run = gr.Button("Ask", variant="primary", elem_id="noiser-run")
+            # Always ready: updates that cross on a busy machine can leave a button as it was; this one must work then.
+            self.stop_button = gr.Button("Stop", elem_id="noiser-stop")
+        fields["model"] = gr.Dropdown(list(models), value=models[0], label="Model")
+        with gr.Row():
+            fields["target"] = gr.Textbox(label="Target", info="Why this continuation? Empty: what the model says.")
+            fields["foil"] = gr.Textbox(label="Foil", info="Why not this?")
+        fields["max_new_tokens"] = gr.Slider(
+            1, MOST_TARGETS, begin.max_new_tokens, step=1, label="Tokens of the continuation", info="Without a target."
+        )
+        with gr.Accordion("More settings", open=False):
+            fields["all_thresholds"] = gr.Checkbox(
+                begin.all_thresholds,
+                label="Thresholds of all units",
+                info="Noiser; off is faster, with the same scores.",
+            )
+            fields["seed"] = gr.Number(begin.seed, precision=0, label="Seed")
+            self.longest_wait = gr.Number(
+                LONGEST_WAIT, minimum=0, label="Longest wait (minutes)", info="0: however long."
+            )
+        self.fields = fields
+
+    def _lay_out_results(self) -> None:
+        with gr.Row(elem_id="noiser-save"):
+            self.save = {
+                form: gr.Button(form.upper(), size="sm", elem_id=f"noiser-{form}") for form in ("json", "html", "png")
+            }
+        self.link = gr.Textbox(
+            label="Link to this question", interactive=False, buttons=["copy"], elem_id="noiser-link"
+        )
+        with gr.Accordion("How much noise does a unit tolerate?"):
+            _html("<p>Choose a unit in the heat map, or here.</p>")
+            with gr.Row():
+                self.unit = gr.Dropdown([], label="Unit", scale=3, min_width=140, elem_id="noiser-unit")
+                self.target = gr.Dropdown([], label="Prediction", scale=2, min_width=120, elem_id="noiser-target")
+                self.draw = gr.Button("Draw", scale=1, min_width=90, elem_id="noiser-tolerate")
+            self.chart = _html(None, "noiser-chart")
+        with gr.Accordion("Can this be believed?"):
+            _html(
+                "<p>Removes what the scores call important, and keeps it alone, and compares with random scores. One "
+                "prompt has no interval: see whether a method is good on many, with <code>noiser evaluate</code>.</p>"
+            )
+            self.measure = gr.Button("Measure faithfulness", elem_id="noiser-measure")
+            self.evaluation = _html(None, "noiser-evaluation")
 
     def connect(self, blocks: gr.Blocks) -> None:
         """Ties every event to its method."""
-        at = self.layout
         # Models have a queue of their own (`Turns`); Gradio's would hold back one model's visitors for another's.
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-        asking = [at.longest_wait, *at.fields.values()]
-        work = [at.status, at.run]
-        shown = [*work, at.result, at.given, at.query, at.after, at.unit, at.target, at.chart, at.evaluation]
+        asking = [self.longest_wait, *self.fields.values()]
+        work = [self.status, self.run]
+        shown = [*work, self.result, self.answer, self.query, self.after, self.unit, self.target]
+        shown += [self.chart, self.evaluation]
 
-        ask = [at.run.click, at.fields["prompt"].submit]
+        ask = [self.run.click, self.fields["prompt"].submit]
         asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
-        restored = [at.status, at.linked, at.asked, *at.fields.values()]
-        blocks.load(self.restore, at.linked, restored, js="() => [location.search]", **options)
+        restored = [self.status, self.linked, self.asked, *self.fields.values()]
+        blocks.load(self.restore, self.linked, restored, js="() => [noiserPage.search()]", **options)
         # Only by a link with a prompt: an event that leaves a component alone could undo what another does to it.
-        from_link = at.asked.change(self.ask, asking, shown, **options)
+        from_link = self.asked.change(self.ask, asking, shown, **options)
         for answered in (asked, from_link):
-            answered.then(None, at.query, at.link, js=LINK, **options)
-        at.stop.click(self.stop, queue=False, **options)
+            answered.then(None, self.query, self.link, js="(query) => noiserPage.link(query)", **options)
+        self.stop_button.click(self.stop, queue=False, **options)
         blocks.unload(self.stop)
 
         # Also while one waits for the question: the last one counts.
         aside: dict[str, Any] = {**options, "trigger_mode": "multiple"}
-        picked = at.result.pick(self.pick, None, [at.unit, at.target], **aside)
-        for draw in (at.tolerate.click, picked.then):
-            draw(self.tolerance, [at.given, at.unit, at.target], [*work, at.chart], **aside)
-        at.measure.click(self.faithfulness, at.given, [*work, at.evaluation], **aside)
-        at.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
+        picked = self.result.pick(self.pick, None, [self.unit, self.target], **aside)
+        for draw in (self.draw.click, picked.then):
+            draw(self.tolerance, [self.answer, self.unit, self.target], [*work, self.chart], **aside)
+        self.measure.click(self.faithfulness, self.answer, [*work, self.evaluation], **aside)
+        self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
         for form, save in (("json", self.save_json), ("html", self.save_html)):
-            saved = at.save[form].click(save, at.given, at.file, **options)
-            saved.then(None, at.file, at.file, js="(file) => noiserPage.saveFile(file)", **options)
+            saved = self.save[form].click(save, self.answer, self.file, **options)
+            saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
@@ -127,15 +195,15 @@ class _Page:
 
         Without a link nothing is set: a quick visitor has typed something by now.
         """
-        fields = self.layout.fields
-        parameters = _parameters(search)
+        unchanged = _nothing(len(self.fields))
+        parameters = dict(parse_qsl(search.removeprefix("?"), keep_blank_values=True))
         if not parameters:
-            return [gr.skip(), "", "", *_nothing(len(fields))]
+            return [gr.skip(), "", "", *unchanged]
         try:
             question = Question.from_query(parameters)
         except NoiserError as error:
-            return [explain(error, "Link"), "", "", *_nothing(len(fields))]
-        values = {name: getattr(question, name) for name in fields} | {
+            return [explain(error, "Link"), "", "", *unchanged]
+        values = {name: getattr(question, name) for name in self.fields} | {
             "chat": "chat" if question.chat else "text",
             "model": question.model or self.handlers.models.names[0],
             "methods": list(question.methods),
@@ -147,7 +215,7 @@ class _Page:
         self.handlers.jobs.stop(_visitor(request))
 
     def _read(self, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-        for name, value in zip(self.layout.fields, values, strict=True):
+        for name, value in zip(self.fields, values, strict=True):
             if name == "chat":
                 yield name, value == "chat"
             elif name == "methods":
@@ -185,14 +253,14 @@ class _Page:
             yield _nothing(3)
         else:
             views = self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
-            yield from map(_side, views)
+            yield from map(_aside, views)
 
     def faithfulness(self, request: gr.Request, answer: Answer | None) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
         if answer is None:
             yield _nothing(3)
         else:
-            yield from map(_side, self.handlers.faithfulness(_visitor(request), answer))
+            yield from map(_aside, self.handlers.faithfulness(_visitor(request), answer))
 
     def save_json(self, answer: Answer | None) -> str:
         """The answer as a file, for the page's script to hand over."""
@@ -203,12 +271,12 @@ class _Page:
         return _file(answer, "html")
 
 
+def _html(value: str | None, elem_id: str | None = None, **options: Any) -> gr.HTML:
+    return gr.HTML(value, elem_id=elem_id, apply_default_css=False, **options)
+
+
 def _visitor(request: gr.Request) -> str:
     return str(request.session_hash)
-
-
-def _parameters(search: str) -> dict[str, str]:
-    return dict(parse_qsl(search.removeprefix("?"), keep_blank_values=True))
 
 
 def _nothing(components: int) -> Shown:
@@ -220,7 +288,7 @@ def _work(view: View) -> Shown:
     return _nothing(2) if view.status is None else (view.status, gr.update(interactive=not view.busy))
 
 
-def _side(view: View) -> Shown:
+def _aside(view: View) -> Shown:
     return *_work(view), gr.skip() if view.answer is None else view.answer
 
 

@@ -13,10 +13,13 @@ from noiser.errors import ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, Method, Noiser, make_method
 from noiser.types import Prompt, UnitName
 
-__all__ = ["MOST_TARGETS", "Question", "parse_chat"]
+__all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "parse_chat"]
 
 MOST_TARGETS = 20
 """Continuation tokens that can be asked about at once: every one has a heat map of its own."""
+
+MOST_CHARACTERS = 200_000
+"""Of a prompt, a target or a foil: about 50,000 tokens, which take a tokenizer a second."""
 
 _ROLE = re.compile(r"^(system|user|assistant):[ \t]*", re.MULTILINE | re.IGNORECASE)
 
@@ -54,6 +57,12 @@ class Question:
             raise ParameterError("No method is chosen; expected at least one, such as noiser.")
         for name in self.methods:
             METHODS.get(name)
+        for name, text in {"prompt": self.prompt, "target": self.target, "foil": self.foil}.items():
+            if len(text) > MOST_CHARACTERS:
+                raise PromptError(
+                    f"The {name} has {len(text):,} characters; expected at most {MOST_CHARACTERS:,}. Shorten it, or "
+                    "attribute it on your own machine with: noiser attribute -"
+                )
         if not 1 <= self.max_new_tokens <= MOST_TARGETS:
             raise ParameterError(f"{self.max_new_tokens} tokens of continuation; expected 1 to {MOST_TARGETS}.")
 
@@ -99,9 +108,8 @@ class Question:
         Raises:
             ParameterError, UnknownNameError: a value that the page would not have written.
         """
-        known = {f.name: f.default for f in fields(cls)}
-        given = {name: text for name, text in parameters.items() if name in known}
-        return cls(**{name: _from_text(name, text, known[name]) for name, text in given.items()})
+        given = [field for field in fields(cls) if field.name in parameters]
+        return cls(**{field.name: _from_text(field.name, parameters[field.name], field.default) for field in given})
 
 
 def _as_text(value: Any) -> str:
@@ -156,8 +164,8 @@ def parse_chat(text: str) -> list[dict[str, str]]:
 
 def _json_messages(text: str) -> list[dict[str, str]] | None:
     try:
-        found: Any = json.loads(text)
-    except ValueError:
+        messages: Any = json.loads(text)
+    except (ValueError, RecursionError):  # the second for brackets in brackets, a thousand deep
         return None
-    listed = isinstance(found, list) and found and all(isinstance(item, dict) for item in cast("list[Any]", found))
-    return cast("list[dict[str, str]]", found) if listed else None
+    listed = isinstance(messages, list) and messages and all(isinstance(m, dict) for m in cast("list[Any]", messages))
+    return cast("list[dict[str, str]]", messages) if listed else None

@@ -8,12 +8,10 @@ import typer
 
 from noiser import __version__
 from noiser.cli.attribute import attribute, compare
-from noiser.cli.bench import bench
-from noiser.cli.data import data
+from noiser.cli.bench import bench, report
+from noiser.cli.data import data, methods, models
 from noiser.cli.evaluate import evaluate
-from noiser.cli.listing import methods, models
-from noiser.cli.report import report
-from noiser.cli.running import command
+from noiser.cli.options import command
 from noiser.cli.serve import serve
 
 __all__ = ["app"]

@@ -1,4 +1,4 @@
-"""`noiser bench`: run a plan, see how far it is, pack what it found."""
+"""`noiser bench`: run a plan, see how far it is, pack its rows; and `noiser report`, their tables."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.running import command
+from noiser.cli.terminal import ProgressBar, printable, progress_bar, say, write
 from noiser.durations import duration
-from noiser.errors import RunError
+from noiser.errors import ParameterError, PlanError, RunError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from noiser.bench.progress import Forecast
     from noiser.bench.records import Selection
     from noiser.bench.tasks import Finished
 
-__all__ = ["bench"]
+__all__ = ["bench", "report"]
 
 bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics.")
 
@@ -43,24 +41,26 @@ def run(
             min=0, help="How many; 0 for this process alone. Unless given, one, or as many as the cluster has room for."
         ),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            metavar="FOLDER",
-            help="The folder of the upstream files; $NOISER_DATA or the cache folder unless given.",
-        ),
-    ] = None,
+    data_dir: o.DataFolder = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take at most, and stop.")] = False,
-    debug: o.Debug = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with models, where the plan says so.")
+    ] = False,
 ) -> None:
     """Does what is missing of a plan.
 
     Everything that is finished is stored at once: stopped in whatever way and started again, nothing is done twice.
     """
+    from noiser.bench.plan import read_plan
     from noiser.bench.run import run_bench
 
+    trusted = [model.name for model in read_plan(plan)[0].models if model.trust_remote_code]
+    if trusted and not trust_remote_code:
+        raise PlanError(
+            f"{plan}: trust_remote_code is true for {', '.join(trusted)}, which runs Python code that comes with the "
+            "model. A plan cannot allow that; if you trust the code, add --trust-remote-code to the command."
+        )
     listener = _Listener()
     try:
         outcome = run_bench(
@@ -75,10 +75,10 @@ def run(
             command=" ".join(["noiser", *sys.argv[1:]]),
         )
     finally:
-        listener.close()
+        listener.bar.close()
     if dry_run:
         return
-    typer.echo(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
+    say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
     if outcome.lost:
         raise RunError(
             f"{len(outcome.lost)} jobs were given up: {'; '.join(outcome.lost)}. Everything else is stored; the same "
@@ -86,34 +86,33 @@ def run(
         )
 
 
-def status(folder: Folder, debug: o.Debug = False) -> None:
+def status(folder: Folder) -> None:
     """Shows how far a benchmark is."""
-    from noiser.bench.progress import status as look
+    from noiser.bench.progress import status as status_of
 
-    typer.echo(str(look(folder)))
+    say(status_of(folder))
 
 
 def pack(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for the pack.")],
-    debug: o.Debug = False,
 ) -> None:
     """Copies a benchmark without its texts: plan, selections, rows and costs, for reports elsewhere."""
-    from noiser.bench.pack import pack as write
+    from noiser.bench.pack import pack as write_pack
 
-    for place in write(folder, output):
-        typer.echo(str(place))
+    for path in write_pack(folder, output):
+        say(path)
 
 
 class _Listener:
     """Shows how a run goes: a bar on a terminal, a line from time to time elsewhere."""
 
     def __init__(self) -> None:
-        self._bar: tuple[Progress, TaskID] | None = None
-        self._said = 0.0
+        self.bar = ProgressBar("rows")
+        self._last_line = 0.0
 
     def say(self, text: str) -> None:
-        typer.echo(text, err=True)
+        say(text, err=True)
 
     def selecting(self, selection: Selection) -> None:
         self._sometimes(
@@ -126,32 +125,53 @@ class _Listener:
         seconds = forecast.seconds_left()
         left = "" if seconds is None else f"{duration(seconds)} left"
         doing = f"{last.task.model}, {last.task.data}, {last.method}, {last.metric}" if last else ""
-        if not sys.stderr.isatty():
-            self._sometimes(f"{done:,} of {total:,} rows, {left}: {doing}")
-            return
-        if self._bar is None:
-            self._bar = self._open(total)
-        progress, task = self._bar
-        progress.update(task, completed=done, left=left, doing=doing)
+        text = f"{done:,} of {total:,} rows, {left}: {doing}"
+        if sys.stderr.isatty():
+            self.bar.update(done, total, description=printable(text))
+        else:
+            self._sometimes(text)
 
     def _sometimes(self, text: str) -> None:
-        if time.monotonic() - self._said > QUIET_SECONDS or not self._said:
-            self._said = time.monotonic()
-            typer.echo(text, err=True)
+        if time.monotonic() - self._last_line > QUIET_SECONDS or not self._last_line:
+            self._last_line = time.monotonic()
+            say(text, err=True)
 
-    def _open(self, total: int) -> tuple[Progress, TaskID]:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}  {task.fields[doing]}"))
-        progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
-        progress.start()
-        return progress, progress.add_task("rows", total=total, left="", doing="")
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What noiser bench run or noiser bench pack wrote.")],
+    format_: Annotated[
+        Literal["md", "latex", "csv", "all"], typer.Option("--format", help="Form of the tables; all writes each.")
+    ] = "md",
+    figures: Annotated[bool, typer.Option("--figures", help="Also figures, as SVG and PNG.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Also one page with everything.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Write files here, in place of the tables to stdout."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+) -> None:
+    """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
+    if output is None and (figures or html or format_ == "all"):
+        output = folder / "report"
+    if output is not None and output.exists() and not output.is_dir():
+        raise ParameterError(f"-o {output} is a file; expected a folder, in which the report's files are written.")
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
+    from noiser.bench import Store
+    from noiser.report import FORMATS, Results, render, write_report
+
+    results = Results.of(Store(folder), confidence)
+    with progress_bar("Reporting") as progress:
+        if output is None and format_ != "all":
+            paths, text = [], render(results, format_, progress)
+        else:
+            assert output is not None
+            forms = FORMATS if format_ == "all" else (format_,)
+            paths, text = write_report(results, output, forms, figures=figures, html=html, progress=progress), ""
+    if text:
+        write(text, None, format_)
+    for path in paths:
+        say(path)
 
 
 for name, function in (("run", run), ("status", status), ("pack", pack)):
-    bench.command(name)(command(function))
+    bench.command(name)(o.command(function))

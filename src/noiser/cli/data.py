@@ -1,21 +1,72 @@
-"""`noiser data`: which data sets there are, fetching them, and what is in them."""
+"""What there is: `noiser methods`, `noiser models` and `noiser data`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.progress import progress_bar
-from noiser.cli.running import command
+from noiser.cli.terminal import progress_bar, say
+from noiser.errors import DataError, NoiserError
 
 if TYPE_CHECKING:
     from noiser.data import Example
+    from noiser.model.catalog import BuiltIn
+    from noiser.registry import Entry
 
-__all__ = ["data"]
+__all__ = ["data", "methods", "models"]
 
 data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data sets.")
+
+
+def methods() -> None:
+    """Lists the methods, with their hyper-parameters and defaults."""
+    from noiser.methods import METHODS
+
+    for name in METHODS.names():
+        entry = METHODS.get(name)
+        say(f"{name}\n  {entry.summary}")
+        if defaults := _defaults(entry):
+            say("  " + ", ".join(f"{key}={value}" for key, value in defaults.items()))
+    for family in METHODS.families():
+        say(f"{family.prefix}:NAME\n  {family.summary}")
+
+
+def _defaults(entry: Entry[Any]) -> dict[str, Any]:
+    """The fields of the method as the factory makes it without arguments, where it can."""
+    try:
+        made = entry.factory()
+    except Exception:  # a plugin's method may need an argument
+        return {}
+    if not dataclasses.is_dataclass(made):
+        return {}
+    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
+
+
+def models() -> None:
+    """Lists the built-in models; any other decoder-only model works by folder, .gguf file or hub id."""
+    from noiser.model.catalog import BUILT_IN
+
+    for model in BUILT_IN.values():
+        say("\n  ".join([model.name, model.summary, f"licence: {model.licence}", *_state(model)]))
+    say("\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging Face hub.")
+
+
+def _state(model: BuiltIn) -> list[str]:
+    from noiser.model.conversion import built_in_entry
+    from noiser.model.store import is_whole
+
+    folder = model.folder()
+    if folder is None:
+        return [f"not installed; install with: {model.install}"]
+    try:
+        entry = built_in_entry(model).folder
+    except NoiserError as error:
+        return [f"installed in {folder}, but: {error}"]
+    converted = f"converted in {entry}" if is_whole(entry) else "converted on first use, which takes about a minute"
+    return [f"installed in {folder}", converted]
 
 
 def list_() -> None:
@@ -23,47 +74,43 @@ def list_() -> None:
     from noiser.data import DATA_SETS, cache_folder
     from noiser.data.files import find_file
     from noiser.data.loading import data_folder
-    from noiser.errors import DataError
 
-    own = data_folder()
+    folder = data_folder()
     for name in DATA_SETS.names():
         entry = DATA_SETS.get(name)
         source = entry.factory().source
-        typer.echo(f"{name}\n  {entry.summary}\n  licence: {source.licence}\n  cite: {source.citation}")
+        say(f"{name}\n  {entry.summary}\n  licence: {source.licence}\n  cite: {source.citation}")
         for file in source.files:
-            place = cache_folder(name) / file.name
-            if own is not None:  # every command takes it from there, or from nowhere
+            path = cache_folder(name) / file.name
+            if folder is not None:  # every command takes it from there, or from nowhere
                 try:
-                    place = find_file(file, own, data_set=name)
+                    path = find_file(file, folder, data_set=name)
                 except DataError:
-                    place = own / file.name
-            state = f"fetched: {place}" if place.is_file() else f"not fetched: {file.url} ({_size(file.size)})"
-            typer.echo(f"  {state}")
+                    path = folder / file.name
+            say(f"  fetched: {path}" if path.is_file() else f"  not fetched: {file.url} ({_size(file.size)})")
 
 
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME|all", help="A data set; see: noiser data list.")],
     data_dir: o.DataFolder = None,
-    debug: o.Debug = False,
 ) -> None:
     """Fetches the upstream files of a data set, or of all; files that are there already are checked and kept."""
     from noiser.data import DATA_SETS
     from noiser.data import fetch as run
-    from noiser.errors import DataError
 
-    failed: list[DataError] = []
-    for each in DATA_SETS.names() if name == "all" else [name]:
+    errors: list[DataError] = []
+    for data_set in DATA_SETS.names() if name == "all" else [name]:
         try:
-            with progress_bar(f"Fetching {each}") as progress:
-                paths = run(each, data_dir, progress=progress)
+            with progress_bar(f"Fetching {data_set}") as progress:
+                paths = run(data_set, data_dir, progress=progress)
         except DataError as error:  # the other data sets may be within reach
-            failed.append(error)
+            errors.append(error)
             continue
         for path in paths:
-            typer.echo(f"{each}: {path} ({_size(path.stat().st_size)}, checksum right)")
-        typer.echo(f"  licence: {DATA_SETS.get(each).factory().source.licence}")
-    if failed:
-        raise DataError(" ".join(str(error) for error in failed)) from failed[0]
+            say(f"{data_set}: {path} ({_size(path.stat().st_size)}, checksum right)")
+        say(f"  licence: {DATA_SETS.get(data_set).factory().source.licence}")
+    if errors:
+        raise DataError(" ".join(map(str, errors))) from errors[0]
 
 
 def show(
@@ -75,21 +122,20 @@ def show(
         bool, typer.Option("--as-published", help="Leave what is wrong in the published file as it is.")
     ] = False,
     data_dir: o.DataFolder = None,
-    debug: o.Debug = False,
 ) -> None:
     """Shows examples of a data set, and what was done to the published file."""
     from noiser.data import load
 
     with progress_bar(f"Fetching {name}") as progress:
-        found = load(name, data_dir, limit, seed, as_published, category=category, progress=progress)
-    typer.echo(f"{found.name}: {found.total} examples")
-    for line in (*found.notes, f"licence: {found.source.licence}", f"cite: {found.source.citation}"):
-        typer.echo(f"  {line}")
-    for example in found:
-        typer.echo("\n" + _shown(example))
+        dataset = load(name, data_dir, limit, seed, as_published, category=category, progress=progress)
+    say(f"{dataset.name}: {dataset.total} examples")
+    for line in (*dataset.notes, f"licence: {dataset.source.licence}", f"cite: {dataset.source.citation}"):
+        say(f"  {line}")
+    for example in dataset:
+        say("\n" + _as_text(example))
 
 
-def _shown(example: Example) -> str:
+def _as_text(example: Example) -> str:
     lines = [f"{example.id}  {example.category}".rstrip(), f"  {example.prompt}"]
     if example.target is not None:
         lines.append(f"  target: {example.target}")
@@ -103,4 +149,4 @@ def _size(size: int) -> str:
 
 
 for name, function in (("list", list_), ("fetch", fetch), ("show", show)):
-    data.command(name)(command(function))
+    data.command(name)(o.command(function))

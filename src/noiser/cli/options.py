@@ -1,47 +1,38 @@
-"""Options that several commands share, and the model that they name."""
+"""From what is typed to what the library takes: options that commands share, and how every command begins and ends."""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from functools import update_wrapper
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
 import typer
+
+from noiser.cli.terminal import say, write
+from noiser.errors import NoiserError, ParameterError, PromptError
+from noiser.types import Prompt
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
 
-__all__ = [
-    "DEFAULT_LOADING",
-    "AnyUnitName",
-    "Chat",
-    "DataFolder",
-    "Debug",
-    "Foil",
-    "FoilId",
-    "Format",
-    "Loading",
-    "MaxNewTokens",
-    "MethodName",
-    "MethodSettings",
-    "Model",
-    "Output",
-    "PromptText",
-    "Seed",
-    "TargetId",
-    "TargetText",
-    "UnitName",
-    "loads_a_model",
-    "write",
-]
+REFUSED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+"""Exit status after an error that the user can do something about, after Ctrl-C, and when stdout's reader left."""
 
 PromptText = Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, folder, .gguf file or hub id.")]
-TargetText = Annotated[
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", "-m", help="Built-in name, folder, .gguf file or hub id; repeatable, the first is chosen."),
+]
+Target = Annotated[
     str | None, typer.Option("--target", help="The continuation to explain; the greedy one unless given.")
 ]
 TargetId = Annotated[int | None, typer.Option("--target-id", min=0, help="Likewise, one token by its id.")]
@@ -78,7 +69,7 @@ DeviceMap = Annotated[str | None, typer.Option("--device-map", help="How to spre
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Format = Annotated[Literal["text", "json", "html"], typer.Option("--format", help="Form of the result.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -99,42 +90,173 @@ class Loading:
         return load_model(name, **asdict(self))
 
 
-DEFAULT_LOADING = Loading()
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is attributed: the options of the commands for one prompt."""
+
+    prompt: PromptText
+    target: Target = None
+    target_id: TargetId = None
+    max_new_tokens: MaxNewTokens = None
+    foil: Foil = None
+    foil_id: FoilId = None
+    unit: AnyUnitName = "token"
+    chat: Chat = False
+    seed: Seed = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `noiser.attribute`."""
+        for name in ("target", "foil"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_id") is not None:
+                raise ParameterError(f"--{name} and --{name}-id: got both, expected one.")
+        target = self.target_id if self.target is None else self.target
+        if target is not None and self.max_new_tokens is not None:
+            raise ParameterError(
+                "The target and --max-new-tokens: got both, expected one. The target says its own length."
+            )
+        return {
+            "prompt": parse_prompt(self.prompt, chat=self.chat),
+            "target": target,
+            "foil": self.foil_id if self.foil is None else self.foil,
+            "max_new_tokens": self.max_new_tokens or 1,
+            "unit": self.unit,
+            "seed": self.seed,
+        }
 
 
-def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of `Loading` in place of its parameter `loading`, which it is called with."""
-    names = [option.name for option in fields(Loading)]
-    hints = get_type_hints(Loading, include_extras=True)
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where a result goes, and in which form; a file that cannot be written is refused before the work."""
+
+    format_: Format = "text"
+    output: OutputFile = None
+
+    def __post_init__(self) -> None:
+        if self.output is None:
+            return
+        if self.output.is_dir():
+            raise ParameterError(f"--output: got the folder {self.output}, expected a file. Add a file name.")
+        if not self.output.absolute().parent.is_dir():
+            raise ParameterError(f"--output: the folder {self.output.absolute().parent} does not exist. Make it first.")
+
+    def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
+        """Writes the result in its form, with one newline at the end."""
+        write(forms[self.format_]().rstrip("\n") + "\n", self.output, self.format_)
+
+
+LOADING, OUTPUT = Loading(), Output()
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a function a command.
+
+    A parameter whose type is a dataclass of options becomes these options. Errors and warnings become lines on stderr,
+    and the exit status says how the command ended; with `--debug`, an error's traceback is printed too. Any exception
+    that is not a `NoiserError` or an `OSError` is a defect of ours and keeps its traceback.
+    """
     parameters: list[Parameter] = []
-    for parameter in signature(command, eval_str=True).parameters.values():
-        if parameter.name == "loading":
-            parameters += [
-                Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[option.name])
-                for option in fields(Loading)
-            ]
+    groups: dict[str, Any] = {}
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in signature(function).parameters.items():
+        if is_dataclass(group := hints[name]):
+            groups[name], types = group, get_type_hints(group, include_extras=True)
+            for option in fields(group):
+                default = Parameter.empty if option.default is MISSING else option.default
+                parameters.append(
+                    Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[option.name])
+                )
         else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+    parameters.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
-    def loading(**given: Any) -> None:
-        chosen = Loading(**{name: given.pop(name) for name in names})
-        command(**given, loading=chosen)
+    def wrapped(*, debug: bool, **given: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                for name, group in groups.items():
+                    given[name] = group(**{option.name: given.pop(option.name) for option in fields(group)})
+                function(**given)
+                sys.stdout.flush()
+            except BrokenPipeError:  # what is still buffered would raise once more when Python exits
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(PIPE_CLOSED) from None
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None
+            except (NoiserError, OSError) as error:
+                if debug:
+                    traceback.print_exc()
+                say(f"noiser: error: {str(error) or type(error).__name__}", err=True)
+                raise typer.Exit(REFUSED) from None
 
-    update_wrapper(loading, command)
-    vars(loading).pop("__wrapped__")  # whose signature would be taken for this one
-    loading.__signature__ = Signature(parameters)
-    loading.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return loading
+    functools.update_wrapper(wrapped, function)
+    vars(wrapped).pop("__wrapped__")  # whose signature would be taken for this one
+    wrapped.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
 
 
-def write(text: str, output: Path | None, format_: str) -> None:
-    """A result to a file, all or nothing, or to stdout: text in its encoding, JSON and HTML in UTF-8 always."""
-    from noiser.files import write_text
+def _show_warning(message: Warning | str, *_where: Any) -> None:
+    say(f"noiser: warning: {message}", err=True)
 
-    if output is not None:
-        write_text(output, text)
-        return
-    encoding = sys.stdout.encoding if format_ == "text" else "utf-8"
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode(encoding, "backslashreplace"))
-    sys.stdout.buffer.flush()
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def parse_names(option: str, typed: str) -> list[str]:
+    """Names with commas between them. Raises ParameterError where there is none."""
+    names = [name.strip() for name in typed.split(",") if name.strip()]
+    if not names:
+        raise ParameterError(f"{option}: got {typed!r}, expected names with commas between them.")
+    return names
+
+
+def parse_prompt(typed: str, *, chat: bool) -> Prompt:
+    """The prompt: `-` stands for stdin. With `chat`, a JSON list of messages, or the text of one user message.
+
+    Raises:
+        PromptError: it is not valid Unicode.
+    """
+    text = read_stdin().removesuffix("\n") if typed == "-" else typed
+    if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
+        raise _not_text(f"The prompt has bytes that are no text, such as {wrong[0]!r} in Python's spelling")
+    if not chat:
+        return text
+    try:
+        messages: Any = json.loads(text)
+    except (ValueError, RecursionError):  # the second for brackets in brackets, a thousand deep
+        messages = None
+    if isinstance(messages, list) and messages and all(isinstance(item, dict) for item in cast("list[Any]", messages)):
+        return cast("list[dict[str, str]]", messages)
+    return [{"role": "user", "content": text}]
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises PromptError where it is not in the encoding that Python expects."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise _not_text(f"stdin has bytes that are no text, such as {error.object[error.start]:#04x}") from None
+
+
+def _not_text(what: str) -> PromptError:
+    return PromptError(f"{what}; expected UTF-8. Convert it first, such as by: iconv -f latin1 -t utf-8")
+
+
+def parse_parameters(pairs: Iterable[str] | None) -> dict[str, Any]:
+    """Hyper-parameters from `key=value` pairs. A value is read as JSON, else it is the text itself.
+
+    >>> parse_parameters(["samples=20", "bounding=k_max", "exact_norms=false"])
+    {'samples': 20, 'bounding': 'k_max', 'exact_norms': False}
+    """
+    parameters: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ParameterError(f"--set: got {pair!r}, expected key=value, such as --set samples=20.")
+        if key in parameters:
+            raise ParameterError(f"--set: got {key!r} twice, expected each key once. Leave one out.")
+        try:
+            parameters[key] = json.loads(value)
+        except (ValueError, RecursionError):
+            parameters[key] = value
+    return parameters

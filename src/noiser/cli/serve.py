@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noiser.cli import options as o
+from noiser.cli.terminal import say
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -15,14 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
-@o.loads_a_model
 def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model", "-m", help="Built-in name, folder, .gguf file or hub id; repeatable, the first is chosen."
-        ),
-    ] = None,
+    model: o.Models = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need --auth.")] = (
         "127.0.0.1"
     ),
@@ -33,14 +28,22 @@ def serve(
             "--auth", metavar="USER:PASSWORD", envvar="NOISER_AUTH", help="Asked of every visitor. Also: NOISER_AUTH."
         ),
     ] = None,
-    loading: o.Loading = o.DEFAULT_LOADING,
-    debug: o.Debug = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="A name that visitors reach the page by, besides localhost, --host and IP addresses; repeatable.",
+        ),
+    ] = None,
+    loading: o.Loading = o.LOADING,
 ) -> None:
     """Serves the web page: prompts, heat maps, comparisons, tolerance charts, faithfulness."""
-    from noiser.app import check_address, serve
-    from noiser.app.models import offered
+    from noiser.app import check_address, check_hosts, serve
+    from noiser.app.jobs import offered
 
     check_address(host, auth)  # before a model is loaded
+    check_hosts(allowed_host or ())
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:
@@ -49,6 +52,8 @@ def serve(
         # a revision or a device map is meant for the models that were named
         return replace(loading, device_map=None, revision=None, trust_remote_code=False).load(name)
 
-    typer.echo(f"Loading {names[0]}", err=True)
-    first = load(names[0])
-    serve(offered(names, load) | {names[0]: lambda: first}, host=host, port=port, auth=auth)
+    sources = offered(names, load)
+    first = next(iter(sources))
+    say(f"Loading {names[0]}", err=True)
+    lm = sources[first]()
+    serve(sources | {first: lambda: lm}, host=host, port=port, auth=auth, allowed_hosts=allowed_host or ())

@@ -1,0 +1,97 @@
+"""What the page shows besides heat maps, as HTML with every text escaped: progress, errors, numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from noiser.app.jobs import State
+from noiser.attribution.display import label
+from noiser.durations import duration
+from noiser.errors import NoiserError
+from noiser.evaluation import Evaluation
+from noiser.model.memory import is_out_of_memory
+
+__all__ = ["explain", "note", "numbers_html", "problem", "progress_line", "table"]
+
+_PATH = re.compile(r"(?<![\w.:/\\])(?:~|…|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
+
+
+def explain(error: BaseException, name: str = "Error") -> str:
+    """An error. Ours say what to do; of others the type and the text, and the server's log has the rest."""
+    if isinstance(error, NoiserError):
+        return problem(name, str(error))
+    if is_out_of_memory(error):
+        text = "The model ran out of memory. Shorten the prompt, or ask for fewer targets or a coarser unit."
+        return problem(name, f"{text} ({type(error).__name__})")
+    text = f"{type(error).__name__}: {error}. The server's log has the details; the page goes on working."
+    return problem(name, text)
+
+
+def problem(name: str, text: str) -> str:
+    """A line that is read out at once. Of the paths in it only the ends are shown."""
+    for folder in (Path.cwd(), Path.home()):  # their names may have spaces
+        text = text.replace(f"{folder}/", "…/") if len(folder.parts) > 1 else text
+    text = _PATH.sub(r"…\1", text)
+    return f'<div class="noiser-line error" role=alert><b>{escape(name)}</b> {escape(text)}</div>'
+
+
+def note(text: str) -> str:
+    """A line that is read out."""
+    return f'<div class="noiser-line" role=status>{escape(text)}</div>'
+
+
+def progress_line(state: State) -> str:
+    """A line whose label is read out when it changes, and whose numbers are not, every time they do."""
+    text, share, numbers = state.label, state.share, f"{state.seconds:.0f} s"
+    if state.ahead:
+        others = "one question" if state.ahead == 1 else f"{state.ahead} questions"
+        text, share = f"Waiting: the model answers {others} first", None
+    else:
+        numbers = "" if share is None else f"{share:.0%}, {numbers}"
+        numbers += "" if state.left is None else f", about {duration(state.left)} left"
+    value = "" if share is None else f' value="{share:.3f}"'
+    return (
+        f'<div class="noiser-line busy" role=status><span>{escape(text)}</span> '
+        f"<progress max=1{value} aria-label=progress></progress> <span aria-hidden=true>{escape(numbers)}</span></div>"
+    )
+
+
+def table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """A table: column headings, then for each row its heading and its cells, all of them HTML."""
+    columns = "".join(f"<th scope=col>{cell}</th>" for cell in head)
+    body = "".join(
+        f"<tr><th scope=row>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, cells in rows
+    )
+    return f"<div class=wide><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def numbers_html(evaluations: Sequence[Evaluation]) -> str:
+    """One table of what was measured, one column per method, and what could not be measured, with the reason."""
+    names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.estimates))
+    head = ["number", *(label(evaluation.method) for evaluation in evaluations), "no signal", "better"]
+    skipped = [
+        problem(label(evaluation.method), label(reason.error))
+        for evaluation in evaluations
+        for reason in evaluation.skipped
+    ]
+    numbers = table(map(escape, head), (_row(name, evaluations) for name in names))
+    return f'<div class="noiser-att numbers">{numbers}{"".join(skipped)}</div>'
+
+
+def _row(name: str, evaluations: Sequence[Evaluation]) -> tuple[str, list[str]]:
+    scale = next(evaluation.summaries[name].scale for evaluation in evaluations if name in evaluation.summaries)
+    no_signal = "" if scale.no_signal is None else f"{scale.no_signal:g}"
+    better = {True: "higher", False: "lower", None: ""}[scale.higher_is_better]
+    values = [_value(evaluation, name) for evaluation in evaluations]
+    return f"{escape(name)}<small>{escape(scale.meaning)}</small>", [*values, no_signal, better]
+
+
+def _value(evaluation: Evaluation, name: str) -> str:
+    if name not in evaluation.estimates:
+        return ""
+    value = evaluation.estimates[name].value
+    return "undefined" if math.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.3e}"
