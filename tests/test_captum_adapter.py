@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine import Engine, replace_rows
+from engine_for_tests import clean, distributions
+from noiser.engine import Replace, Session
 from noiser.errors import ParameterError, UnknownNameError
-from noiser.integrations.isolation import seeded
+from noiser.integrations.adapter import RandomStates
 from noiser.methods import METHODS, make_method
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
@@ -63,16 +64,14 @@ def test_equals_ours(theirs, ours, options, family):
 def test_shapley_values_are_exact():
     """Against the definition, over all coalitions of words."""
     found = attribute("captum:ShapleyValues", unit="word")
-    engine = Engine(tiny("gemma3"), build_query(tiny("gemma3"), PROMPT, unit="word"))
-    n, token = len(engine.query.units), engine.query.target_ids[0]
-    zero = torch.zeros(engine.table_rows.shape[-1])
+    lm, query = tiny("gemma3"), build_query(tiny("gemma3"), PROMPT, unit="word")
+    n, token = len(query.units), query.target_ids[0]
 
     def value(kept):
-        gone = [i for u, unit in enumerate(engine.query.units) if u not in kept for i in unit.token_indices]
+        gone = [i for u, unit in enumerate(query.units) if u not in kept for i in unit.token_indices]
         if not gone:
-            return float(engine.clean[0, token])
-        ((_, found),) = engine.distributions([replace_rows(tuple(gone), zero)])
-        return float(found[0, 0, token])
+            return float(clean(lm, query)[0, token])
+        return float(distributions(Session(lm, query), [Replace(tuple(gone))])[0][0, 0, token])
 
     for u in range(n):
         others = [i for i in range(n) if i != u]
@@ -246,7 +245,8 @@ def test_settings_that_are_no_settings(key):
 def test_random_states_come_back_after_an_exception():
     torch.manual_seed(4)
     before, python = torch.get_rng_state(), random.getstate()
-    with pytest.raises(ValueError, match="math"), seeded(torch.Generator().manual_seed(0), torch.device("cpu")):
+    states = RandomStates(torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="math"), states.on(torch.device("cpu")):
         math.sqrt(-torch.rand(3).sum() - random.random() - np.random.rand())
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == python
@@ -254,7 +254,6 @@ def test_random_states_come_back_after_an_exception():
 
 @pytest.mark.parametrize("name", ["ShapleyValueSampling", "Lime"])
 def test_prompts_side_by_side_draw_what_each_draws_alone(name):
-    """Their passes are merged, so that one waits inside Captum while another draws."""
     lm, prompts = tiny("llama"), [PROMPT, "A teacher plays the violin", "The dog"]
     alone = [noiser.attribute(lm, prompt, method=captum(name)) for prompt in prompts]
     torch.manual_seed(7)
@@ -266,15 +265,33 @@ def test_prompts_side_by_side_draw_what_each_draws_alone(name):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_a_pause_gives_the_callers_random_states_back():
+def test_random_states_go_on_where_they_were():
     torch.manual_seed(4)
     first, second = torch.rand(2)
     torch.manual_seed(4)
-    with seeded(torch.Generator().manual_seed(0), torch.device("cpu")) as pause:
-        own = torch.rand(2)
-        with pause():
-            assert torch.rand(()) == first
-        rest = torch.rand(2)
-    assert torch.rand(()) == second, "what was drawn in the pause counts"
-    with seeded(torch.Generator().manual_seed(0), torch.device("cpu")):
-        assert torch.equal(torch.rand(4), torch.cat([own, rest]))
+    states, cpu = RandomStates(torch.Generator().manual_seed(0)), torch.device("cpu")
+    with states.on(cpu):
+        one = torch.rand(2)
+    assert torch.rand(()) == first
+    with states.on(cpu):
+        other = torch.rand(2)
+    assert torch.rand(()) == second, "what the caller draws in between counts"
+    with RandomStates(torch.Generator().manual_seed(0)).on(cpu):
+        assert torch.equal(torch.rand(4), torch.cat([one, other]))
+
+
+@pytest.mark.parametrize("name", ["FeatureAblation", "IntegratedGradients", "Lime"])
+def test_progress_goes_up_target_by_target(name):
+    calls, drawn = [], []
+
+    def progress(done, expected):
+        calls.append(done / expected)
+        drawn.append(float(torch.rand(())))
+
+    torch.manual_seed(7)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(7)
+    seen = attribute(captum(name), max_new_tokens=3, progress=progress)
+    assert calls == pytest.approx([1 / 3, 2 / 3, 1])
+    assert drawn == expected, "Captum's random numbers are not the caller's"
+    assert torch.equal(seen.scores.nan_to_num(), attribute(captum(name), max_new_tokens=3).scores.nan_to_num())

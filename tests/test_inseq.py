@@ -29,6 +29,7 @@ TARGET = " dog runs"
 SMALL = {"samples": 3, "steps": 4, "seed": 2}
 NEEDS_MORE = {"reagent", "value_zeroing"}  # a masked language model from the hub; fails on these architectures
 SLOW = {"discretized_integrated_gradients"}  # walks the vocabulary
+OURS_IN_INSEQ = {f"noiser_{name}": name for name in METHODS.names() if not name.startswith("noiser")}
 RANDOM = {"gradient_shap", "lime", *SLOW}
 NAMES = sorted({*inseq_methods()} - NEEDS_MORE - SLOW)
 
@@ -64,7 +65,9 @@ def no_bos():
 
 
 def test_the_import_is_all_that_is_needed():
-    assert {"noiser", "noiser_relative"} <= {*inseq.list_feature_attribution_methods()}
+    known = {*inseq.list_feature_attribution_methods()}
+    assert {"noiser", "noiser_relative", "occlusion", *OURS_IN_INSEQ} <= known
+    assert not {*OURS_IN_INSEQ} & {*inseq_methods()}
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama", "gpt2"])
@@ -77,6 +80,32 @@ def test_each_step_is_what_noiser_gives(family):
     found = out.target_attributions[:-1].T
     assert found[:, 0].isnan().all()  # BOS
     torch.testing.assert_close(found[:, 1:], att.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", OURS_IN_INSEQ)
+def test_every_method_gives_what_it_gives_here(name, tmp_path):
+    """One target at a time, as Inseq asks; whatever a method draws is drawn anew for each."""
+    lm = tiny("llama")
+    out = run(lm, name, seed=2)
+    found = out[0].target_attributions[1:-1].T
+    for step, (said, target) in enumerate([(PROMPT, " dog"), (PROMPT + " dog", " runs")]):
+        expected = ours(lm, said, method=OURS_IN_INSEQ[name], target=lm.tokenizer(target)["input_ids"][1])
+        length = expected.scores.shape[1]
+        torch.testing.assert_close(found[step, :length], expected.scores[0], atol=1e-5, rtol=1e-4, equal_nan=True)
+        if len(lm.tokenizer(target)["input_ids"]) > 2:
+            break  # the next step is about the target's next piece
+    out.save(tmp_path / "a.json")
+    att = noiser.Attribution.from_inseq(tmp_path / "a.json")
+    assert (att.method, att.parameters, att.seed) == (expected.method, {}, 2)
+
+
+def test_hyper_parameters_of_other_methods(no_bos):
+    out = run(no_bos, "noiser_integrated_gradients", n_steps=3, score="logprob", baseline="mean")[0]
+    method = noiser.IntegratedGradients(n_steps=3, score="logprob", baseline="mean")
+    expected = ours(no_bos, method=method, target=TARGET).scores
+    torch.testing.assert_close(out.target_attributions[:-1].T, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
+    with pytest.raises(ParameterError, match="n_steps is 0"):
+        run(no_bos, "noiser_integrated_gradients", n_steps=0)
 
 
 def test_one_generated_token_and_the_heat_map(no_bos):

@@ -237,7 +237,7 @@ def _method(info: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
         return name, arguments, 0
     if name.startswith("noiser"):
         arguments.pop("special_tokens", None)
-        return f"{name}@1", arguments, int(arguments.pop("seed", 0))
+        return arguments.pop("noiser_method", f"{name}@1"), arguments, int(arguments.pop("seed", 0))
     explained = str(info.get("attributed_fn", "probability_fn")).removesuffix("_fn")
     return f"inseq:{name}@1", {"arguments": arguments, "attributed_fn": explained}, 0
 

@@ -212,13 +212,17 @@ class Session:
             case Attentions():
                 return self._attentions()
             case Call():
-                return request.function(self.lm, self._ask_now)
+                return request.function(self)
             case _:
                 raise _unanswerable(request)
 
-    def _ask_now(self, request: Request) -> Any:
-        """The answer to a request of a function that cannot wait; its passes run by themselves."""
-        return complete(LocalEngine(self.lm), self.answer(request))
+    def ask(self, request: Request) -> Any:
+        """The answer to a request of a function that cannot wait; its passes run by themselves, without progress."""
+        progress, self.progress = self.progress, None
+        try:
+            return complete(LocalEngine(self.lm), self.answer(request))
+        finally:
+            self.progress = progress
 
     def _attentions(self) -> list[Float[Tensor, "length length"]]:
         maps, logits = attention_maps(self.lm, self.query.token_ids, self.query.logit_positions)

@@ -21,6 +21,7 @@ from noiser.engine.perturbation import Interpolate, Perturbation
 
 if TYPE_CHECKING:
     from noiser.engine.interception import Interception
+    from noiser.engine.local import Session
 
 __all__ = [
     "Attentions",
@@ -285,7 +286,8 @@ class Call(Request):
     """A call of another library that runs the model by itself: its result is the answer. Only for local models.
 
     Attributes:
-        function: called as `function(lm, ask)`, where `ask(request)` returns the answer to another request.
+        function: called with the query's `noiser.engine.Session`, which has the model, the clean rows and baselines,
+            answers other requests at once (`ask`), and counts what the library runs (`count`).
     """
 
-    function: Callable[[Any, Callable[[Request], Any]], Any]
+    function: Callable[[Session], Any]

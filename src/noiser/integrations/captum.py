@@ -2,7 +2,7 @@
 
 Captum sees a function of the rows of the embedding table that may change, and nothing else: special tokens and
 template text stay as they are, each target is a call of its own, and the engine runs what Captum asks for in batches
-behind the clean prefix.
+after the clean prefix.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, get_args
 
 import torch
@@ -17,17 +18,25 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import Engine, Objective, ObjectiveScore
+from noiser.engine import (
+    BASELINES,
+    Baseline,
+    Call,
+    Gradients,
+    GradientTable,
+    Query,
+    Session,
+    SetRows,
+    Steps,
+    Values,
+    ValueTable,
+)
 from noiser.errors import ModelError, NoiserError, ParameterError
+from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords
 from noiser.integrations.captum_catalog import arguments_of, captum_methods, class_of, constructor_of, names_of
-from noiser.integrations.captum_function import TargetFunction
-from noiser.integrations.isolation import Pause, seeded
-from noiser.integrations.keywords import FlatFactory, check_keywords
-from noiser.methods.baseline import BASELINES, BaselineName, baseline_row
-from noiser.methods.gradients import Reduce, objectives_of, reduce_dimensions
+from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 from noiser.model.memory import is_out_of_memory
-from noiser.model.query import Query
 from noiser.version import version_of
 
 __all__ = ["CaptumMethod", "captum_methods", "factory"]
@@ -64,8 +73,8 @@ class CaptumMethod:
     """
 
     name: str
-    baseline: BaselineName = field(default="zero", kw_only=True)
-    score: ObjectiveScore = field(default="prob", kw_only=True)
+    baseline: Baseline = field(default="zero", kw_only=True)
+    score: GradientScore = field(default="prob", kw_only=True)
     reduce: Reduce = field(default="sum", kw_only=True)
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     constructor: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
@@ -73,7 +82,7 @@ class CaptumMethod:
     def __post_init__(self) -> None:
         cls = class_of(self.name)
         check_choice("baseline", self.baseline, BASELINES)
-        check_choice("score", self.score, get_args(ObjectiveScore))
+        check_choice("score", self.score, get_args(GradientScore))
         check_choice("reduce", self.reduce, get_args(Reduce))
         check_keywords(f"{self.name}.attribute", self.arguments, arguments_of(cls))
         check_keywords(self.name, self.constructor, constructor_of(cls))
@@ -83,56 +92,50 @@ class CaptumMethod:
         """What a result calls it."""
         return f"captum:{self.name}@1"
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        query = engine.query
-        objectives = objectives_of(query, self.score)
-        base = baseline_row(engine.lm, self.baseline).to(engine.table_rows)
-        scores = torch.full(query.visible.shape, torch.nan)
-        deltas: list[float] = []
-        with seeded(generator, engine.lm.device) as pause:
-            for g, objective in enumerate(objectives):
-                if query.visible[g].any():
-                    scores[g], delta = self._of_target(engine, g, objective, base, pause)
-                    deltas += delta
-                with pause():
-                    engine.report(engine.token_forwards * len(objectives) / (g + 1))
-        return Scores(
-            scores=scores,
-            info={
-                "captum": version_of("captum"),
-                "frozen_tokens": "kept",
-                "token_forwards": engine.token_forwards,
-                "passes": engine.passes,
-                **({"delta": deltas} if deltas else {}),
-            },
-        )
+        scores = torch.full(query.causal_mask.shape, torch.nan)
+        states, deltas = RandomStates(rng), list[float]()
+        for g in range(len(scores)):
+            row, delta = yield Call(partial(self._of_target, query=query, g=g, states=states))
+            scores[g] = row
+            deltas += delta
+        info = {"captum": version_of("captum"), "frozen_tokens": "kept"}
+        return Scores(scores=scores, info={**info, **({"delta": deltas} if deltas else {})})
 
     def _of_target(
-        self, engine: Engine, g: int, objective: Objective, base: Float[Tensor, " dim"], pause: Pause
+        self, session: Session, query: Query, g: int, states: RandomStates
     ) -> tuple[Float[Tensor, " units"], list[float]]:
-        """Scores for one target, and the convergence delta where it was asked for."""
-        cls, query = class_of(self.name), engine.query
+        """Scores for one target, and the convergence delta where the arguments ask for it."""
+        scores, delta = torch.full((len(query.units),), torch.nan), None
+        if query.causal_mask[g].any():
+            with states.on(session.lm.device):
+                scores, delta = self._run(session, query, g)
+        session.report(session.counters.token_forwards * len(query.target_ids) / (g + 1))
+        return scores, [] if delta is None else [float(delta.mean())]
+
+    def _run(self, session: Session, query: Query, g: int) -> tuple[Float[Tensor, " units"], Tensor | None]:
+        """What Captum says of one target, as scores of units, and its convergence delta."""
+        cls = class_of(self.name)
         positions, features = _movable_before(query, g), None
         if "feature_mask" in names_of(cls.attribute):
             positions, features = _features(query, g)
-        function = TargetFunction(engine, g, tuple(positions), objective, pause)
-        rows = engine.table_rows[positions][None].clone()
-        arguments = self._arguments(cls, rows, base)
+        function = TargetFunction(session, g, tuple(positions), self.score)
+        rows = session.embeddings[positions][None].clone()
+        arguments = self._arguments(cls, rows, session.baseline(self.baseline).to(rows))
         replaces = features is not None or "sliding_window_shapes" in arguments
         if features is not None:
             arguments["feature_mask"] = features[:, None].to(rows.device).expand(rows.shape).contiguous()
         with _explained(self):
-            found = cls(function, **self.constructor).attribute(rows.requires_grad_(not replaces), **arguments)
-        found, delta = found if isinstance(found, tuple) else (found, None)
+            result = cls(function, **self.constructor).attribute(rows.requires_grad_(not replaces), **arguments)
+        attributions, delta = result if isinstance(result, tuple) else (result, None)
         # What is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
-        each = found[0, :, 0] if replaces else reduce_dimensions(found[0], self.reduce)
+        per_token = attributions[0, :, 0] if replaces else reduce_dimensions(attributions[0], self.reduce)
         tokens = torch.zeros(len(query.encoding.token_ids))
-        tokens[positions] = each.detach().float().cpu()
+        tokens[positions] = per_token.detach().float().cpu()
         if features is not None:
             tokens[[i for unit in query.units for i in unit.token_indices[1:]]] = 0
-        row = sum_over_units(query, tokens.expand(len(query.rows), -1))[g]
-        return row, [] if delta is None else [float(delta.mean())]
+        return sum_over_units(query, tokens.expand(len(query.target_ids), -1))[g], delta
 
     def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
         names, given = names_of(cls.attribute), {name: _as_tuple(value) for name, value in self.arguments.items()}
@@ -181,12 +184,57 @@ def factory(name: str) -> Callable[..., CaptumMethod]:
     )
 
 
+class TargetFunction:
+    """From rows at some positions to one target's objective, [batch, positions, dim] to [batch]; differentiable.
+
+    Args:
+        session: runs the model.
+        g: index of the target.
+        positions: which tokens' rows it is a function of; all others are as they are.
+        score: what is read of the target's distribution.
+    """
+
+    def __init__(self, session: Session, g: int, positions: tuple[int, ...], score: GradientScore) -> None:
+        self.session, self.g, self.positions = session, g, positions
+        self.score: GradientScore = score
+
+    def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
+        """The objective of every input in a batch."""
+        if torch.is_grad_enabled() and rows.requires_grad:
+            return _Differentiable.apply(rows, self)  # pyright: ignore
+        table: ValueTable = self.session.ask(Values([self._samples(rows)], self.score))
+        return table.values[0][:, 0].to(rows)
+
+    def gradients(self, rows: Float[Tensor, "batch positions dim"]) -> GradientTable:
+        """Objectives and their gradients."""
+        return self.session.ask(Gradients(self._samples(rows), self.score))
+
+    def _samples(self, rows: Float[Tensor, "batch positions dim"]) -> SetRows:
+        return SetRows(self.positions, (self.g,), given=rows.detach())
+
+
+class _Differentiable(torch.autograd.Function):
+    """The function with the engine's own gradients, so that Captum's passes run in the engine's batches."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
+        table = function.gradients(rows)
+        ctx.save_for_backward(table.gradients[0].to(rows))
+        return table.values[:, 0].to(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slopes,) = ctx.saved_tensors
+        return grads[0][:, None, None] * slopes, None
+
+
 def _features(query: Query, g: int) -> tuple[list[int], Int[Tensor, " positions"]]:
     """The positions of the units before a target, and the feature that each belongs to, numbered from 0."""
-    seen: list[int] = query.visible[g].nonzero().flatten().tolist()
-    pairs = sorted((position, i) for i, unit in enumerate(seen) for position in query.units[unit].token_indices)
+    before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
+    pairs = sorted((position, i) for i, unit in enumerate(before) for position in query.units[unit].token_indices)
     return [position for position, _ in pairs], torch.tensor([feature for _, feature in pairs])
 
 
 def _movable_before(query: Query, g: int) -> list[int]:
-    return [position for position in movable_positions(query) if position <= query.rows[g]]
+    return [position for position in movable_positions(query) if position <= query.logit_positions[g]]

@@ -1,4 +1,4 @@
-"""Noiser inside Inseq: `import noiser.integrations.inseq`, then use the method "noiser".
+"""Our methods inside Inseq: `import noiser.integrations.inseq`, then use the method "noiser".
 
     import inseq
     import noiser.integrations.inseq
@@ -6,13 +6,14 @@
     model = inseq.load_model("gpt2", "noiser")
     model.attribute("The capital of France is", samples=20, score="hellinger").show()
 
-Inseq finds a method by its class, so the import is all that is needed. "noiser_relative" is there as well. From Inseq's
-command line, with the import made: `python -m noiser.integrations.inseq attribute --attribution_method noiser ...`.
+Inseq finds a method by its class, so the import is all that is needed. All other methods are there with "noiser_"
+before their names, such as "noiser_occlusion", so that Inseq's own keep theirs. From Inseq's command line, with the
+import made: `python -m noiser.integrations.inseq attribute --attribution_method noiser ...`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,13 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.engine import Engine
+from noiser.engine import LocalEngine, Query, complete
 from noiser.errors import ParameterError, UnsupportedModelError
 from noiser.integrations.inseq_method import InseqMethod, factory, import_inseq, inseq_methods
-from noiser.methods import make_method
-from noiser.methods.noiser import Noiser
+from noiser.methods import METHODS, Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.model.query import Query
 from noiser.model.text import Encoding, extend, token_texts
 from noiser.model.units import make_units
 
@@ -42,15 +41,12 @@ from inseq.data.batch import slice_batch_from_position  # noqa: E402
 
 __all__ = ["InseqMethod", "NoiserAttribution", "NoiserRelativeAttribution", "factory", "inseq_methods"]
 
-KEYWORDS = (*(field.name for field in dataclasses.fields(Noiser)), "seed", "special_tokens")
-"""What `attribute` takes besides Inseq's own arguments."""
-
 
 class NoiserAttribution(PerturbationAttributionRegistry):
-    """Noiser as a method of Inseq, for decoder-only models.
+    """Noiser as a method of Inseq, for decoder-only models; the base class of all other methods of ours.
 
-    Hyper-parameters of `noiser.Noiser`, `seed` and `special_tokens` are keyword arguments of Inseq's `attribute`. Every
-    generated token is a search of its own over the prompt and the tokens before it, with the noise of the same seed:
+    The method's hyper-parameters, `seed` and `special_tokens` are keyword arguments of Inseq's `attribute`. Every
+    generated token is a run of its own over the prompt and the tokens before it, with random numbers of the same seed:
     the scores are those of `noiser.attribute` for the same tokens. Special tokens are not perturbed and have the score
     NaN. Where several tokens make up one character, each has an equal share of the character's score.
 
@@ -58,6 +54,7 @@ class NoiserAttribution(PerturbationAttributionRegistry):
     """
 
     method_name = "noiser"
+    registry_name = "noiser"
 
     def __init__(self, attribution_model: Any, **kwargs: Any) -> None:
         super().__init__(attribution_model, **kwargs)
@@ -69,16 +66,19 @@ class NoiserAttribution(PerturbationAttributionRegistry):
         self._lm: LanguageModel | None = None
 
     def get_attribution_args(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Keywords that are Noiser's, and those that are not."""
-        return (
-            {key: value for key, value in kwargs.items() if key in KEYWORDS},
-            {key: value for key, value in kwargs.items() if key not in KEYWORDS},
-        )
+        """Keywords that are the method's, with its name for `Attribution.from_inseq`, and all others."""
+        entry = METHODS.get(self.registry_name)
+        cls = entry.factory if isinstance(entry.factory, type) else type(entry.factory())
+        keywords = {*inspect.signature(cls).parameters, "seed", "special_tokens"}
+        ours = {key: value for key, value in kwargs.items() if key in keywords}
+        others = {key: value for key, value in kwargs.items() if key not in keywords}
+        return {"noiser_method": entry.versioned_name, **ours}, others
 
     def attribute_step(self, attribute_fn_main_args: dict[str, Any], attribution_args: dict[str, Any] = {}) -> Any:  # noqa: B006 - Inseq's signature
         """Scores of the tokens before one generated token, for each sequence of a batch; called by Inseq."""
         ids, targets, explained, mask, _, names, *values = attribute_fn_main_args["additional_forward_args"]
         given = dict(attribution_args)
+        given.pop("noiser_method", None)
         seed, special_tokens = given.pop("seed", 0), given.pop("special_tokens", None)
         method = self._method(explained, dict(zip(names, values, strict=True)), given)
         foils = self._foils(explained, dict(zip(names, values, strict=True)), ids.shape[1])
@@ -102,16 +102,16 @@ class NoiserAttribution(PerturbationAttributionRegistry):
             self._lm = LanguageModel(theirs.model, theirs.tokenizer)
         return self._lm
 
-    def _method(self, explained: Any, settings: Mapping[str, Any], given: dict[str, Any]) -> Noiser:
+    def _method(self, explained: Any, settings: Mapping[str, Any], given: dict[str, Any]) -> Method:
         name = getattr(explained, "__name__", str(explained))
         if name not in ("probability_fn", "contrast_prob_diff_fn"):
             raise ParameterError(
-                f"attributed_fn is {name!r}; expected 'probability' or 'contrast_prob_diff'. Noiser explains the "
-                "probability of the token; score='logprob' or 'hellinger' reads it differently."
+                f"attributed_fn is {name!r}; expected 'probability' or 'contrast_prob_diff'. Noiser's methods explain "
+                "the probability of the token; score='logprob' or 'hellinger' reads it differently."
             )
         if settings.get("logprob"):
             given.setdefault("score", "logprob")
-        return make_method(self.method_name, **given)  # pyright: ignore[reportReturnType]
+        return make_method(self.registry_name, **given)
 
     def _foils(self, explained: Any, settings: Mapping[str, Any], length: int) -> list[int] | None:
         """The contrastive token of each sequence at this step, as Inseq aligns it."""
@@ -129,6 +129,18 @@ class NoiserRelativeAttribution(NoiserAttribution):
     """`noiser_relative` as a method of Inseq: noise in proportion to each embedding, Hellinger score, no search."""
 
     method_name = "noiser_relative"
+    registry_name = "noiser_relative"
+
+
+def _adapted(name: str) -> type[NoiserAttribution]:
+    """A method of ours as a class for Inseq."""
+    words = {"__doc__": f"{METHODS.get(name).summary}.", "__module__": __name__}
+    names = {"registry_name": name, "method_name": f"noiser_{name}"}
+    return type(f"{''.join(part.title() for part in name.split('_'))}Attribution", (NoiserAttribution,), words | names)
+
+
+OTHER_METHODS = tuple(_adapted(name) for name in METHODS.names() if name not in ("noiser", "noiser_relative"))
+"""Inseq knows a class as long as somebody holds it."""
 
 
 def _query(lm: LanguageModel, ids: Int[Tensor, " length"], target: int, foil: int | None, frozen: Any) -> Query:
@@ -141,21 +153,24 @@ def _query(lm: LanguageModel, ids: Int[Tensor, " length"], target: int, foil: in
         prompt_tokens=len(ids),
         prompt_length=len(encoding.text),
         target_ids=(target,),
-        rows=(len(ids) - 1,),
+        logit_positions=(len(ids) - 1,),
         foil_id=foil,
         units=make_units(encoding, "token", special_tokens=frozen),
         unit="token",
         target_texts=tuple(token_texts(lm.tokenizer, [target])),
+        embedding_dim=lm.embedding_dim,
+        dtype=lm.dtype,
     )
 
 
-def _token_scores(lm: LanguageModel, query: Query, method: Noiser, seed: int) -> Float[Tensor, " length"]:
-    scores = torch.full((len(query.token_ids),), torch.nan)
+def _token_scores(lm: LanguageModel, query: Query, method: Method, seed: int) -> Float[Tensor, " length"]:
+    tokens = torch.full((len(query.token_ids),), torch.nan)
     if query.units:
-        found = method(Engine(lm, query), torch.Generator().manual_seed(seed)).scores[0]
-        for unit, score in zip(query.units, found, strict=True):
-            scores[list(unit.token_indices)] = score / len(unit.token_indices)
-    return scores
+        engine = LocalEngine(lm)
+        result: Scores = complete(engine, engine.answer(query, method(query, torch.Generator().manual_seed(seed))))
+        for unit, score in zip(query.units, result.scores[0], strict=True):
+            tokens[list(unit.token_indices)] = score / len(unit.token_indices)
+    return tokens
 
 
 if __name__ == "__main__":

@@ -20,14 +20,12 @@ from torch import Tensor
 
 from noiser.attribution.inseq import Reduction, reduce_trailing
 from noiser.checks import check_choice
-from noiser.engine import Engine
+from noiser.engine import Call, Query, Session, Steps
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
-from noiser.integrations.isolation import copied_tokenizer, seeded, twin
-from noiser.integrations.keywords import FlatFactory, check_keywords
+from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, copied_tokenizer, twin
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
-from noiser.model.query import Query
 from noiser.version import version_of
 
 __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
@@ -77,30 +75,30 @@ class InseqMethod:
         """What a result calls it."""
         return f"inseq:{self.name}@1"
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        query, model = engine.query, twin(engine.lm.model)
-        model.register_forward_pre_hook(partial(_count, engine), with_kwargs=True)
+        tokens = yield Call(partial(self._of_session, query=query, states=RandomStates(rng)))
+        return Scores(
+            scores=sum_over_units(query, tokens[:, : len(query.token_ids)]),
+            info={"inseq": version_of("inseq"), "frozen_tokens": "perturbed"},
+        )
+
+    def _of_session(self, session: Session, query: Query, states: RandomStates) -> Float[Tensor, "targets tokens"]:
+        """Inseq's scores of a query; counts its forward passes, since its backward passes are not seen."""
+        lm, model = session.lm, twin(session.lm.model)
+        model.register_forward_pre_hook(partial(_count, session), with_kwargs=True)
         try:
-            with eager_attention(model), seeded(generator, engine.lm.device), _ignored_warnings():
-                found = self._run(engine.lm, model, query)
+            with eager_attention(model), states.on(lm.device), _ignored_warnings():
+                scores = self._run(lm, model, query)
         except NoiserError:
             raise
         except Exception as error:
             raise ModelError(
-                f"Inseq's {self.name} failed on {type(engine.lm.model).__name__}: {type(error).__name__}: {error}. "
+                f"Inseq's {self.name} failed on {type(lm.model).__name__}: {type(error).__name__}: {error}. "
                 "Use another method; `noiser methods` lists those that need no Inseq."
             ) from error
-        engine.report(engine.token_forwards)
-        return Scores(
-            scores=sum_over_units(query, found[:, : len(query.token_ids)]),
-            info={
-                "inseq": version_of("inseq"),
-                "frozen_tokens": "perturbed",
-                "token_forwards": engine.token_forwards,
-                "passes": engine.passes,
-            },
-        )
+        session.report()
+        return scores
 
     def _run(self, lm: LanguageModel, model: Any, query: Query) -> Float[Tensor, "targets tokens"]:
         theirs = _load(lm, model, self.name, self.constructor)
@@ -110,8 +108,8 @@ class InseqMethod:
         output = method.attribute(
             _batch(theirs, query, lm.device),
             attributed_fn=self._explained(theirs, method, query),
-            attr_pos_start=query.rows[0] + 1,
-            attr_pos_end=query.rows[-1] + 2,
+            attr_pos_start=query.logit_positions[0] + 1,
+            attr_pos_end=query.logit_positions[-1] + 2,
             show_progress=False,
             pretty_progress=False,
             attribution_args=arguments,
@@ -138,12 +136,10 @@ def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
     return probabilities.gather(-1, target).squeeze(-1) - probabilities[:, foil]
 
 
-def _count(engine: Engine, _model: Any, _args: Any, given: Mapping[str, Any]) -> None:
-    """Books the forward passes of Inseq; its backward passes are not seen."""
+def _count(session: Session, _model: Any, _args: Any, given: Mapping[str, Any]) -> None:
     inputs = given.get("inputs_embeds")
     inputs = given["input_ids"] if inputs is None else inputs
-    engine.token_forwards += inputs.shape[0] * inputs.shape[1]
-    engine.passes += 1
+    session.count(inputs.shape[0] * inputs.shape[1], head_rows=0)
 
 
 def inseq_methods() -> list[str]:
