@@ -98,7 +98,7 @@ class Endpoint:
         foreign = api_key_env and api_key_env.startswith("OPENAI_") and not ambient
         if api_key_env and (foreign or not api_key_env.endswith("_KEY")):
             raise ParameterError(
-                f"api_key_env is {api_key_env!r} and base_url is {address}; expected a variable whose name ends in _KEY, "
+                f"api_key_env is {api_key_env!r} and base_url is {address}; expected a variable named ..._KEY, "
                 "so that no other secret is sent away. OPENAI_API_KEY goes only to the address that OPENAI_BASE_URL "
                 "names, or to OpenAI: put the key of another address into a variable of another name."
             )
