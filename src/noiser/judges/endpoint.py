@@ -95,15 +95,12 @@ class Endpoint:
         ambient, scheme = address == environment, _scheme_and_host(address)[0]
         if api_key and api_key_env:
             raise ParameterError("The openai judge got api_key and api_key_env; expected one of them at most.")
-        if api_key_env and not api_key_env.endswith("_KEY"):
+        foreign = api_key_env and api_key_env.startswith("OPENAI_") and not ambient
+        if api_key_env and (foreign or not api_key_env.endswith("_KEY")):
             raise ParameterError(
-                f"api_key_env is {api_key_env!r}; expected the name of a variable that ends in _KEY, so that no other "
-                "secret of the environment can be sent away."
-            )
-        if api_key_env and api_key_env.startswith("OPENAI_") and not ambient:
-            raise ParameterError(
-                f"api_key_env is {api_key_env!r} and base_url is {address}, but {api_key_env} goes only to the address "
-                "that OPENAI_BASE_URL names, or to OpenAI. Put that endpoint's key into a variable of another name."
+                f"api_key_env is {api_key_env!r} and base_url is {address}; expected a variable named ..._KEY, "
+                "so that no other secret is sent away. OPENAI_API_KEY goes only to the address that OPENAI_BASE_URL "
+                "names, or to OpenAI: put the key of another address into a variable of another name."
             )
         variable = api_key_env or ("OPENAI_API_KEY" if ambient else "")
         key = (api_key or os.environ.get(variable, "")).strip()
