@@ -17,11 +17,10 @@ from noiser.bench import Store
 from noiser.bench.pack import pack
 from noiser.cli import app
 from noiser.metrics import bootstrap
-from noiser.report import Results, bars, judged, tables, write_report
-from noiser.report.drawing import COLOURS, MARKERS, inline_svg, svg
-from noiser.report.figures import figures, plots
+from noiser.report import Cell, Results, tables, write_report
+from noiser.report.figures import inline_svg, svg
 from noiser.report.heatmaps import _lines, heatmaps, own_attributions
-from noiser.report.results import Cell
+from noiser.report.plots import COLOURS, MARKERS, plots
 from noiser.types import Span
 from report_for_tests import METHODS, attribution, full, plan, row, soft, toml, write_folder
 
@@ -108,9 +107,9 @@ def test_rows_of_a_larger_plan_are_left_out(small, tmp_path):
     found = Results.of(Store(tmp_path / "run"))
     cell = Cell("gemma-3-270m", "known", "noiser", "faithfulness")
     assert len(small.rows(cell)) == 5
-    assert sorted(row.index for row in found.rows(cell).values()) == [0, 1]
+    assert sorted(found.rows(cell)["index"]) == [0, 1]
     assert found.seconds(cell._replace(metric="attribution")).n == 2
-    assert not found.rows(cell._replace(method=METHODS[1]))
+    assert found.rows(cell._replace(method=METHODS[1])).empty
 
 
 @pytest.mark.parametrize("text", ["Solve $$ x = 2 $$ now", "It costs $100% of_x$ here", "Say \\frac{ and $5 " * 9])
@@ -137,7 +136,8 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
     whole, packed = (Results.of(Store(place)) for place in (folder, tmp_path / "packed"))
     assert str(tables(whole)) == str(tables(packed))  # NaN, in cells without rows, is not equal to itself
     assert own_attributions(packed) == []
-    assert len(figures(packed)) == len(plots(whole))
+    assert list(heatmaps(packed)) == []
+    assert len(drawn(packed)) == len(drawn(whole))
 
 
 @pytest.mark.slow
@@ -158,9 +158,13 @@ def test_the_reproductions_tables_are_those_of_its_rows():
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
+def drawn(results):
+    return plots(results, tables(results))
+
+
 @pytest.fixture(scope="module")
 def pictures():
-    return plots(full(6))
+    return drawn(full(6))
 
 
 def test_figures_of_the_paper_are_there(pictures):
@@ -178,8 +182,8 @@ def test_every_figure_says_its_numbers_in_words(pictures):
 
 
 def test_bars_have_the_tables_heights(pictures):
-    found, *_ = judged.minimum(full(6))
-    values = [line.cells[0].value for line in found.lines]
+    found = next(table for table in tables(full(6)) if table.key.startswith("minimum-known"))
+    values = [row.cells[0].value for row in found.rows]
     picture = next(one for one in pictures if one.key == "minimum-known")
     widths = [patch.get_width() for patch in picture.figure.axes[0].patches]
     assert widths == pytest.approx(values)
@@ -201,13 +205,14 @@ def test_methods_have_markers_of_their_own(pictures):
 
 def test_figure_without_a_number_is_left_out():
     rows = [row("noiser", "soft_scores", 0, soft(0.03, 0.5))]
-    assert plots(Results(plan=plan(), stored=rows)) == []
+    assert drawn(Results(plan=plan(), stored=rows)) == []
 
 
 def test_missing_bar_is_a_dash_not_a_zero():
     results = full(6)
     rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]
-    (picture,) = bars.minimum(Results(plan=results.plan, stored=rows))
+    without = Results(plan=results.plan, stored=rows)
+    (picture,) = [one for one in drawn(without) if one.key == "minimum-known"]
     texts = [text.get_text() for text in picture.figure.axes[0].texts]
     assert " –" in texts
     assert "0%" not in texts
