@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from noiser.bench import Store
 from noiser.bench.pack import pack
+from noiser.bench.store import FORMAT, SCHEMA, File, write_json
 from noiser.cli import app
 from noiser.metrics import bootstrap
 from noiser.report import Cell, Results, tables, write_report
@@ -115,7 +117,7 @@ def test_rows_of_a_larger_plan_are_left_out(small, tmp_path):
 @pytest.mark.parametrize("text", ["Solve $$ x = 2 $$ now", "It costs $100% of_x$ here", "Say \\frac{ and $5 " * 9])
 def test_heat_maps_show_any_prompt_as_it_is(small, tmp_path, text):
     write_folder(tmp_path, small, {"own": text})
-    (picture,) = heatmaps(Results.of(Store(tmp_path)))
+    (picture,) = heatmaps(own_attributions(Results.of(Store(tmp_path))))
     svg(picture)
     shown = [one.get_text() for one in picture.figure.axes[0].texts]
     assert [word for word in text.split() if word not in shown] == []
@@ -136,7 +138,6 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
     whole, packed = (Results.of(Store(place)) for place in (folder, tmp_path / "packed"))
     assert str(tables(whole)) == str(tables(packed))  # NaN, in cells without rows, is not equal to itself
     assert own_attributions(packed) == []
-    assert list(heatmaps(packed)) == []
     assert len(drawn(packed)) == len(drawn(whole))
 
 
@@ -337,6 +338,81 @@ def test_names_are_escaped(tmp_path):
     text = (tmp_path / "out/report.html").read_text()
     assert "<script>" not in text
     assert "&lt;b&gt;&amp;" in text
+
+
+# ---- names and files that others made -------------------------------------------------------------------------------
+
+HOSTILE = "<b>\n\nred \x1b[31m \u202e\r{x}"
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder whose plan has line breaks, control characters and marks of every format in its names."""
+    data = [{"name": HOSTILE, "label": "known"}, {"label": "own", "prompts": [OWN]}]
+    wanted = plan(name=HOSTILE, data=data, metrics=[{"name": "answerability", "judge": HOSTILE}])
+    rows = [row("noiser", "answerability", i, {"answerability_rate": i % 2}) for i in range(3)]
+    rows.append(row("occlusion", "answerability", 0, error=f"{HOSTILE}: why"))
+    folder = tmp_path / "run"
+    write_json(folder, {"format": FORMAT, "schema": SCHEMA, "models": {}, "versions": {HOSTILE: HOSTILE}})
+    store = Store(folder)
+    store.write_plan(toml(wanted))
+    for one in rows:
+        store.add(File("rows", (one.model, one.data, one.method, one.metric), one.index), [one._asdict()])
+    return folder
+
+
+@pytest.mark.parametrize("form", ["md", "latex", "csv"])
+def test_control_characters_of_names_do_not_reach_the_terminal(hostile, form):
+    text = run(hostile, "--format", form).stdout
+    assert re.search(r"[⟨$]U\+001B[⟩$]", text.replace(r"\langle", "").replace(r"\rangle", "").replace("$$", "$"))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_names_stay_on_their_line(hostile, tmp_path):
+    assert run(hostile, "--format", "all", "--html", "-o", tmp_path / "out").exit_code == 0
+    latex = (tmp_path / "out/report.tex").read_text()
+    assert r"\section*{Benchmark ``\textless{}b\textgreater{} red $\langle$U+001B" in latex
+    assert all("{" not in line or line.count("{") == line.count("}") for line in latex.splitlines() if "red" in line)
+    assert (tmp_path / "out/report.md").read_text().splitlines()[0].endswith("\\[31m ⟨U+202E⟩ {x}”")
+    assert not re.search(r"[\x1b\u202e]", (tmp_path / "out/report.html").read_text())
+
+
+@pytest.mark.parametrize("example", ["x/../../../../ESC", "../ESC", "/tmp/ESC", "a\nb", "", "-a", "a/b", "a\\b"])
+def test_names_of_examples_stay_inside_the_folder(small, tmp_path, example):
+    place = tmp_path / "a" / "b" / "c"
+    write_folder(place, small, {"own": OWN})
+    (stored,) = place.glob("attributions/*/own/noiser/*.jsonl")
+    stored.write_text(stored.read_text().replace('"own-0"', json.dumps(example)))
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    for option in ("--figures", "--html"):
+        ran = run(place, option, "-o", place / "report")
+        assert (ran.exit_code, f"its example is {example!r}" in " ".join(ran.stderr.split())) == (2, True)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "line", ["null", "{}", "[]", '"a"', "7", "[" * 100_000, '{"model": 1}', "VALUES:null", 'INDEX:"a"', "VALUES:[1]"]
+)
+@pytest.mark.parametrize("kind", ["rows", "attributions"])
+def test_lines_that_are_no_records_are_damage(small, tmp_path, kind, line):
+    write_folder(tmp_path, small, {"own": OWN})
+    name = "noiser/attribution" if kind == "rows" else "noiser"
+    (place,) = tmp_path.glob(f"{kind}/*/*/{name}/00000.jsonl")
+    if line.startswith(("VALUES", "INDEX")):
+        key, value = line.split(":")
+        first = json.loads(place.read_text().splitlines()[0])
+        key = {"VALUES": "values" if kind == "rows" else "attribution", "INDEX": "index"}[key]
+        line = json.dumps(first | {key: json.loads(value) or 3})
+    place.write_text(f"{line}\n")
+    ran = run(tmp_path, "--html")
+    assert ran.exit_code == 2, ran.exception
+    assert "is damaged" in " ".join(ran.stderr.split())
+
+
+def test_a_number_that_is_too_large_is_no_value():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate((0.5, 0.6, 10**400))]
+    cell = Cell("gemma-3-270m", "known", "noiser", "soft_scores")
+    assert Results(plan=plan(), stored=rows).numbers(cell)["soft_nc"].isna().tolist() == [False, False, True]
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Row, Selection, line
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from noiser.attribution import Attribution
 
 __all__ = ["ATTRIBUTIONS", "COSTS", "FORMAT", "REPLIES", "ROWS", "SCHEMA", "File", "Store", "StoredAttribution"]
+
+T = TypeVar("T")
 
 FORMAT = "noiser.bench"
 SCHEMA = 1
@@ -61,6 +65,15 @@ class StoredAttribution(NamedTuple):
     example: str
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     attribution: Attribution | None
+    error: str | None
+
+
+class _AttributionLine(NamedTuple):
+    """`StoredAttribution` as its file has it."""
+
+    example: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    attribution: dict[str, Any] | None
     error: str | None
 
 
@@ -125,24 +138,19 @@ class Store:
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the order of model, data, method, metric and block."""
-        for values in self._records(ROWS):
-            yield Row(**values)
+        return self._records(ROWS, Row)
 
     def costs(self) -> Iterator[Cost]:
         """What every row took, in the same order; damaged files are left out, with a warning."""
-        for values in self._records(COSTS):
-            yield Cost(**values)
+        return self._records(COSTS, Cost)
 
     def attributions(self, model: str, data: str, method: str) -> Iterator[StoredAttribution]:
         """The attributions of a method, by index; none where the benchmark is packed."""
         from noiser.attribution.restore import from_dict
 
         for place in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
-            for values in self._lines(place):
-                att = values["attribution"]
-                yield StoredAttribution(
-                    values["example"], values["index"], from_dict(att) if att else None, values["error"]
-                )
+            for example, index, att, error in self._lines(place, record=_AttributionLine):
+                yield StoredAttribution(example, index, from_dict(att) if att else None, error)
 
     def used(self) -> dict[str, set[str]]:
         """The labels of each kind that rows or attributions are stored of, and of models that were met."""
@@ -219,7 +227,7 @@ class Store:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _records(self, kind: str) -> Iterator[dict[str, Any]]:
+    def _records(self, kind: str, record: type[T]) -> Iterator[T]:
         whole = self.path / f"{kind}.jsonl.gz"
         if whole.is_file():
             try:
@@ -227,10 +235,10 @@ class Store:
             except (OSError, EOFError, ValueError) as error:
                 self._skip(whole, error)
                 return
-            yield from self._lines(whole, text)
+            yield from self._lines(whole, text, record)
             return
         for place in self.files(kind):
-            yield from self._lines(place)
+            yield from self._lines(place, record=record)
 
     def files(self, kind: str) -> list[Path]:
         """The files of a kind, in the order of the plan's labels, then of blocks."""
@@ -238,11 +246,16 @@ class Store:
         places = list((self.path / kind).rglob("*.jsonl"))
         return sorted(places, key=lambda place: _rank(place.relative_to(self.path / kind).parts, order))
 
-    def _lines(self, place: Path, text: str | None = None) -> Iterator[dict[str, Any]]:
+    def _lines(self, place: Path, text: str | None = None, record: type[T] = dict[str, Any]) -> Iterator[T]:
+        """The lines of a file, checked to be such records."""
+        adapter = TypeAdapter(record)
         try:
             for each in (self._text(place) if text is None else text).splitlines():
-                yield json.loads(each)
-        except ValueError as error:
+                yield adapter.validate_python(json.loads(each))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            self._skip(place, ValueError(": ".join([*map(str, problem["loc"][:1]), problem["msg"]])))
+        except (ValueError, RecursionError) as error:
             self._skip(place, error)
 
     def _skip(self, place: Path, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from noiser.report.table import LEGENDS, READING, Table, Value, cells_frame, format_cell
+from noiser.report.table import LEGENDS, READING, Table, Value, cells_frame, clean, format_cell
 
 __all__ = ["csv_text", "document", "escaped", "markdown", "tabular"]
 
@@ -19,7 +19,7 @@ def csv_text(tables: Iterable[Table]) -> str:
 
 # ---- Markdown -------------------------------------------------------------------------------------------------------
 
-_MARKDOWN = str.maketrans({"\n": " "} | {character: f"\\{character}" for character in "\\`*_[]<>|"})
+_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|"})
 
 
 def markdown(tables: Iterable[Table], about: Sequence[tuple[str, str]] = (), title: str = "Report") -> str:
@@ -49,8 +49,8 @@ def _markdown_cell(cell: Value) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text with every character that Markdown obeys escaped."""
-    return text.translate(_MARKDOWN)
+    """The text in one line with every character that Markdown obeys escaped."""
+    return clean(text).translate(_MARKDOWN)
 
 
 # ---- LaTeX ----------------------------------------------------------------------------------------------------------
@@ -73,6 +73,8 @@ _COMMANDS = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "⟨": r"$\langle$",
+    "⟩": r"$\rangle$",
     "\u00a0": "~",
     '"': r"\textquotedbl{}",
 }
@@ -139,12 +141,12 @@ def tabular(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""The text with every character that LaTeX obeys, or that plain fonts lack, as a command.
+    r"""The text in one line with every character that LaTeX obeys, or that plain fonts lack, as a command.
 
     >>> escaped("k_max & 5% ↑")
     'k\\_max \\& 5\\% $\\uparrow$'
     """
-    return text.translate(_LATEX)
+    return clean(text).translate(_LATEX)
 
 
 def _group_rows(table: Table) -> list[str]:

@@ -13,7 +13,7 @@ from noiser.metrics.metric import Metric, Summary
 from noiser.registry import unversioned
 from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_of
 from noiser.report.rows import Cell, Results, is_clear
-from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value
+from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value, clean
 
 __all__ = [
     "MeasuredNumber",
@@ -67,7 +67,7 @@ def method_title(label: str) -> str:
 
 def data_title(entry: DataEntry) -> str:
     """A data set's title, with its label where the plan has given it one."""
-    title = _DATA_TITLES.get(unversioned(entry.name or ""), entry.name or entry.label)
+    title = _DATA_TITLES.get(unversioned(entry.name or ""), clean(entry.name or entry.label))
     return title if entry.name in (None, entry.label) else f"{title} ({entry.label})"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import cells, label, visible
+from noiser.errors import StoredFileError
 from noiser.report.figures import BLUE, INK, ORANGE, SOFT, Picture, canvas
 from noiser.report.grid import method_title
 from noiser.report.rows import Results
@@ -27,6 +29,8 @@ _CHARACTER, _LINE, _LEFT, _GAP = 0.082, 0.24, 2.0, 0.14
 """Inches: the width of a character of the monospaced font, the height of a line, the column of names, and the space
 between methods."""
 
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@-]*"
+
 _Piece = tuple[str, float | None]
 """A piece of a text and its weight; None for a piece without a score."""
 
@@ -41,20 +45,33 @@ class PromptAttributions(NamedTuple):
 
 
 def own_attributions(results: Results) -> list[PromptAttributions]:
-    """The attributions of the first of the plan's own prompts, by method; none where the folder is packed."""
+    """The attributions of the first of the plan's own prompts, by method; none where the folder is packed.
+
+    Raises:
+        StoredFileError: an attribution's `example`, which names a file of the report, is not like a label of a plan.
+    """
     found: dict[tuple[str, str, str], list[tuple[str, Attribution]]] = {}
     for model, data in product(results.models, results.data):
         for method in results.plan.methods_for(model.label, data.label) if data.prompts is not None else ():
             for stored in results.attributions(model.label, data.label, method.label):
+                _check_name(stored.example, (model.label, data.label, method.label))
                 if stored.attribution is not None and stored.index < _MOST:
                     key = (model.label, data.label, stored.example)
                     found.setdefault(key, []).append((method.label, stored.attribution))
     return [PromptAttributions(*key, tuple(attributions)) for key, attributions in found.items()]
 
 
-def heatmaps(results: Results) -> Iterator[Picture]:
+def _check_name(example: str, labels: tuple[str, ...]) -> None:
+    if not re.fullmatch(_NAME, example):
+        raise StoredFileError(
+            f"An attribution of {', '.join(labels)} is damaged: its example is {example!r}; expected letters, digits "
+            "and . _ + @ -, to name files by. Delete its file and run the plan again: it makes what is missing."
+        )
+
+
+def heatmaps(prompts: Sequence[PromptAttributions]) -> Iterator[Picture]:
     """A figure per prompt: its first target, a block of lines per method."""
-    for prompt in own_attributions(results):
+    for prompt in prompts:
         first = prompt.attributions[0][1]
         text, target = label(first.text[: first.prompt_length]), label(first.targets[0].text)
         blocks = [(method_title(method), _lines(att)) for method, att in prompt.attributions]

@@ -15,7 +15,7 @@ from noiser.pages import html_page
 from noiser.report.figures import Picture, inline_svg
 from noiser.report.grid import method_title
 from noiser.report.heatmaps import PromptAttributions
-from noiser.report.table import READING, Quoted, Table, Value, format_cell
+from noiser.report.table import READING, Quoted, Table, Value, clean, clean_text, format_cell
 
 __all__ = ["page"]
 
@@ -27,7 +27,7 @@ def page(
     pictures: Sequence[Picture] = (),
     prompts: Sequence[PromptAttributions] = (),
 ) -> str:
-    """The page, by the template page.html, which escapes every text.
+    """The page, by the template page.html, which escapes every text and shows characters that are not visible.
 
     Args:
         title: of the report.
@@ -47,23 +47,20 @@ def page(
     written = [(table.key, table.title, table) for table in tables]
     drawn = [(f"figure-{picture.key}", picture.title, Markup(_figure(picture))) for picture in pictures]
     maps = [("heat-maps", "Heat maps of the plan's own prompts", Markup(_maps(prompts)))] if prompts else []
-    body = (
-        Environment(autoescape=True)
-        .from_string(_read("page.html"))
-        .render(
-            title=title,
-            about=about,
-            reading=READING,
-            tables=written,
-            figures=drawn,
-            maps=maps,
-            parts=[*written[:1], *drawn, *maps, *written[1:]],
-            classes=_classes,
-            format_cell=format_cell,
-        )
+    environment = Environment(autoescape=True, finalize=clean_text)
+    body = environment.from_string(_read("page.html")).render(
+        title=title,
+        about=about,
+        reading=READING,
+        tables=written,
+        figures=drawn,
+        maps=maps,
+        parts=[*written[:1], *drawn, *maps, *written[1:]],
+        classes=_classes,
+        format_cell=format_cell,
     )
     style = (attribution_css() if maps else "") + re.sub(r"\s+", " ", _read("page.css"))
-    return html_page(title, style, body)
+    return html_page(clean(title), style, body)
 
 
 def _read(name: str) -> str:

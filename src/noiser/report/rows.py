@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -234,9 +235,12 @@ def is_clear(difference: Estimate) -> bool:
 
 
 def _numbers(row: Row) -> list[tuple[str, float]]:
-    """The numbers of a row by column; NaN for those that are null. Texts are left out."""
+    """The numbers of a row by column; NaN for those that are null or too large. Texts are left out."""
     numbers = {name: value for name, value in row.values.items() if not isinstance(value, str)}
-    return [(name, float(value) if isinstance(value, int | float) else math.nan) for name, value in numbers.items()]
+    return [
+        (name, math.nan if value is None or abs(value) > sys.float_info.max else float(value))
+        for name, value in numbers.items()
+    ]
 
 
 def _error_type(error: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -10,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
+from noiser.attribution.display import visible
 from noiser.metrics.bootstrap import Estimate
 
 __all__ = [
@@ -26,8 +28,12 @@ __all__ = [
     "Table",
     "Value",
     "cells_frame",
+    "clean",
+    "clean_text",
     "format_cell",
 ]
+
+_BREAKS = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 DASH = "–"
 """Stands where there is no number; never 0."""
@@ -182,6 +188,20 @@ class Table:
         return any(isinstance(row.cells[column], str) for row in self.rows)
 
 
+def clean(text: str) -> str:
+    r"""The text in one line, with every character that a terminal obeys as a visible one; for names that others chose.
+
+    >>> clean("a\n\nb \x1b[31m")
+    'a b ⟨U+001B⟩[31m'
+    """
+    return visible(_BREAKS.sub(" ", text))
+
+
+def clean_text(value: object) -> object:
+    """A text made clean; anything else, `markupsafe.Markup` too, as it is."""
+    return clean(value) if type(value) is str else value
+
+
 def cells_frame(tables: Iterable[Table]) -> Any:
     """All cells of tables as one long DataFrame, one line per cell, with every digit.
 
@@ -189,7 +209,7 @@ def cells_frame(tables: Iterable[Table]) -> Any:
     text; numbers that are not there are NaN or None.
     """
     lines = [
-        (table.key, row.label, column.group, column.name, *_fields(cell))
+        [*map(clean_text, (table.key, row.label, column.group, column.name, *_fields(cell)))]
         for table in tables
         for row in table.rows
         for column, cell in zip(table.columns, row.cells, strict=True)

@@ -60,15 +60,17 @@ def write_report(
 
     Raises:
         DependencyError: figures or a page are wanted without matplotlib or jinja2; nothing is written then.
+        StoredFileError: an attribution is damaged; nothing is written then.
         OSError: a file cannot be written. Each is whole or not there.
     """
+    prompts = own_attributions(results) if figures or html else []
     made = tables(results, progress)
     drawn = plots(results, made) if figures or html else []
     contents = {f"report.{_SUFFIXES[form]}": _text(results, made, form).encode() for form in FORMATS if form in forms}
     if html:
-        text = page(_title(results), _about(results), made, drawn, own_attributions(results))
+        text = page(_title(results), _about(results), made, drawn, prompts)
         contents["report.html"] = text.encode()
-    for picture in [*drawn, *heatmaps(results)] if figures else []:
+    for picture in [*drawn, *heatmaps(prompts)] if figures else []:
         contents[f"figures/{picture.key}.svg"] = svg(picture).encode()
         contents[f"figures/{picture.key}.png"] = png(picture)
     paths = [Path(folder) / name for name in contents]
