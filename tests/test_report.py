@@ -17,11 +17,25 @@ from noiser.metrics import bootstrap
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import SOFT
 from noiser.metrics.metric import Scale, Summary
-from noiser.report import Cell, Count, Head, Line, Number, Quoted, Results, Table, csv_text, document, markdown, tables
+from noiser.report import (
+    Cell,
+    Column,
+    Count,
+    Number,
+    Quoted,
+    Results,
+    Row,
+    Table,
+    csv_text,
+    document,
+    markdown,
+    tables,
+    tabular,
+)
+from noiser.report.formats import escaped
 from noiser.report.grid import mark_best
-from noiser.report.latex import escaped, tabular
 from noiser.report.paper import bounding_of, method_of, model_of, published
-from noiser.report.table import DASH, shown
+from noiser.report.table import DASH, format_cell
 from report_for_tests import full, plan, row, soft
 
 KNOWN = Cell("gemma-3-270m", "known", "noiser", "soft_scores")
@@ -54,8 +68,8 @@ def table(found: list[Table], key: str) -> Table:
 
 
 def cell(found: Table, line: str, head: str, group: str = "gemma-3-270m"):
-    column = next(i for i, one in enumerate(found.heads) if (one.name, one.group) == (head, group))
-    return next(one for one in found.lines if one.label == line).cells[column]
+    column = next(i for i, one in enumerate(found.columns) if (one.name, one.group) == (head, group))
+    return next(one for one in found.rows if one.label == line).cells[column]
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
@@ -179,8 +193,8 @@ def test_leader_is_the_best_of_the_table_that_it_sums_up():
     ]
     metrics = [{"name": "mass_matched"}, {"name": "soft_scores"}]
     found = tables(results(rows, methods=methods, metrics=metrics))
-    (line,) = table(found, "glance").lines
-    said = dict(zip((head.name for head in table(found, "glance").heads), line.cells, strict=True))
+    (line,) = table(found, "glance").rows
+    said = dict(zip((head.name for head in table(found, "glance").columns), line.cells, strict=True))
     assert "wide" in said["area"] or "norm_l2" in said["area"]
     assert said["faithfulness"].startswith("Occlusion")
 
@@ -202,14 +216,14 @@ def test_missing_cell_is_a_dash_with_n_0():
 
 def test_planned_table_without_any_row_is_there():
     found = table(tables(results([])), "faithfulness-known")
-    assert [number.n for line in found.lines for number in line.cells if isinstance(number, Number)] == [0, 0]
+    assert [number.n for line in found.rows for number in line.cells if isinstance(number, Number)] == [0, 0]
 
 
 def test_metric_that_the_plan_does_not_have_for_a_method_has_no_line():
     methods = [{"name": "noiser"}, {"name": "occlusion", "metrics": ["stability"]}]
     found = tables(results([], methods=methods, metrics=[{"name": "soft_scores"}, {"name": "stability"}]))
-    assert [line.label for line in table(found, "faithfulness-known").lines] == ["Noiser"]
-    assert [line.label for line in table(found, "stability-known").lines] == ["Noiser", "Occlusion"]
+    assert [line.label for line in table(found, "faithfulness-known").rows] == ["Noiser"]
+    assert [line.label for line in table(found, "stability-known").rows] == ["Noiser", "Occlusion"]
 
 
 def test_undefined_number_says_why():
@@ -224,8 +238,8 @@ def test_undefined_number_says_why():
 def test_failures_are_counted_by_type_without_their_message():
     found = tables(two_methods())
     failures = table(found, "failures")
-    assert [line.label for line in failures.lines] == ["gemma-3-270m, KNOWN, Occlusion, soft_scores"]
-    assert failures.lines[0].cells == (Count(3), Count(1), "NumericalError × 1")
+    assert [line.label for line in failures.rows] == ["gemma-3-270m, KNOWN, Occlusion, soft_scores"]
+    assert failures.rows[0].cells == (Count(3), Count(1), "NumericalError × 1")
     for text in (markdown(found), document(found), csv_text(found)):
         assert "NumericalError" in text
         assert "secret" not in text
@@ -239,7 +253,7 @@ def test_failed_attribution_counts_for_every_metric_planned():
     assert found.errors(KNOWN._replace(metric="stability")).total() == 0
 
 
-def test_texts_of_rows_are_never_shown():
+def test_texts_of_rows_are_never_format_cell():
     """Words of a closed set, such as a status, are in rows; no text of theirs is in a report."""
     rows = [
         row("noiser", "soft_scores", i, soft(0.03, 0.5 + i) | {"status": "Tokyo", "words": "a secret"}) for i in (0, 1)
@@ -250,7 +264,7 @@ def test_texts_of_rows_are_never_shown():
 
 def test_metric_without_a_table_of_its_own_gets_one():
     found = table(everything(), "stability-known")
-    assert [head.name for head in found.heads[:2]] == ["spearman", "kendall"]
+    assert [head.name for head in found.columns[:2]] == ["spearman", "kendall"]
 
 
 def test_every_number_has_its_n():
@@ -313,7 +327,7 @@ def test_numbers_of_the_paper():
 def test_paper_stands_beside_the_same_model_and_its_mean_beside_others():
     models = [{"name": "Qwen/Qwen2-0.5B"}, {"name": "gemma-3-270m"}]
     found = table(tables(results([], models=models)), "faithfulness-known")
-    heads = [(head.group, head.name) for head in found.heads]
+    heads = [(head.group, head.name) for head in found.columns]
     reference = ("paper, mean of its 6 models", "faithfulness")
     assert heads == [
         ("Qwen2-0.5B", "faithfulness"),
@@ -324,7 +338,7 @@ def test_paper_stands_beside_the_same_model_and_its_mean_beside_others():
     assert cell(found, "Noiser", "faithfulness, paper", "Qwen2-0.5B") == Quoted(2.1854)
     assert cell(found, "Noiser", *reversed(reference)) == Quoted(1.8103)
     only = table(tables(results([], models=models[:1])), "faithfulness-known")
-    assert all("mean of" not in head.group for head in only.heads)
+    assert all("mean of" not in head.group for head in only.columns)
 
 
 def test_paper_stands_beside_tokens_and_its_own_normalization_alone():
@@ -336,7 +350,7 @@ def test_paper_stands_beside_tokens_and_its_own_normalization_alone():
         metrics = [metric | ({"normalization": normalization} if normalization else {}) for metric in metrics]
         found = tables(results([], methods=methods, metrics=metrics))
         for key in ("faithfulness-known", "soft-known", "bounding-known", "answerability-known"):
-            groups = [head.group for head in table(found, key).heads]
+            groups = [head.group for head in table(found, key).columns]
             assert (reference in groups) == there, (key, normalization)
         if there:
             found = table(found, "faithfulness-known")
@@ -355,22 +369,22 @@ def test_versions_of_data_sets_have_the_papers_numbers_too():
         ("answerability-known@1", Quoted(0.45, "percent")),
         ("faithfulness-wikitext@1", Quoted(5.5833)),
     ):
-        assert value in table(found, key).lines[0].cells, key
+        assert value in table(found, key).rows[0].cells, key
     assert any("calls these 22 sentences WikiBio" in note for note in table(found, "faithfulness-wikitext@1").notes)
 
 
 def test_sentences_stand_beside_the_papers_wikibio_and_wikibio_beside_nothing():
     found = tables(results([], data=[{"name": "wikitext"}, {"name": "wikibio"}]))
     sentences = table(found, "faithfulness-wikitext")
-    assert Quoted(5.5833) in sentences.lines[0].cells
+    assert Quoted(5.5833) in sentences.rows[0].cells
     assert any("calls these 22 sentences WikiBio" in note for note in sentences.notes)
-    assert len(table(found, "faithfulness-wikibio").heads) == 1
+    assert len(table(found, "faithfulness-wikibio").columns) == 1
 
 
 def test_boundings_have_the_papers_table():
     methods = [{"name": "noiser"}, {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}}]
     found = table(tables(results([], methods=methods)), "bounding-known")
-    assert [(line.label, line.cells[-1]) for line in found.lines] == [
+    assert [(line.label, line.cells[-1]) for line in found.rows] == [
         ("k_min", Quoted(1.8103)),
         ("norm_l2", Quoted(1.7185)),
     ]
@@ -379,8 +393,8 @@ def test_boundings_have_the_papers_table():
 def test_authors_profile_has_a_table_of_its_own():
     methods = [{"name": "noiser"}, {"name": "noiser", "label": "script", "profile": "authors"}]
     found = tables(results([], methods=methods))
-    assert [line.label for line in table(found, "authors-known").lines] == ["script"]
-    assert [line.label for line in table(found, "faithfulness-known").lines] == ["Noiser"]
+    assert [line.label for line in table(found, "authors-known").rows] == ["script"]
+    assert [line.label for line in table(found, "faithfulness-known").rows] == ["Noiser"]
 
 
 def test_judge_is_named():
@@ -425,18 +439,18 @@ def test_localisation_worked_by_hand():
 # ---- forms ----------------------------------------------------------------------------------------------------------
 
 
-def test_shown():
-    assert shown(Number(value=-0.1234, low=-0.5, high=0.25, n=7, errors=2))[:3] == (
+def test_format_cell():
+    assert format_cell(Number(value=-0.1234, low=-0.5, high=0.25, n=7, errors=2))[:3] == (
         "−0.123", "[−0.500, 0.250]", "n\xa0=\xa07, 2 failed",
     )  # fmt: skip
-    assert shown(Number(value=0.375, low=0.2, high=0.5, n=8, form="percent"))[:2] == ("37.5", "[20.0, 50.0]")
-    assert shown(Number(value=12345.6, n=3, form="quantity")).value == "12\xa0346"
-    assert shown(Number(value=0.01234, n=3, form="quantity")).value == "0.0123"
-    assert shown(Number(value=-0.0001, n=1)).value == "0.000"
-    assert shown(Number(value=math.nan)) == (DASH, "", "n\xa0=\xa00", "", "")
-    assert shown(Quoted(None)).value == DASH
-    assert shown(Quoted(2.1854)).value == "2.1854"
-    assert shown(Quoted(0.14, "percent"))[0::4] == ("14", "%")
+    assert format_cell(Number(value=0.375, low=0.2, high=0.5, n=8, form="percent"))[:2] == ("37.5", "[20.0, 50.0]")
+    assert format_cell(Number(value=12345.6, n=3, form="quantity")).value == "12\xa0346"
+    assert format_cell(Number(value=0.01234, n=3, form="quantity")).value == "0.0123"
+    assert format_cell(Number(value=-0.0001, n=1)).value == "0.000"
+    assert format_cell(Number(value=math.nan)) == (DASH, "", "n\xa0=\xa00", "", "")
+    assert format_cell(Quoted(None)).value == DASH
+    assert format_cell(Quoted(2.1854)).value == "2.1854"
+    assert format_cell(Quoted(0.14, "percent"))[0::4] == ("14", "%")
 
 
 def tricky() -> Table:
@@ -444,9 +458,9 @@ def tricky() -> Table:
     return Table(
         key="a_b",
         title="50% of {x} & |y| _z_ \\ #1 $2 ~ ^",
-        corner="method",
-        heads=(Head("up", "A_1", "higher"), Head("n | m", "A_1"), Head("words", "B")),
-        lines=(Line("k_max*", (best, Quoted(-1.5), "a | b & c_d × 3")),),
+        stub_header="method",
+        columns=(Column("up", "A_1", "higher"), Column("n | m", "A_1"), Column("words", "B")),
+        rows=(Row("k_max*", (best, Quoted(-1.5), "a | b & c_d × 3")),),
         notes=("Note_1: <50%>",),
     )
 
@@ -473,8 +487,8 @@ def test_wide_latex_tables_lie_on_their_side():
     number = Number(value=0.5, low=0.4, high=0.6, n=30)
 
     def environment(columns: int) -> str:
-        heads, cells = tuple(Head(f"column {i}") for i in range(columns)), (number,) * columns
-        found = tabular(Table(key="a", title="A", corner="method", heads=heads, lines=(Line("noiser", cells),)))
+        heads, cells = tuple(Column(f"column {i}") for i in range(columns)), (number,) * columns
+        found = tabular(Table(key="a", title="A", stub_header="method", columns=heads, rows=(Row("noiser", cells),)))
         assert found.count(r"\begin{sidewaystable}") == found.count(r"\end{sidewaystable}")
         return found.split("\n")[0]
 
@@ -511,7 +525,7 @@ def test_markdown_cells_stay_in_their_columns():
 def test_csv_has_every_cell_with_every_digit():
     found = everything()
     lines = list(csv.DictReader(io.StringIO(csv_text(found))))
-    assert len(lines) == sum(len(one.heads) * len(one.lines) for one in found)
+    assert len(lines) == sum(len(one.columns) * len(one.rows) for one in found)
     number = cell(table(found, "faithfulness-known"), "Noiser", "faithfulness")
     line = next(one for one in lines if one["table"] == "faithfulness-known")
     assert (line["row"], line["group"], line["column"], line["source"]) == (
@@ -553,14 +567,14 @@ def test_numbers_of_several_metrics_stand_side_by_side():
     keys = [one.key for one in found]
     assert len(set(keys)) == len(keys)
     areas = table(found, "areas-known")
-    assert [head.name for head in areas.heads] == [
+    assert [head.name for head in areas.columns] == [
         "area", "area − random", "area − permuted", "area by rank", "area by rank − random",
     ]  # fmt: skip
-    assert [line.label for line in areas.lines] == ["Noiser", "Occlusion"]
+    assert [line.label for line in areas.rows] == ["Noiser", "Occlusion"]
     differences = table(found, "differences-noiser-known")
-    assert [head.name for head in differences.heads] == ["faithfulness", "area", "area by rank"]
-    assert [head.name for head in table(found, "bounding-known").heads] == ["faithfulness", "faithfulness"]
-    assert [line.label for line in table(found, "faithfulness-known").lines] == ["Noiser", "Occlusion"]
+    assert [head.name for head in differences.columns] == ["faithfulness", "area", "area by rank"]
+    assert [head.name for head in table(found, "bounding-known").columns] == ["faithfulness", "faithfulness"]
+    assert [line.label for line in table(found, "faithfulness-known").rows] == ["Noiser", "Occlusion"]
 
 
 def test_part_of_a_data_set_says_so():
@@ -581,14 +595,14 @@ def test_selections_beside_the_papers():
     ]
     wanted = plan(models=[{"name": "Qwen/Qwen2-0.5B"}], data=data)
     found = table(tables(Results(plan=wanted, selections=chosen)), "selections")
-    known, capitals, wikibio = (line.cells for line in found.lines)
+    known, capitals, wikibio = (line.cells for line in found.rows)
     assert known[:3] == (Count(1208), Count(10), Count(4))
     assert (known[3].value, known[3].n, known[4]) == (0.4, 10, Count(2))
     assert known[5:] == (Quoted(661, "quantity"), Quoted(661 / 1208, "percent"), Quoted(None))
     assert capitals[3].value == 0  # measured, and none was right
     assert capitals[5] == Quoted(None, "quantity")  # the paper counts the whole data set
     assert wikibio[1:3] == (Count(None), Count(None))
-    assert shown(wikibio[3])[0::2] == (DASH, "n\xa0=\xa00", "")
+    assert format_cell(wikibio[3])[0::2] == (DASH, "n\xa0=\xa00", "")
     fewer = plan(models=[{"name": "Qwen/Qwen2-0.5B"}], data=[{"name": "known", "limit": 1}])
-    (line,) = table(tables(Results(plan=fewer, selections=chosen)), "selections").lines
+    (line,) = table(tables(Results(plan=fewer, selections=chosen)), "selections").rows
     assert line.cells[4] == Count(1)  # those of a larger plan before are attributed no more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import sys
@@ -15,13 +16,13 @@ from typer.testing import CliRunner
 
 from noiser.bench import Store
 from noiser.bench.pack import pack
+from noiser.bench.store import FORMAT, SCHEMA, File, write_json
 from noiser.cli import app
 from noiser.metrics import bootstrap
-from noiser.report import Results, bars, judged, tables, write_report
-from noiser.report.drawing import COLOURS, MARKERS, inline_svg, svg
-from noiser.report.figures import figures, plots
+from noiser.report import Cell, Results, tables, write_report
+from noiser.report.figures import inline_svg, svg
 from noiser.report.heatmaps import _lines, heatmaps, own_attributions
-from noiser.report.results import Cell
+from noiser.report.plots import COLOURS, MARKERS, plots
 from noiser.types import Span
 from report_for_tests import METHODS, attribution, full, plan, row, soft, toml, write_folder
 
@@ -108,15 +109,15 @@ def test_rows_of_a_larger_plan_are_left_out(small, tmp_path):
     found = Results.of(Store(tmp_path / "run"))
     cell = Cell("gemma-3-270m", "known", "noiser", "faithfulness")
     assert len(small.rows(cell)) == 5
-    assert sorted(row.index for row in found.rows(cell).values()) == [0, 1]
+    assert sorted(found.rows(cell)["index"]) == [0, 1]
     assert found.seconds(cell._replace(metric="attribution")).n == 2
-    assert not found.rows(cell._replace(method=METHODS[1]))
+    assert found.rows(cell._replace(method=METHODS[1])).empty
 
 
 @pytest.mark.parametrize("text", ["Solve $$ x = 2 $$ now", "It costs $100% of_x$ here", "Say \\frac{ and $5 " * 9])
 def test_heat_maps_show_any_prompt_as_it_is(small, tmp_path, text):
     write_folder(tmp_path, small, {"own": text})
-    (picture,) = heatmaps(Results.of(Store(tmp_path)))
+    (picture,) = heatmaps(own_attributions(Results.of(Store(tmp_path))))
     svg(picture)
     shown = [one.get_text() for one in picture.figure.axes[0].texts]
     assert [word for word in text.split() if word not in shown] == []
@@ -137,7 +138,7 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
     whole, packed = (Results.of(Store(place)) for place in (folder, tmp_path / "packed"))
     assert str(tables(whole)) == str(tables(packed))  # NaN, in cells without rows, is not equal to itself
     assert own_attributions(packed) == []
-    assert len(figures(packed)) == len(plots(whole))
+    assert len(drawn(packed)) == len(drawn(whole))
 
 
 @pytest.mark.slow
@@ -158,9 +159,13 @@ def test_the_reproductions_tables_are_those_of_its_rows():
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
+def drawn(results):
+    return plots(results, tables(results))
+
+
 @pytest.fixture(scope="module")
 def pictures():
-    return plots(full(6))
+    return drawn(full(6))
 
 
 def test_figures_of_the_paper_are_there(pictures):
@@ -178,8 +183,8 @@ def test_every_figure_says_its_numbers_in_words(pictures):
 
 
 def test_bars_have_the_tables_heights(pictures):
-    found, *_ = judged.minimum(full(6))
-    values = [line.cells[0].value for line in found.lines]
+    found = next(table for table in tables(full(6)) if table.key.startswith("minimum-known"))
+    values = [row.cells[0].value for row in found.rows]
     picture = next(one for one in pictures if one.key == "minimum-known")
     widths = [patch.get_width() for patch in picture.figure.axes[0].patches]
     assert widths == pytest.approx(values)
@@ -201,13 +206,14 @@ def test_methods_have_markers_of_their_own(pictures):
 
 def test_figure_without_a_number_is_left_out():
     rows = [row("noiser", "soft_scores", 0, soft(0.03, 0.5))]
-    assert plots(Results(plan=plan(), stored=rows)) == []
+    assert drawn(Results(plan=plan(), stored=rows)) == []
 
 
 def test_missing_bar_is_a_dash_not_a_zero():
     results = full(6)
     rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]
-    (picture,) = bars.minimum(Results(plan=results.plan, stored=rows))
+    without = Results(plan=results.plan, stored=rows)
+    (picture,) = [one for one in drawn(without) if one.key == "minimum-known"]
     texts = [text.get_text() for text in picture.figure.axes[0].texts]
     assert " –" in texts
     assert "0%" not in texts
@@ -332,6 +338,81 @@ def test_names_are_escaped(tmp_path):
     text = (tmp_path / "out/report.html").read_text()
     assert "<script>" not in text
     assert "&lt;b&gt;&amp;" in text
+
+
+# ---- names and files that others made -------------------------------------------------------------------------------
+
+HOSTILE = "<b>\n\nred \x1b[31m \u202e\r{x}"
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder whose plan has line breaks, control characters and marks of every format in its names."""
+    data = [{"name": HOSTILE, "label": "known"}, {"label": "own", "prompts": [OWN]}]
+    wanted = plan(name=HOSTILE, data=data, metrics=[{"name": "answerability", "judge": HOSTILE}])
+    rows = [row("noiser", "answerability", i, {"answerability_rate": i % 2}) for i in range(3)]
+    rows.append(row("occlusion", "answerability", 0, error=f"{HOSTILE}: why"))
+    folder = tmp_path / "run"
+    write_json(folder, {"format": FORMAT, "schema": SCHEMA, "models": {}, "versions": {HOSTILE: HOSTILE}})
+    store = Store(folder)
+    store.write_plan(toml(wanted))
+    for one in rows:
+        store.add(File("rows", (one.model, one.data, one.method, one.metric), one.index), [one._asdict()])
+    return folder
+
+
+@pytest.mark.parametrize("form", ["md", "latex", "csv"])
+def test_control_characters_of_names_do_not_reach_the_terminal(hostile, form):
+    text = run(hostile, "--format", form).stdout
+    assert re.search(r"[⟨$]U\+001B[⟩$]", text.replace(r"\langle", "").replace(r"\rangle", "").replace("$$", "$"))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_names_stay_on_their_line(hostile, tmp_path):
+    assert run(hostile, "--format", "all", "--html", "-o", tmp_path / "out").exit_code == 0
+    latex = (tmp_path / "out/report.tex").read_text()
+    assert r"\section*{Benchmark ``\textless{}b\textgreater{} red $\langle$U+001B" in latex
+    assert all("{" not in line or line.count("{") == line.count("}") for line in latex.splitlines() if "red" in line)
+    assert (tmp_path / "out/report.md").read_text().splitlines()[0].endswith("\\[31m ⟨U+202E⟩ {x}”")
+    assert not re.search(r"[\x1b\u202e]", (tmp_path / "out/report.html").read_text())
+
+
+@pytest.mark.parametrize("example", ["x/../../../../ESC", "../ESC", "/tmp/ESC", "a\nb", "", "-a", "a/b", "a\\b"])
+def test_names_of_examples_stay_inside_the_folder(small, tmp_path, example):
+    place = tmp_path / "a" / "b" / "c"
+    write_folder(place, small, {"own": OWN})
+    (stored,) = place.glob("attributions/*/own/noiser/*.jsonl")
+    stored.write_text(stored.read_text().replace('"own-0"', json.dumps(example)))
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    for option in ("--figures", "--html"):
+        ran = run(place, option, "-o", place / "report")
+        assert (ran.exit_code, f"its example is {example!r}" in " ".join(ran.stderr.split())) == (2, True)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "line", ["null", "{}", "[]", '"a"', "7", "[" * 100_000, '{"model": 1}', "VALUES:null", 'INDEX:"a"', "VALUES:[1]"]
+)
+@pytest.mark.parametrize("kind", ["rows", "attributions"])
+def test_lines_that_are_no_records_are_damage(small, tmp_path, kind, line):
+    write_folder(tmp_path, small, {"own": OWN})
+    name = "noiser/attribution" if kind == "rows" else "noiser"
+    (place,) = tmp_path.glob(f"{kind}/*/*/{name}/00000.jsonl")
+    if line.startswith(("VALUES", "INDEX")):
+        key, value = line.split(":")
+        first = json.loads(place.read_text().splitlines()[0])
+        key = {"VALUES": "values" if kind == "rows" else "attribution", "INDEX": "index"}[key]
+        line = json.dumps(first | {key: json.loads(value) or 3})
+    place.write_text(f"{line}\n")
+    ran = run(tmp_path, "--html")
+    assert ran.exit_code == 2, ran.exception
+    assert "is damaged" in " ".join(ran.stderr.split())
+
+
+def test_a_number_that_is_too_large_is_no_value():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate((0.5, 0.6, 10**400))]
+    cell = Cell("gemma-3-270m", "known", "noiser", "soft_scores")
+    assert Results(plan=plan(), stored=rows).numbers(cell)["soft_nc"].isna().tolist() == [False, False, True]
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

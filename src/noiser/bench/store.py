@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -245,8 +245,12 @@ class Store:
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
         try:
-            yield from map(json.loads, self._text(path).splitlines())
-        except ValueError as error:
+            for line_text in self._text(path).splitlines():
+                values = json.loads(line_text)
+                if not isinstance(values, dict) or not {"example", "index", "attribution", "error"} <= values.keys():
+                    raise ValueError("a line is not a stored attribution")
+                yield cast("dict[str, Any]", values)
+        except (ValueError, RecursionError) as error:
             self._skip(path, error)
 
     def _skip(self, path: Path, error: Exception) -> None:

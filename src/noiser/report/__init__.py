@@ -1,21 +1,20 @@
 """Report: the rows of a benchmark as tables, figures and pages. It never runs a model."""
 
-from noiser.report.catalog import tables
-from noiser.report.latex import document, tabular
-from noiser.report.results import Cell, Results
-from noiser.report.table import Count, Head, Line, Number, Quoted, Table
-from noiser.report.text import csv_text, markdown
+from noiser.report.formats import csv_text, document, markdown, tabular
+from noiser.report.rows import Cell, Results
+from noiser.report.table import Column, Count, Number, Quoted, Row, Table
+from noiser.report.tables import tables
 from noiser.report.write import FORMATS, render, write_report
 
 __all__ = [
     "FORMATS",
     "Cell",
+    "Column",
     "Count",
-    "Head",
-    "Line",
     "Number",
     "Quoted",
     "Results",
+    "Row",
     "Table",
     "csv_text",
     "document",

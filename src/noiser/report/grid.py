@@ -3,39 +3,179 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from noiser.bench.plan import MethodEntry, ModelEntry
-from noiser.metrics.metric import Summary
-from noiser.report.choices import Source
-from noiser.report.names import method_title
-from noiser.report.paper import MODELS, comparable, model_of
-from noiser.report.results import Cell, Results, is_clear
-from noiser.report.table import Cell as TableCell
-from noiser.report.table import Form, Head, Line, Number, Quoted, Table
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry
+from noiser.errors import UnknownNameError
+from noiser.metrics.catalog import METRICS
+from noiser.metrics.metric import Metric, Summary
+from noiser.registry import unversioned
+from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_of
+from noiser.report.rows import Cell, Results, is_clear
+from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value, clean
 
-__all__ = ["Asked", "better", "grid", "mark_best", "number"]
+__all__ = [
+    "MeasuredNumber",
+    "Source",
+    "by_tag",
+    "data_title",
+    "grid",
+    "mark_best",
+    "method_title",
+    "metric_of",
+    "named",
+    "ordinary",
+    "sources",
+    "split",
+    "table_of_columns",
+    "without_boundings",
+]
 
-PAPER_MEAN = f"paper, mean of its {len(MODELS)} models"
+METHOD_TITLES: Mapping[str, str] = {
+    "noiser": "Noiser",
+    "noiser_relative": "Noiser, relative noise",
+    "random": "Random",
+    "last_attention": "Last attention",
+    "attention_rollout": "Attention rollout",
+    "input_x_gradient": "Input × gradient",
+    "integrated_gradients": "Integrated gradients",
+    "gradient_shap": "Gradient SHAP",
+    "deeplift": "DeepLIFT",
+    "sequential_integrated_gradients": "Sequential IG",
+    "lime": "LIME",
+    "occlusion": "Occlusion",
+    "kernel_shap": "Kernel SHAP",
+    "shapley_sampling": "Shapley sampling",
+    "context_cite": "ContextCite",
+    "attn_lrp": "AttnLRP",
+}
+_DATA_TITLES = {"known": "KNOWN", "longra": "LongRA", "wikitext": "Wikipedia sentences", "wikibio": "WikiBio"}
+
+_PAPER_MEAN = f"paper, mean of its {len(MODELS)} models"
 """The group of the reference column for models that the paper does not have."""
 
 _MOST_REASONS = 8
 _SIDE_BY_SIDE = 2
-"""Most numbers a model where models stand side by side."""
-
-Printed = Callable[[MethodEntry, str | None], float | None]
-"""The paper's number for a method and one of its models, or for the mean of its models."""
+"""Most numbers per model where models stand side by side."""
 
 
-class Asked(NamedTuple):
-    """A column to be made.
+def method_title(label: str) -> str:
+    """A method's title; a label that is not a registry name stands as it is."""
+    return METHOD_TITLES.get(unversioned(label), label)
+
+
+def data_title(entry: DataEntry) -> str:
+    """A data set's title, with its label where the plan has given it one."""
+    title = _DATA_TITLES.get(unversioned(entry.name or ""), clean(entry.name or entry.label))
+    return title if entry.name in (None, entry.label) else f"{title} ({entry.label})"
+
+
+# ---- which metrics and methods a table is about ---------------------------------------------------------------------
+
+
+def metric_of(measure: MetricEntry) -> Metric | None:
+    """The registry's metric of that name; None where its package is not installed here."""
+    try:
+        return METRICS.get(measure.name).factory()
+    except UnknownNameError:
+        return None
+
+
+class Source(NamedTuple):
+    """The metric that a number comes from.
 
     Attributes:
-        name: its head.
+        measure: a metric of the plan.
+        tag: what sets it apart in titles and keys from the first metric with that number; empty for that one, unless
+            the plan has renamed it.
+    """
+
+    measure: MetricEntry
+    tag: str
+
+    @property
+    def suffix(self) -> str:
+        """The tag for titles."""
+        return f" ({self.tag})" if self.tag else ""
+
+    @property
+    def tail(self) -> str:
+        """The tag for keys."""
+        return f"-{self.tag}" if self.tag else ""
+
+    @property
+    def summaries(self) -> Mapping[str, Summary]:
+        """The numbers over prompts that the metric has by name."""
+        metric = metric_of(self.measure)
+        return metric.summaries if metric else {}
+
+    def key(self, what: str, data: DataEntry) -> str:
+        """The key of a table or figure about a data set."""
+        return f"{what}-{data.label}{self.tail}"
+
+    def title(self, what: str, data: DataEntry) -> str:
+        """Its title."""
+        return f"{what} on {data_title(data)}{self.suffix}"
+
+
+def sources(results: Results, number: str, data: str) -> list[Source]:
+    """The metrics with a number of that name that the plan has for a data set."""
+    return _tagged(results, data, lambda measure: number in Source(measure, "").summaries)
+
+
+def named(results: Results, name: str, data: str) -> list[Source]:
+    """The metrics with that name in the registry that the plan has for a data set."""
+    return _tagged(results, data, lambda measure: unversioned(measure.name) == name)
+
+
+def by_tag(results: Results, numbers: Iterable[str], data: str) -> list[Mapping[str, Source]]:
+    """The sources of several numbers, for tables that have them side by side: those with the same tag together."""
+    found: dict[str, dict[str, Source]] = {}
+    for number in numbers:
+        for source in sources(results, number, data):
+            found.setdefault(source.tag, {})[number] = source
+    return list(found.values())
+
+
+def _tagged(results: Results, data: str, chosen: Callable[[MetricEntry], bool]) -> list[Source]:
+    measures = [
+        measure
+        for measure in results.measures
+        if chosen(measure) and any(results.planned(method.label, measure.label, data) for method in results.methods)
+    ]
+    return [
+        Source(measure, "" if position == 0 and measure.label == unversioned(measure.name) else measure.label)
+        for position, measure in enumerate(measures)
+    ]
+
+
+def ordinary(results: Results, sources: Iterable[Source], data: str, profile: str = "paper") -> list[MethodEntry]:
+    """The methods that the plan measures with one of these metrics, in the paper's profile or another."""
+    labels = [source.measure.label for source in sources]
+    return [
+        method
+        for method in results.methods
+        if method.profile == profile and any(results.planned(method.label, label, data) for label in labels)
+    ]
+
+
+def without_boundings(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
+    """The methods without Noiser's other boundings, which have a table of their own."""
+    return [method for method in methods if bounding_of(method.name, method.args, method.unit) in (None, "k_min")]
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+class MeasuredNumber(NamedTuple):
+    """A number of a metric, to be shown for every method.
+
+    Attributes:
+        name: header of its column.
         metric: label of the metric whose rows have it.
         summary: the number.
-        form: how to write it.
+        form: how it is written.
         printed: the paper's number, if the paper has this column.
         category: only rows of that category.
     """
@@ -50,8 +190,8 @@ class Asked(NamedTuple):
     @classmethod
     def of(
         cls, source: Source, number: str, name: str, form: Form = "decimal", printed: Printed | None = None
-    ) -> Asked:
-        """A column of a number that a metric has by name; without the paper's number where it cannot be compared."""
+    ) -> MeasuredNumber:
+        """A number that a metric has by name; without the paper's where that cannot be compared."""
         measure = source.measure
         return cls(name, measure.label, source.summaries[number], form, printed if comparable(measure) else None)
 
@@ -59,15 +199,18 @@ class Asked(NamedTuple):
         """The rows that it is taken over."""
         return Cell(model, data, method, self.metric, self.category)
 
+    def column(self, group: str) -> Column:
+        """The head of its column."""
+        return Column(self.name, group, {True: "higher", False: "lower", None: ""}[self.summary.scale.higher_is_better])
 
-def better(summary: Summary) -> str:
-    """Which way is better, as heads say it."""
-    return {True: "higher", False: "lower", None: ""}[summary.scale.higher_is_better]
+    def value(self, results: Results, cell: Cell) -> Number:
+        """The number of a cell."""
+        return Number.of(results.estimate(cell, self.summary), results.errors(cell).total(), self.form)
 
-
-def number(results: Results, cell: Cell, asked: Asked) -> Number:
-    """The number of a cell."""
-    return Number.of(results.estimate(cell, asked.summary), results.errors(cell).total(), asked.form)
+    def marked(self, results: Results, model: str, data: str, methods: Sequence[MethodEntry]) -> list[Number]:
+        """The numbers of methods, with the best of them marked."""
+        cells = [self.cell(model, data, method.label) for method in methods]
+        return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
 
 
 def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers: Sequence[Number]) -> list[Number]:
@@ -78,110 +221,98 @@ def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers
     examples that both have, is clear (`is_clear`) and on the best one's side of 0.
     """
     sign = {True: 1.0, False: -1.0, None: math.nan}[summary.scale.higher_is_better]
-    ranked = [index for index, found in enumerate(numbers) if not math.isnan(found.low * sign)]
-    if len(ranked) < 2:
-        return list(numbers)
-    if len({numbers[index].value for index in ranked}) == 1:
-        return list(numbers)
+    ranked = [index for index, number in enumerate(numbers) if not math.isnan(number.low * sign)]
+    marked = list(numbers)
+    if len({numbers[index].value for index in ranked}) < 2:
+        return marked
     most = max(numbers[index].n for index in ranked)
     best = max((i for i in ranked if 2 * numbers[i].n >= most), key=lambda index: sign * numbers[index].value)
-    marked = list(numbers)
     marked[best] = numbers[best].marked("best")
-    for index in ranked:
-        if index == best:
-            continue
+    for index in set(ranked) - {best}:
         gap = results.paired(cells[best], cells[index], summary)
         if not (is_clear(gap) and gap.value * sign > 0):
             marked[index] = numbers[index].marked("level")
     return marked
 
 
-def grid(
-    results: Results,
-    *,
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+Columns = Sequence[tuple[Column, Sequence[Value]]]
+"""Columns with their cells, one per row."""
+
+
+def table_of_columns(
     key: str,
     title: str,
-    data: str,
-    methods: Sequence[MethodEntry],
-    asked: Sequence[Asked],
-    notes: Sequence[str] = (),
-    corner: str = "method",
-    labels: Callable[[MethodEntry], str] = lambda method: method_title(method.label),
-) -> list[Table]:
-    """Methods by numbers on one data set: models side by side or, where there are many numbers, a table each."""
-    apart = len(asked) > _SIDE_BY_SIDE and len(results.models) > 1
-    return [
-        Table(
-            key=f"{key}-{models[0].label}" if apart else key,
-            title=f"{title}, {models[0].label}" if apart else title,
-            corner=corner,
-            heads=tuple(heads),
-            lines=tuple(
-                Line(labels(method), tuple(column[row] for column in columns)) for row, method in enumerate(methods)
-            ),
-            notes=(*notes, *reasons),
-            legend="best" if any(one.summary.scale.higher_is_better is not None for one in asked) else "",
-        )
-        for models in ([[model] for model in results.models] if apart else [list(results.models)])
-        for heads, columns, reasons in [_columns(results, models, data, methods, asked, labels)]
-    ]
+    stub_header: str,
+    labels: Iterable[str],
+    columns: Columns,
+    notes: Iterable[str] = (),
+    legend: Legend = "",
+) -> Table:
+    """A table with the rows of these labels."""
+    rows = tuple(Row(label, tuple(cells[i] for _, cells in columns)) for i, label in enumerate(labels))
+    heads = tuple(head for head, _ in columns)
+    return Table(
+        key=key, title=title, stub_header=stub_header, columns=heads, rows=rows, notes=tuple(notes), legend=legend
+    )
 
 
-def _columns(
+def split(results: Results, numbers: int) -> list[tuple[Sequence[ModelEntry], str, str]]:
+    """The models of each table, and what sets its key and title apart: one table, or one per model for many numbers."""
+    if numbers <= _SIDE_BY_SIDE or len(results.models) == 1:
+        return [(results.models, "", "")]
+    return [([model], f"-{model.label}", f", {model.label}") for model in results.models]
+
+
+def grid(
     results: Results,
-    models: Sequence[ModelEntry],
-    data: str,
+    data: DataEntry,
+    key: str,
+    title: str,
     methods: Sequence[MethodEntry],
-    asked: Sequence[Asked],
-    labels: Callable[[MethodEntry], str],
-) -> tuple[list[Head], list[list[TableCell]], list[str]]:
-    """Heads, columns, and why numbers are missing."""
-    heads: list[Head] = []
-    columns: list[list[TableCell]] = []
-    reasons: list[str] = []
-    for model in models:
-        for one in asked:
-            cells = [one.cell(model.label, data, method.label) for method in methods]
-            found = mark_best(results, cells, one.summary, [number(results, cell, one) for cell in cells])
-            heads.append(Head(one.name, model.label, better(one.summary)))
-            columns.append(list(found))
-            reasons += _reasons(found, [f"{labels(method)}, {one.name}, {model.label}" for method in methods])
-            _add_printed(heads, columns, model, one, methods)
-    if any(model_of(model.name) is None for model in models):
-        for one in asked:
-            if one.printed is not None:
-                printed = one.printed
-                _add_quoted(heads, columns, Head(one.name, PAPER_MEAN), [printed(m, None) for m in methods], one.form)
-    return heads, columns, _shortened(reasons)
+    numbers: Sequence[MeasuredNumber],
+    notes: Sequence[str] = (),
+    stub_header: str = "method",
+    label: Callable[[MethodEntry], str] = lambda method: method_title(method.label),
+) -> list[Table]:
+    """Methods by numbers on one data set: models side by side or, where there are many numbers, one table per model."""
+    legend: Legend = "best" if any(one.summary.scale.higher_is_better is not None for one in numbers) else ""
+    labels = [label(method) for method in methods]
+    found: list[Table] = []
+    for models, tail, suffix in split(results, len(numbers)):
+        columns: list[tuple[Column, Sequence[Value]]] = []
+        reasons: list[str] = []
+        for model in models:
+            for number in numbers:
+                cells = number.marked(results, model.label, data.label, methods)
+                columns.append((number.column(model.label), cells))
+                reasons += [
+                    f"{name}, {number.name}, {model.label}: {cell.reason}."
+                    for name, cell in zip(labels, cells, strict=True)
+                    if cell.n and math.isnan(cell.value)  # a cell without rows says so itself
+                ]
+                if paper_model := model_of(model.name):
+                    columns += _printed(
+                        number, Column(f"{number.name}, paper", model.label), data, methods, paper_model
+                    )
+        if not all(model_of(model.name) for model in models):
+            for number in numbers:
+                columns += _printed(number, Column(number.name, _PAPER_MEAN), data, methods, None)
+        if (rest := len(reasons) - _MOST_REASONS) > 0:
+            reasons[_MOST_REASONS:] = [f"And {rest} more such cells; the CSV has the reason of each."]
+        all_notes = [*notes, *reasons]
+        found.append(table_of_columns(key + tail, title + suffix, stub_header, labels, columns, all_notes, legend))
+    return found
 
 
-def _add_printed(
-    heads: list[Head], columns: list[list[TableCell]], model: ModelEntry, one: Asked, methods: Sequence[MethodEntry]
-) -> None:
-    """The paper's column for a model that it has."""
-    same = model_of(model.name)
-    if one.printed is not None and same is not None:
-        head = Head(f"{one.name}, paper", model.label)
-        _add_quoted(heads, columns, head, [one.printed(method, same) for method in methods], one.form)
-
-
-def _add_quoted(
-    heads: list[Head], columns: list[list[TableCell]], head: Head, values: Sequence[float | None], form: Form
-) -> None:
-    if any(value is not None for value in values):
-        heads.append(head)
-        columns.append([Quoted(value, form) for value in values])
-
-
-def _reasons(numbers: Sequence[Number], names: Sequence[str]) -> list[str]:
-    """Why numbers with rows have no value; a cell without rows says so itself."""
-    return [
-        f"{name}: {found.reason}."
-        for found, name in zip(numbers, names, strict=True)
-        if found.n and math.isnan(found.value)
-    ]
-
-
-def _shortened(reasons: Sequence[str]) -> list[str]:
-    rest = len(reasons) - _MOST_REASONS
-    return [*reasons[:_MOST_REASONS], *([f"And {rest} more such cells; the CSV has the reason of each."] * (rest > 0))]
+def _printed(
+    number: MeasuredNumber, head: Column, data: DataEntry, methods: Sequence[MethodEntry], model: str | None
+) -> Columns:
+    """The paper's column, if it has a number for one of the methods."""
+    if number.printed is None:
+        return []
+    values = [number.printed.number(data, method, model) for method in methods]
+    known = any(value is not None for value in values)
+    return [(head, [Quoted(value, number.form) for value in values])] if known else []

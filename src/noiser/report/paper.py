@@ -1,4 +1,4 @@
-"""The numbers that the paper printed, to be put beside ours."""
+"""The numbers that the paper printed, which stand beside ours."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from noiser.bench.plan import MetricEntry
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.registry import unversioned
 
-__all__ = ["MODELS", "bounding_of", "comparable", "data_of", "method_of", "model_of", "published"]
+__all__ = ["MODELS", "Printed", "bounding_of", "comparable", "data_of", "method_of", "model_of", "published"]
 
 MODELS = ("Qwen2-0.5B", "Llama3.2-1B", "Qwen2-1.5B", "gemma-2-2B", "gemma-2-9B", "Llama3-8B")
 """The paper's six models, as it names them."""
@@ -35,7 +35,31 @@ _METHODS = frozenset(
 _DATA = {"known": "known", "longra": "longra", "wikitext": "wikibio"}
 _BOUNDINGS = {"random": "random_k", "k_max_per_unit": "k_max_per_token"}
 _HARMLESS = frozenset({"search", "all_thresholds", "batch_size"})
-"""Parameters that change how a score is found, not what it is."""
+"""Parameters that change how a score is computed, not what it is."""
+
+
+class Printed(NamedTuple):
+    """A number of the paper's tables.
+
+    Attributes:
+        table: as for `published`.
+        column: of tables with several numbers per cell.
+    """
+
+    table: str
+    column: str | None = None
+
+    def number(self, data: DataEntry, method: MethodEntry, model: str | None) -> float | None:
+        """The paper's number for a method and one of its models, or the mean of its models; None if it has none."""
+        settings = method.name, method.args, method.unit
+        if self.table in ("faithfulness", "soft_ns_nc"):
+            path = [data_of(data.name), method_of(*settings)]
+        else:  # on KNOWN alone
+            name = bounding_of(*settings) if self.table == "bounding_known" else method_of(*settings)
+            path = [name if data_of(data.name) == "known" else None]
+        names = [name for name in path if name]
+        value = published(self.table, names, model, self.column) if len(names) == len(path) else None
+        return value / 100 if value is not None and self.column == "rate_percent" else value
 
 
 def model_of(name: str) -> str | None:
@@ -69,7 +93,7 @@ def bounding_of(name: str, args: Mapping[str, Any], unit: str = "token") -> str 
 
 
 def comparable(measure: MetricEntry) -> bool:
-    """Whether a metric makes shares of the scores as the paper's does."""
+    """Whether a metric normalises the scores as the paper's does."""
     return measure.normalization in (None, "sum")
 
 

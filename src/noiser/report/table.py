@@ -1,29 +1,39 @@
-"""A table before it has a form: heads, lines and cells; Markdown, LaTeX, CSV and HTML are made of it."""
+"""A table before it has a format: columns, rows and cells; Markdown, LaTeX, CSV and HTML are made of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
+import pandas as pd
+
+from noiser.attribution.display import visible
 from noiser.metrics.bootstrap import Estimate
 
 __all__ = [
     "DASH",
     "LEGENDS",
     "READING",
-    "Cell",
+    "CellText",
+    "Column",
     "Count",
     "Form",
-    "Head",
-    "Line",
     "Number",
     "Quoted",
-    "Shown",
+    "Row",
     "Table",
-    "shown",
+    "Value",
+    "cells_frame",
+    "clean",
+    "clean_text",
+    "format_cell",
 ]
+
+_BREAKS = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 DASH = "–"
 """Stands where there is no number; never 0."""
@@ -56,7 +66,7 @@ READING = (
     "Columns named “paper” are as printed there, beside the same model; “mean of its 6 models” is a reference for "
     "models that the paper does not have, and no replication.",
 )
-"""How to read the tables, once for all."""
+"""How to read the tables, for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +78,9 @@ class Number:
         low, high: ends of the interval; NaN where there is none.
         n: prompts that it is taken over.
         errors: prompts that failed.
-        mark: how it stands in its column.
+        mark: how it compares with its column.
         reason: what is missing.
-        form: how to write it.
+        form: how it is written.
     """
 
     value: float
@@ -85,15 +95,8 @@ class Number:
     @classmethod
     def of(cls, found: Estimate, errors: int = 0, form: Form = "decimal") -> Number:
         """From an estimate."""
-        return cls(
-            value=found.value,
-            low=found.low,
-            high=found.high,
-            n=found.n,
-            errors=errors,
-            reason=found.reason,
-            form=form,
-        )
+        value, low, high = found.value, found.low, found.high
+        return cls(value=value, low=low, high=high, n=found.n, errors=errors, reason=found.reason, form=form)
 
     def marked(self, mark: Mark) -> Number:
         """The same with a mark."""
@@ -113,11 +116,12 @@ class Count(NamedTuple):
     value: int | None
 
 
-Cell = Number | Quoted | Count | str
+Value = Number | Quoted | Count | str
+"""What a cell of a table holds."""
 
 
-class Head(NamedTuple):
-    """A column.
+class Column(NamedTuple):
+    """The head of a column.
 
     Attributes:
         name: what is measured.
@@ -130,16 +134,16 @@ class Head(NamedTuple):
     better: str = ""
 
     @property
-    def text(self) -> str:
-        """The name, with an arrow that says where better is."""
+    def header(self) -> str:
+        """The name, with an arrow up where higher is better and down where lower is."""
         return self.name + {"higher": " ↑", "lower": " ↓"}.get(self.better, "")
 
 
-class Line(NamedTuple):
-    """A row: what it is about, and one cell a column."""
+class Row(NamedTuple):
+    """A row: its label, and a cell for each column."""
 
     label: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Value, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,41 +151,97 @@ class Table:
     """A table.
 
     Attributes:
-        key: short name, for files and links.
+        key: short name, for labels and the CSV.
         title: what it shows.
-        corner: what its lines are.
-        heads: columns, without that of the labels.
-        lines: rows.
+        stub_header: header of the column of row labels.
+        columns: heads of the columns.
+        rows: each with as many cells as there are columns.
         notes: how to read it, and what is missing.
         legend: what its marks mean.
     """
 
     key: str
     title: str
-    corner: str
-    heads: tuple[Head, ...]
-    lines: tuple[Line, ...]
+    stub_header: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     legend: Legend = ""
 
     def __post_init__(self) -> None:
-        for line in self.lines:
-            assert len(line.cells) == len(self.heads), (self.key, line.label, len(line.cells), len(self.heads))
+        for row in self.rows:
+            assert len(row.cells) == len(self.columns), (self.key, row.label, len(row.cells), len(self.columns))
 
     @property
     def groups(self) -> list[tuple[str, int]]:
         """(group, how many columns), in order; empty where they say no more than the title."""
-        found: list[tuple[str, int]] = []
-        for head in self.heads:
-            if found and found[-1][0] == head.group:
-                found[-1] = (head.group, found[-1][1] + 1)
-            else:
-                found.append((head.group, 1))
+        found = [(name, len(list(columns))) for name, columns in groupby(column.group for column in self.columns)]
         return found if len(found) > 1 or (found and found[0][0] not in self.title) else []
 
+    @property
+    def footnotes(self) -> list[str]:
+        """The notes that stand below the table; what "best" marks mean is said once per report, in `READING`."""
+        return [*self.notes, *([LEGENDS["clear"]] if self.legend == "clear" else [])]
 
-class Shown(NamedTuple):
-    """A cell as texts: value, interval, and what it is taken over; empty where there is none."""
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds texts."""
+        return any(isinstance(row.cells[column], str) for row in self.rows)
+
+
+def clean(text: str) -> str:
+    r"""The text in one line, with every character that a terminal obeys as a visible one; for names that others chose.
+
+    >>> clean("a\n\nb \x1b[31m")
+    'a b ⟨U+001B⟩[31m'
+    """
+    return visible(_BREAKS.sub(" ", text))
+
+
+def clean_text(value: object) -> object:
+    """A text made clean; anything else, `markupsafe.Markup` too, as it is."""
+    return clean(value) if type(value) is str else value
+
+
+def cells_frame(tables: Iterable[Table]) -> Any:
+    """All cells of tables as one long DataFrame, one line per cell, with every digit.
+
+    Columns are table, row, group, column, source ("run" or "paper"), value, low, high, n, failed, mark, reason and
+    text; numbers that are not there are NaN or None.
+    """
+    lines = [
+        [*map(clean_text, (table.key, row.label, column.group, column.name, *_fields(cell)))]
+        for table in tables
+        for row in table.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+    ]
+    heads = [
+        "table",
+        "row",
+        "group",
+        "column",
+        "source",
+        "value",
+        "low",
+        "high",
+        "n",
+        "failed",
+        "mark",
+        "reason",
+        "text",
+    ]
+    return pd.DataFrame(lines, columns=heads, dtype=object)
+
+
+def _fields(cell: Value) -> tuple[object, ...]:
+    if isinstance(cell, str):
+        return "run", *[None] * 7, cell
+    if isinstance(cell, Number):
+        return "run", cell.value, cell.low, cell.high, cell.n, cell.errors, cell.mark, cell.reason, None
+    return "paper" if isinstance(cell, Quoted) else "run", cell.value, *[None] * 7
+
+
+class CellText(NamedTuple):
+    """A cell as texts: value, interval, and the prompts it is taken over; empty where there is none."""
 
     value: str
     interval: str = ""
@@ -190,40 +250,36 @@ class Shown(NamedTuple):
     unit: str = ""
 
 
-def shown(cell: Cell) -> Shown:
+def format_cell(cell: Value) -> CellText:
     """The texts of a cell, with a true minus sign."""
     if isinstance(cell, str):
-        return Shown(cell)
+        return CellText(cell)
     if isinstance(cell, Count):
-        return Shown(DASH if cell.value is None else f"{cell.value:,}".replace(",", "\u00a0"))
+        return CellText(DASH if cell.value is None else f"{cell.value:,}".replace(",", "\u00a0"))
+    unit = "%" if cell.form == "percent" else ""
     if isinstance(cell, Quoted):
-        return Shown(DASH) if cell.value is None else Shown(*_quoted(cell.value, cell.form))
+        return CellText(DASH) if cell.value is None else CellText(_quoted(cell.value, cell.form), unit=unit)
     base = f"n\u00a0=\u00a0{cell.n}" + (f", {cell.errors} failed" if cell.errors else "")
     if math.isnan(cell.value):
-        return Shown(DASH, "", base)
-    texts = _texts([cell.value, cell.low, cell.high], cell.form)
-    interval = "" if math.isnan(cell.low) else f"[{texts[1]}, {texts[2]}]"
-    return Shown(texts[0], interval, base, cell.mark, "%" if cell.form == "percent" else "")
+        return CellText(DASH, "", base)
+    value, low, high = (_digits(number, cell.form) for number in (cell.value, cell.low, cell.high))
+    return CellText(value, "" if math.isnan(cell.low) else f"[{low}, {high}]", base, cell.mark, unit)
 
 
-def _quoted(value: float, form: Form) -> tuple[str, str, str, Mark, str]:
+def _quoted(value: float, form: Form) -> str:
     text = {"percent": f"{100 * value:.3g}", "decimal": f"{value:z.4f}", "quantity": f"{value:.4g}"}[form]
-    return text.replace("-", "−"), "", "", "", "%" if form == "percent" else ""
+    return text.replace("-", "−")
 
 
-def _texts(values: Sequence[float], form: Form) -> list[str]:
+def _digits(value: float, form: Form) -> str:
     if form == "percent":
-        texts = [f"{100 * value:z.1f}" for value in values]
+        text = f"{100 * value:z.1f}"
     elif form == "decimal":
-        texts = [f"{value:z.3f}" if abs(value) < 1000 else f"{value:.3g}" for value in values]
+        text = f"{value:z.3f}" if abs(value) < 1000 else f"{value:.3g}"
+    elif not math.isfinite(value) or not value:
+        text = f"{value:g}"
+    elif abs(value) >= 100:
+        text = f"{value:,.0f}".replace(",", "\u00a0")
     else:
-        texts = [_quantity(value) for value in values]
-    return [text.replace("-", "−") for text in texts]
-
-
-def _quantity(value: float) -> str:
-    if not math.isfinite(value) or not value:
-        return f"{value:g}"
-    if abs(value) >= 100:
-        return f"{value:,.0f}".replace(",", "\u00a0")
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.replace("-", "−")

@@ -1,0 +1,294 @@
+"""Figures of the tables' numbers: bars and intervals with a row per method, scatter plots with a point per method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from noiser.bench.plan import DataEntry
+from noiser.report.figures import BLUE, INK, ORANGE, PAPER, SOFT, Picture, canvas
+from noiser.report.grid import by_tag, data_title, named, sources
+from noiser.report.rows import Frame, Results
+from noiser.report.table import Table, cells_frame
+from noiser.report.tables import CATEGORY
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["COLOURS", "MARKERS", "plots"]
+
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "H", "8", "1", "2", "3", "4", "+", "x")
+"""One per method, in the order of the plan: shape tells them apart, colour only helps."""
+
+_GAPS = {
+    "area_minus_random": ("area − random", "by score"),
+    "rank_area_minus_random": ("area by rank − random", "by rank"),
+}
+_HEIGHT = 0.6
+_MAIN: dict[str, Any] = {"facecolor": ORANGE, "edgecolor": INK, "linewidth": 0.7}
+_DISTRACTOR: dict[str, Any] = {**_MAIN, "facecolor": BLUE, "hatch": "////"}
+_DASHED: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1}
+
+
+def plots(results: Results, tables: Sequence[Table]) -> list[Picture]:
+    """The figures of these tables of a run, in the order of a report. Raises DependencyError without matplotlib."""
+    numbers = _Numbers(results.plan.labels("models"), cells_frame(tables))
+    draw = (_areas, _localisation, _minimum, _against_answerability, _against_cost)
+    return [picture for one in draw for data in results.data for picture in one(results, data, numbers)]
+
+
+class _Numbers(NamedTuple):
+    """The numbers of tables: labels of the models, and `cells_frame`."""
+
+    models: Sequence[str]
+    cells: Frame
+
+    def column(self, key: str, column: str) -> list[Frame]:
+        """A column of a table: for each model a DataFrame with value, low, high and n, by titles of methods."""
+        keys = [key, *(f"{key}-{model}" for model in self.models)]
+        cells = self.cells[self.cells["table"].isin(keys) & (self.cells["column"] == column)]
+        repeated = cells.groupby(["group", "row"]).cumcount()
+        titles = cells["row"] + (" (" + (repeated + 1).astype(str) + ")").where(repeated > 0, "")
+        cells = cells.set_index(titles).astype({"value": float, "low": float, "high": float})
+        return [cells.loc[cells["group"] == model, ["value", "low", "high", "n"]] for model in self.models]
+
+
+# ---- bars and intervals ---------------------------------------------------------------------------------------------
+
+
+def _areas(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
+    """Mass-matched area above random, by score and by rank, with intervals: a panel per model."""
+    for found in by_tag(results, _GAPS, data.label):
+        source = next(iter(found.values()))
+        columns = [numbers.column(source.key("areas", data), _GAPS[name][0]) for name in found]
+        series = [[frame.drop("Random", errors="ignore") for frame in column] for column in columns]
+        if not any(frame["low"].notna().any() for frames in series for frame in frames):
+            continue
+        names = [_GAPS[name][1] for name in found]
+        size = 1.8 + 3.4 * len(numbers.models), 1.4 + 0.36 * len(series[0][0]), len(numbers.models)
+        with canvas(*size, sharey=True, sharex=True) as (figure, panels):
+            for i, (axes, model) in enumerate(zip(panels, numbers.models, strict=True)):
+                _intervals(axes, [frames[i] for frames in series])
+                _name_rows(axes, series[0][i])
+                axes.set_title(model)
+                axes.set_xlabel("mass-matched area minus random's")
+                axes.margins(x=0.12)
+            handles, _ = panels[0].get_legend_handles_labels()
+            _legend_below(figure, handles, [f"{name}, with its interval" for name in names], 2)
+        words = f"{names[0].capitalize()}: {_in_words(numbers, series[0], '.3f')}"
+        yield Picture(source.key("areas", data), source.title("Mass-matched area above random", data), words, figure)
+
+
+def _localisation(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
+    """The paper's LongRA figure: score on country and "capital", and on the main part against the distractor."""
+    for source in named(results, "localisation", data.label):
+        key = source.key(f"localisation-{CATEGORY}", data)
+        names = ("critical", "main part", "critical, of units", "distractor, of units")
+        for model, *found in zip(numbers.models, *(numbers.column(key, name) for name in names), strict=True):
+            if found[0]["low"].notna().any():
+                yield _located(f"{data.label}{source.tail}-{model}", model, *found)
+
+
+def _located(key: str, model: str, critical: Frame, main: Frame, units: Frame, distractor: Frame) -> Picture:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    rows, shares = range(len(main)), main["value"]
+    with canvas(9.0, 1.6 + 0.34 * len(main), 2) as (figure, (left, right)):
+        _bars(left, critical)
+        left.axvline(_first(units), **_DASHED)
+        left.set_title("country + “capital”")
+        right.barh(rows, shares, _HEIGHT, **_MAIN)
+        right.barh(rows, 1 - shares, _HEIGHT, left=shares, **_DISTRACTOR)
+        right.axvline(1 - _first(distractor), **_DASHED)
+        box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
+        for row, value in enumerate(shares):
+            if math.isfinite(value):
+                right.text(0.02, row, f"{value:.0%}", va="center", fontsize=8, bbox=box)
+        right.set_title("main part against distractor")
+        left.set_xlim(0, 1.25 * critical["high"].max())
+        right.set_xlim(0, 1.1)
+        right.set_xticks([0, 0.25, 0.5, 0.75, 1])
+        for axes in (left, right):
+            _name_rows(axes, critical)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            axes.set_xlabel("share of the positive scores")
+        right.tick_params(labelleft=False)
+        handles = [Patch(**_MAIN), Patch(**_DISTRACTOR), Line2D([], [], **_DASHED)]
+        names = ["critical or main part", "distractor", "share of the units: no information"]
+        _legend_below(figure, handles, names, 3)
+    words = "; ".join(
+        f"{name} {value:.0%} on country and capital, {part:.0%} on the main part"
+        for name, value, n, part in zip(critical.index, critical["value"], critical["n"], shares, strict=True)
+        if n
+    )
+    return Picture(f"localisation-{key}", f"Where the score lies, {CATEGORY}, {model}", f"{words}.", figure)
+
+
+def _minimum(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
+    """The paper's figure of the minimum top-k%: a panel per model."""
+    for source in sources(results, "minimum_share", data.label):
+        key = source.key("minimum", data)
+        frames = numbers.column(key, "words needed")
+        if not any(frame["low"].notna().any() for frame in frames):
+            continue
+        size = 1.8 + 3.4 * len(frames), 1.1 + 0.32 * len(frames[0]), len(frames)
+        with canvas(*size, sharey=True) as (figure, panels):
+            for axes, model, frame in zip(panels, numbers.models, frames, strict=True):
+                _bars(axes, frame)
+                _name_rows(axes, frame)
+                axes.set_title(model)
+                axes.set_xlim(0, 1.22)
+                axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+                axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+                axes.set_xlabel("words that the judge needs (less is better)")
+        yield Picture(key, source.title("Minimum top-k%", data), _in_words(numbers, frames, ".0%"), figure)
+
+
+def _bars(axes: Axes, frame: Frame) -> None:
+    """Horizontal bars with intervals and their shares written after them; a dash where there is no number."""
+    axes.barh(range(len(frame)), frame["value"].fillna(0.0), _HEIGHT, **_MAIN)
+    for row, one in enumerate(frame.itertuples()):
+        if pd.isna(one.value):
+            axes.text(0, row, " –", va="center", fontsize=8)
+            continue
+        if pd.notna(one.low):
+            axes.plot([one.low, one.high], [row, row], color=INK, linewidth=1.3, solid_capstyle="butt")
+        end = max(one.value, one.high) if pd.notna(one.high) else one.value
+        axes.annotate(f"{one.value:.0%}", (end, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def _intervals(axes: Axes, series: Sequence[Frame]) -> None:
+    """Points with intervals, one series above the other in each row."""
+    styles = ({"marker": "o", "color": INK}, {"marker": "D", "color": SOFT, "markerfacecolor": PAPER})
+    axes.axvline(0, **_DASHED)
+    for number, (frame, style) in enumerate(zip(series, styles, strict=False)):
+        shift = 0.16 * (2 * number - 1) if len(series) > 1 else 0.0
+        known = frame.assign(row=range(len(frame)))[frame["value"].notna()]
+        ends = [(known["value"] - known["low"]).fillna(0.0), (known["high"] - known["value"]).fillna(0.0)]
+        points: dict[str, Any] = {"linestyle": "none", "markersize": 4.5, "elinewidth": 1.2, **style}
+        axes.errorbar(known["value"], known["row"] + shift, xerr=ends, label=str(number), **points)
+
+
+def _name_rows(axes: Axes, frame: Frame) -> None:
+    """Names of the rows, first at the top, and after each its number of prompts."""
+    axes.set_yticks(range(len(frame)), list(frame.index))
+    axes.set_ylim(len(frame) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
+    for row, text in [(-0.75, "n"), *enumerate(frame["n"])]:
+        axes.text(1.0, row, str(text), fontsize=7.5, color=SOFT, **beside)
+
+
+def _legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    """A legend under all panels."""
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.6)
+
+
+def _first(frame: Frame) -> float:
+    return next(iter(frame["value"].dropna()), float("nan"))
+
+
+def _in_words(numbers: _Numbers, frames: Sequence[Frame], form: str) -> str:
+    """The numbers in words, for readers who cannot see the figure."""
+    models = [
+        f"{model}: " + ", ".join(f"{name} {value:{form}}" for name, value in frame["value"].dropna().items())
+        for model, frame in zip(numbers.models, frames, strict=True)
+    ]
+    return "; ".join(models) + "."
+
+
+# ---- scatter plots --------------------------------------------------------------------------------------------------
+
+
+class _Panel(NamedTuple):
+    """What lies along x of a scatter plot: its label, the estimates of the methods, and whether it is logarithmic."""
+
+    label: str
+    x: Frame
+    logarithmic: bool = False
+
+
+def _against_answerability(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
+    """The paper's last figure: faithfulness against answerability score and rate."""
+    pairs = product(*(sources(results, name, data.label) for name in ("faithfulness", "answerability_rate")))
+    for faithful, judged in pairs:
+        keys = faithful.key("faithfulness", data), judged.key("answerability", data)
+        x = [numbers.column(keys[1], name) for name in ("score", "rate")]
+        for model, y, score, rate in zip(numbers.models, numbers.column(keys[0], "faithfulness"), *x, strict=True):
+            y = y[y.index.isin(score.index)]
+            panels = [_Panel("answerability score", score), _Panel("answerability rate", rate)]
+            key = f"answerability-{data.label}{faithful.tail}{judged.tail}-{model}"
+            title = f"Faithfulness against answerability on {data_title(data)}{judged.suffix}, {model}"
+            yield from _scatter(key, title, y, panels)
+
+
+def _against_cost(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
+    """What faithfulness costs: token-forwards, and seconds on this machine."""
+    x = [numbers.column(f"cost-{data.label}", name) for name in ("token-forwards", "seconds")]
+    for source in sources(results, "faithfulness", data.label):
+        faithfulness = numbers.column(source.key("faithfulness", data), "faithfulness")
+        for model, y, forwards, seconds in zip(numbers.models, faithfulness, *x, strict=True):
+            panels = [
+                _Panel("token-forwards an attribution", forwards, True),
+                _Panel("seconds an attribution", seconds, True),
+            ]
+            title = f"{source.title('Faithfulness against cost', data)}, {model}"
+            yield from _scatter(f"{source.key('cost', data)}-{model}", title, y, panels)
+
+
+def _scatter(key: str, title: str, y: Frame, panels: Sequence[_Panel]) -> Iterator[Picture]:
+    """A panel per quantity, a point per method of y."""
+    panels = [panel._replace(x=panel.x.reindex(y.index)) for panel in panels]
+    panels = [panel for panel in panels if _drawn(panel, y).any()]
+    if not panels:
+        return
+    with canvas(2.3 + 3.4 * len(panels), 3.4, len(panels), sharey=True) as (figure, all_axes):
+        for axes, panel in zip(all_axes, panels, strict=True):
+            _draw(axes, panel, y)
+        all_axes[0].set_ylabel("faithfulness (0: no better than random)")
+        known = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in all_axes]
+        handles = {label: handle for pairs in known for handle, label in pairs}
+        order = [name for name in y.index if name in handles]
+        figure.legend([handles[name] for name in order], order, loc="outside right upper", handletextpad=0.4)
+    in_all = [all(column) for column in zip(*(_drawn(panel, y) for panel in panels), strict=True)]
+    words = "; ".join(
+        f"{y.index[i]} faithfulness {y['value'].iloc[i]:.2f}, "
+        + ", ".join(f"{panel.label} {panel.x['value'].iloc[i]:.3g}" for panel in panels)
+        for i, there in enumerate(in_all)
+        if there
+    )
+    yield Picture(key, title, f"{words}.", figure)
+
+
+def _draw(axes: Axes, panel: _Panel, y: Frame) -> None:
+    axes.axhline(0, **_DASHED | {"linewidth": 0.8})
+    for i, drawn in enumerate(_drawn(panel, y)):
+        if not drawn:
+            continue
+        across, up, colour = panel.x.iloc[i], y.iloc[i], COLOURS[i % len(COLOURS)]
+        line: dict[str, Any] = {"color": colour, "linewidth": 0.8, "alpha": 0.6}
+        if across.low > 0 or (pd.notna(across.low) and not panel.logarithmic):
+            axes.plot([across.low, across.high], [up.value, up.value], **line)
+        axes.plot([across.value, across.value], [up.low, up.high], **line)
+        point: dict[str, Any] = {"linestyle": "none", "marker": MARKERS[i % len(MARKERS)], "markersize": 7}
+        edge: dict[str, Any] = {"color": colour, "markeredgecolor": INK, "markeredgewidth": 0.7}
+        axes.plot(across.value, up.value, **point, **edge, label=y.index[i])
+    if panel.logarithmic:
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        digits = "1" if high > 100 * low else "15" if high > 10 * low else "1235"
+        for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            ticks(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in digits else "")
+    axes.set_xlabel(panel.label)
+
+
+def _drawn(panel: _Panel, y: Frame) -> Frame:
+    """Which methods have a point in a panel: they need an interval and, on a logarithmic axis, some cost."""
+    return y["low"].notna() & (panel.x["value"] > 0 if panel.logarithmic else panel.x["value"].notna())

@@ -1,0 +1,248 @@
+"""Stored rows as one DataFrame, and the estimates that tables and figures are made of."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
+from noiser.bench.records import Cost, Row, Selection
+from noiser.bench.store import Store, StoredAttribution
+from noiser.metrics.bootstrap import Estimate, estimate, mean
+from noiser.metrics.metric import Summary
+
+__all__ = ["ATTRIBUTION", "Cell", "Frame", "Results", "is_clear"]
+
+ATTRIBUTION = "attribution"
+"""The metric of the rows that hold what an attribution cost and whether it failed."""
+
+_LABELS = ["model", "data", "method", "metric"]
+_ROW = [*_LABELS, "example", "category", "index", "error"]
+
+
+Frame = Any
+"""A pandas DataFrame, which has no types that pyright could check."""
+
+
+class Cell(NamedTuple):
+    """Which rows a number is taken over, by labels of the plan; of all categories unless one is named."""
+
+    model: str
+    data: str
+    method: str
+    metric: str
+    category: str | None = None
+
+
+def _none(model: str, data: str, method: str) -> Iterable[StoredAttribution]:  # noqa: ARG001
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Results:
+    """Everything that a report is made of.
+
+    Attributes:
+        plan: of the run.
+        run: versions, machine and identities of the models.
+        stored: the rows.
+        costs: seconds of the rows.
+        selections: the chosen examples, one selection per model and data set.
+        attributions: the stored attributions of a model, a data set and a method; none where the folder is packed.
+        confidence: of the intervals.
+    """
+
+    plan: Plan
+    run: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    stored: Iterable[Row] = field(default=(), repr=False)
+    costs: Iterable[Cost] = field(default=(), repr=False)
+    selections: Sequence[Selection] = field(default=(), repr=False)
+    attributions: Callable[[str, str, str], Iterable[StoredAttribution]] = field(default=_none, repr=False)
+    confidence: float = 0.95
+    _cache: dict[Any, Any] = field(default_factory=dict[Any, Any], init=False, repr=False)
+
+    @classmethod
+    def of(cls, store: Store, confidence: float = 0.95) -> Results:
+        """The results in a run folder, or a packed one; rows that its plan does not ask for are left out."""
+        wanted = store.plan.wanted()
+        return cls(
+            plan=store.plan,
+            run=store.run,
+            stored=filter(wanted, store.rows()),
+            costs=filter(wanted, store.costs()),
+            selections=tuple(store.selections()),
+            attributions=store.attributions,
+            confidence=confidence,
+        )
+
+    @property
+    def models(self) -> Sequence[ModelEntry]:
+        """The plan's models."""
+        return self.plan.models
+
+    @property
+    def data(self) -> Sequence[DataEntry]:
+        """The plan's data sets."""
+        return self.plan.data
+
+    @property
+    def methods(self) -> Sequence[MethodEntry]:
+        """The plan's methods."""
+        return self.plan.methods
+
+    @property
+    def measures(self) -> Sequence[MetricEntry]:
+        """The plan's metrics."""
+        return self.plan.metrics
+
+    @cached_property
+    def frame(self) -> Frame:
+        """Every number of every row as a DataFrame: one line per number, in the order of the rows, without their texts.
+
+        Columns are model, data, method, metric, example, category, index, error, column and value. A row without
+        numbers, such as one with an error, has one line whose column is "".
+        """
+        rows = {(row.model, row.data, row.method, row.metric, row.example): row for row in self.stored}
+        lines = [
+            (*labels, row.category, row.index, row.error, name, value)
+            for labels, row in rows.items()
+            for name, value in _numbers(row) or [("", math.nan)]
+        ]
+        return pd.DataFrame(lines, columns=[*_ROW, "column", "value"])
+
+    @cached_property
+    def _cells(self) -> Mapping[tuple[str, ...], Frame]:
+        return _by_cell(self.frame)
+
+    @cached_property
+    def _failed(self) -> Mapping[tuple[str, ...], Frame]:
+        return _by_cell(self.frame.dropna(subset="error").drop_duplicates(_ROW))
+
+    @cached_property
+    def _paid(self) -> Mapping[tuple[str, ...], Frame]:
+        return _by_cell(pd.DataFrame(self.costs, columns=list(Cost._fields)))
+
+    @cached_property
+    def _planned(self) -> frozenset[tuple[str, str, str]]:
+        pairs = product(self.models, self.data)
+        kinds = ((data.label, *kind[:2]) for model, data in pairs for kind in self.plan.kinds(model.label, data.label))
+        return frozenset(kinds)
+
+    @cached_property
+    def _wanted(self) -> Callable[[Row | Cost], bool]:
+        return self.plan.wanted()
+
+    def planned(self, method: str, metric: str, data: str) -> bool:
+        """Whether the plan has a metric for a method on a data set, with any model."""
+        return (data, method, metric) in self._planned
+
+    def rows(self, cell: Cell) -> Frame:
+        """The rows of a cell, those with errors included: the columns of `frame` but the last two."""
+        lines = self._cells.get(cell[:4], self.frame[:0])
+        lines = lines if cell.category is None else lines[lines["category"] == cell.category]
+        return lines[_ROW].drop_duplicates("example")
+
+    def numbers(self, cell: Cell) -> Frame:
+        """The numbers of a cell: a line per example, a column per number; NaN where a row does not have it."""
+        if ("numbers", cell) not in self._cache:
+            examples = self.rows(cell)["example"]
+            lines = self._cells.get(cell[:4], self.frame[:0])
+            wide = lines.pivot(index="example", columns="column", values="value")
+            self._cache["numbers", cell] = wide.reindex(examples)
+        return self._cache["numbers", cell]
+
+    def categories(self, data: str, metric: str) -> list[str]:
+        """The categories of the rows of a metric, sorted."""
+        return sorted(filter(None, self._of_metric(data, metric)["category"].unique()))
+
+    def columns(self, data: str, metric: str) -> list[str]:
+        """The numeric columns that rows of a metric have."""
+        return [name for name in self._of_metric(data, metric)["column"].unique() if name]
+
+    def _of_metric(self, data: str, metric: str) -> Frame:
+        return self.frame[(self.frame["data"] == data) & (self.frame["metric"] == metric)]
+
+    def errors(self, cell: Cell) -> Counter[str]:
+        """How many examples of a cell failed, by type of error.
+
+        An attribution that failed counts for every metric that the plan has for it.
+        """
+        errors = list(self._failed[cell[:4]]["error"]) if cell[:4] in self._failed else []
+        attribution = cell._replace(metric=ATTRIBUTION)[:4]
+        if cell[:4] != attribution and attribution in self._failed:
+            stored = set(self.rows(cell)["example"])
+            failed: Iterable[Any] = self._failed[attribution].itertuples(index=False)
+            missing = [row._replace(metric=cell.metric) for row in failed if row.example not in stored]
+            errors += [row.error for row in missing if self._wanted(row)]
+        return Counter(map(_error_type, errors))
+
+    def estimate(self, cell: Cell, summary: Summary) -> Estimate:
+        """A number over the rows of a cell, with its interval."""
+        if (cell, summary) not in self._cache:
+            columns = self.numbers(cell).reindex(columns=list(summary.columns))
+            self._cache[cell, summary] = self._estimate(summary.statistic, columns)
+        return self._cache[cell, summary]
+
+    def paired(self, one: Cell, other: Cell, summary: Summary) -> Estimate:
+        """A number of one cell minus that of another, on the examples that both have with all their columns."""
+        key, count = (one, other, summary), len(summary.columns)
+
+        def gap(*drawn: Any) -> Any:
+            return summary.statistic(*drawn[:count]) - summary.statistic(*drawn[count:])
+
+        if key not in self._cache:
+            sides = [self.numbers(cell).reindex(columns=list(summary.columns)) for cell in (one, other)]
+            common = sides[0].index[sides[0].index.isin(sides[1].index)]
+            self._cache[key] = self._estimate(gap, *(side.reindex(common) for side in sides))
+        return self._cache[key]
+
+    def seconds(self, cell: Cell) -> Estimate:
+        """Mean seconds per example of a cell; without an interval where examples of a block have equal shares."""
+        costs = self._paid.get(cell[:4], pd.DataFrame(columns=["index", "seconds"], dtype=float))
+        found = estimate(mean, costs["seconds"].to_numpy(float), confidence=self.confidence)
+        shared = pd.DataFrame({"block": costs["index"] // self.plan.block, "seconds": costs["seconds"]}).duplicated()
+        return replace(found, low=math.nan, high=math.nan) if shared.any() else found
+
+    def timed(self, data: str) -> bool:
+        """Whether there are seconds for a data set."""
+        return any(labels[1] == data for labels in self._paid)
+
+    def _estimate(self, statistic: Callable[..., Any], *sides: Frame) -> Estimate:
+        columns = [column for side in sides for column in side.to_numpy(float).T]
+        return estimate(statistic, *columns, confidence=self.confidence)
+
+
+def _by_cell(lines: Frame) -> Mapping[tuple[str, ...], Frame]:
+    """The lines by model, data, method and metric."""
+    return dict(list(lines.groupby(_LABELS, sort=False)))
+
+
+def is_clear(difference: Estimate) -> bool:
+    """Whether a paired difference tells two methods apart.
+
+    Its interval must leave out 0, and there must be enough pairs: a few agree by chance, which the bootstrap of two
+    or three numbers does not know. A sign test of n pairs that all agree has p = 2^(1 - n): at 95% six are needed.
+    """
+    return (difference.low > 0 or difference.high < 0) and 2.0 ** (1 - difference.n) < 1 - difference.confidence
+
+
+def _numbers(row: Row) -> list[tuple[str, float]]:
+    """The numbers of a row by column; NaN for those that are null or too large. Texts are left out."""
+    numbers = {name: value for name, value in row.values.items() if not isinstance(value, str)}
+    return [
+        (name, math.nan if value is None or abs(value) > sys.float_info.max else float(value))
+        for name, value in numbers.items()
+    ]
+
+
+def _error_type(error: str) -> str:
+    """The type of an error. The message after it is left out: only the type is sure to hold no text of a data set."""
+    return error.split(":")[0].strip()

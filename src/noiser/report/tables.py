@@ -1,0 +1,578 @@
+"""All tables of a report: most are declared as a `TableSpec`, the others have a function that builds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, combined
+from noiser.bench.records import Selection
+from noiser.metrics.bootstrap import mean, mean_gap
+from noiser.metrics.metric import Scale, Summary
+from noiser.registry import unversioned
+from noiser.report.grid import (
+    MeasuredNumber,
+    Source,
+    by_tag,
+    data_title,
+    grid,
+    method_title,
+    metric_of,
+    named,
+    ordinary,
+    sources,
+    split,
+    table_of_columns,
+    without_boundings,
+)
+from noiser.report.paper import Printed, bounding_of, data_of, model_of, published
+from noiser.report.rows import ATTRIBUTION, Cell, Results, is_clear
+from noiser.report.table import DASH, Column, Count, Form, Number, Quoted, Row, Table, Value, format_cell
+
+__all__ = ["CATEGORY", "COSTS", "PARTS", "TableSpec", "tables"]
+
+
+class SpecNumber(NamedTuple):
+    """A column: a metric's number by name, its header, how it is written, and the paper's number."""
+
+    number: str
+    name: str
+    form: Form = "decimal"
+    printed: Printed | None = None
+
+
+Note = str | Callable[[DataEntry, MetricEntry], str]
+"""A text, or a function of the data set and the metric that returns one; an empty text is left out."""
+
+
+class TableSpec(NamedTuple):
+    """A table of every data set for which the plan has its numbers.
+
+    Attributes:
+        key, title: without the data set.
+        numbers: the columns.
+        metric_with: the columns are of one metric, which has this number; "": of several metrics, side by side.
+        notes: how to read it.
+        profile: of the methods.
+        select: the methods that get a row.
+        left_out: a note for tables where `select` left methods out.
+        fewest: the least methods that a table, and each of its columns, is made for.
+        stub_header, label: of the rows.
+    """
+
+    key: str
+    title: str
+    numbers: tuple[SpecNumber, ...]
+    metric_with: str = ""
+    notes: tuple[Note, ...] = ()
+    profile: str = "paper"
+    select: Callable[[Sequence[MethodEntry]], Sequence[MethodEntry]] = list
+    left_out: str = ""
+    fewest: int = 1
+    stub_header: str = "method"
+    label: Callable[[MethodEntry], str] = lambda method: method_title(method.label)
+
+    def tables(self, results: Results) -> Iterator[Table]:
+        """The tables, data set by data set, and metric by metric or tag by tag."""
+        names = [one.number for one in self.numbers]
+        for data in results.data:
+            if self.metric_with:
+                found = [dict.fromkeys(names, source) for source in sources(results, self.metric_with, data.label)]
+            else:
+                found = by_tag(results, names, data.label)
+            for by_number in found:
+                yield from self._grid(results, data, by_number)
+
+    def _grid(self, results: Results, data: DataEntry, by_number: Mapping[str, Source]) -> list[Table]:
+        measured = ordinary(results, by_number.values(), data.label, self.profile)
+        methods = self.select(measured)
+        if len(methods) < self.fewest:
+            return []
+
+        def has_enough(source: Source) -> bool:
+            return len(self.select(ordinary(results, [source], data.label, self.profile))) >= self.fewest
+
+        numbers = [
+            MeasuredNumber.of(by_number[one.number], *one)
+            for one in self.numbers
+            if one.number in by_number and has_enough(by_number[one.number])
+        ]
+        source = next(iter(by_number.values()))
+        notes = [self.left_out if len(methods) < len(measured) else ""]
+        notes += [note if isinstance(note, str) else note(data, source.measure) for note in self.notes]
+        key, title = source.key(self.key, data), source.title(self.title, data)
+        return grid(results, data, key, title, methods, numbers, [*filter(None, notes)], self.stub_header, self.label)
+
+
+# ---- the declared tables --------------------------------------------------------------------------------------------
+
+_PAPER_JUDGE = "Llama-3.3-70B-Instruct-Turbo"
+_SCORE_NOTE = (
+    "log(mean Soft-NS / that of random scores) + log(mean Soft-NC / that of random scores); 0 is no better than "
+    "random. Random scores are measured on the very prompts of each method; n may differ between methods."
+)
+_AUTHORS_NOTE = (
+    "As the published script computes: special tokens are scored and masked, one mask sample, squared distance "
+    "without the root, the last probe as k. For comparison with the paper's numbers only."
+)
+_AREA_NOTE = (
+    "Area: Soft-NS plus Soft-NC, mean height of their curves when every method keeps the same share of the input; "
+    "about 1 without signal. Differences are paired: each prompt against random scores, or a permutation of the "
+    "method's own, on that prompt."
+)
+_ANSWER_NOTE = (
+    "From the top half of the words, in prompt order, a judge guesses the next word. Rate: share of prompts where it "
+    "is right. Score: share of the method's score on those words where it is right, else 0, over all prompts; with "
+    "negative scores that share can exceed 1. Unreadable: prompts without a reply that can be read, which count as "
+    "wrong."
+)
+_MINIMUM_NOTE = (
+    "The least important word is dropped until the judge fails: the share kept at its last success, over the prompts "
+    "that it gets right with all words."
+)
+
+
+def _sample_note(data: DataEntry, _: MetricEntry) -> str:
+    """How the paper's sample differs from ours."""
+    if data_of(data.name) == "wikibio":
+        return "The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."
+    part = data_of(data.name) and (data.category or data.without_category)
+    return "The paper's numbers are for all categories of the data set, ours for some." if part else ""
+
+
+def _judge_note(_: DataEntry, measure: MetricEntry) -> str:
+    """Who judged, and whom the paper asked."""
+    judge = measure.judge or "not named in the plan"
+    same = _PAPER_JUDGE.lower() in judge.lower()
+    rest = (
+        "" if same else f" The paper asked {_PAPER_JUDGE}: its numbers are of another judge, also for the same model."
+    )
+    return f"Judge: {judge}.{rest}"
+
+
+def _bounding(method: MethodEntry) -> str:
+    return bounding_of(method.name, method.args, method.unit) or ""
+
+
+def _with_bounding(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
+    return [method for method in methods if _bounding(method)]
+
+
+_FAITHFULNESS = SpecNumber("faithfulness", "faithfulness", printed=Printed("faithfulness"))
+_AREAS = (
+    SpecNumber("area", "area"),
+    SpecNumber("area_minus_random", "area − random"),
+    SpecNumber("area_minus_permuted", "area − permuted"),
+    SpecNumber("rank_area", "area by rank"),
+    SpecNumber("rank_area_minus_random", "area by rank − random"),
+)
+
+
+def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
+    return TableSpec(
+        prefix.replace("_", "-"),
+        f"Answerability by {title}",
+        (
+            SpecNumber(f"{prefix}_rate", "rate", "percent", Printed(printed, "rate_percent")),
+            SpecNumber(f"{prefix}_score", "score", printed=Printed(printed, "score")),
+            SpecNumber(f"{prefix}_unscored", "unreadable", "percent"),
+        ),
+        metric_with=f"{prefix}_rate",
+        notes=(_ANSWER_NOTE, _judge_note),
+    )
+
+
+# ---- differences between methods ------------------------------------------------------------------------------------
+
+
+def differences(results: Results) -> Iterator[Table]:
+    """Noiser minus every other method, on the prompts that both have."""
+    wanted = (_FAITHFULNESS, *_AREAS[0::3])
+    for data in results.data:
+        for found in by_tag(results, [one.number for one in wanted], data.label):
+            numbers = [MeasuredNumber.of(found[one.number], *one) for one in wanted if one.number in found]
+            methods = ordinary(results, found.values(), data.label)
+            for first in references(methods) if len(methods) > 1 else []:
+                yield from _differences(results, data, next(iter(found.values())), numbers, first, methods)
+
+
+def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
+    """Noiser as the paper has it and with relative noise; else every Noiser there is; else the first method."""
+    plain = [m for m in methods if unversioned(m.name) in ("noiser", "noiser_relative") and not m.args]
+    return plain or [m for m in methods if unversioned(m.name) == "noiser"] or list(methods[:1])
+
+
+def _differences(
+    results: Results,
+    data: DataEntry,
+    source: Source,
+    numbers: Sequence[MeasuredNumber],
+    first: MethodEntry,
+    methods: Sequence[MethodEntry],
+) -> Iterator[Table]:
+    others = [method.label for method in methods if method.label != first.label]
+    name = method_title(first.label)
+    key, title = source.key(f"differences-{first.label}", data), source.title(f"{name} minus each other method", data)
+    note = f"Paired, over the prompts that both have: n is their number. Above 0: {name} is better."
+    for models, tail, suffix in split(results, len(numbers)):
+        columns = [
+            (Column(one.name, model.label), [_gap(results, one, model.label, data, first.label, m) for m in others])
+            for model, one in product(models, numbers)
+        ]
+        labels = map(method_title, others)
+        yield table_of_columns(key + tail, title + suffix, "minus", labels, columns, [note], "clear")
+
+
+def _gap(results: Results, number: MeasuredNumber, model: str, data: DataEntry, first: str, other: str) -> Number:
+    one, another = (number.cell(model, data.label, method) for method in (first, other))
+    gap = results.paired(one, another, number.summary)
+    return Number.of(gap, form=number.form).marked("clear" if is_clear(gap) else "")
+
+
+# ---- localisation ---------------------------------------------------------------------------------------------------
+
+CATEGORY = "capital-world"
+"""The category of the paper's figure: its prompts name a country and end in "capital"."""
+
+
+def _mean_sum(*columns: Any) -> Any:
+    return mean(sum(columns))
+
+
+def _excess(*columns: Any) -> Any:
+    """Mean of the shares of the score minus mean of those of the units, half of the columns each."""
+    half = len(columns) // 2
+    return mean_gap(sum(columns[:half]), sum(columns[half:]))
+
+
+def _rest(distractor: Any) -> Any:
+    return 1 - mean(distractor)
+
+
+_UP, _DOWN = Scale(0, 1, None, True, "share of the score"), Scale(0, 1, None, False, "share of the score")
+_PLAIN, _GAIN = Scale(0, 1, None, None, "share of the units"), Scale(-1, 1, 0.0, True, "share above that of the units")
+_CRITICAL = ("share_antecedent", "share_last_content_word")
+_CRITICAL_UNITS = ("uniform_antecedent", "uniform_last_content_word")
+
+PARTS: Mapping[str, Summary] = {
+    "critical": Summary(_mean_sum, _CRITICAL, _UP),
+    "critical, of units": Summary(_mean_sum, _CRITICAL_UNITS, _PLAIN),
+    "critical − units": Summary(_excess, (*_CRITICAL, *_CRITICAL_UNITS), _GAIN),
+    "main part": Summary(_rest, ("share_distractor",), _UP),
+    "distractor": Summary(mean, ("share_distractor",), _DOWN),
+    "distractor, of units": Summary(mean, ("uniform_distractor",), _PLAIN),
+}
+"""The numbers of the category with a country and "capital"."""
+
+_ALL_CATEGORIES: Mapping[str, Summary] = {
+    "antecedent": Summary(mean, ("share_antecedent",), _UP),
+    "antecedent, of units": Summary(mean, ("uniform_antecedent",), _PLAIN),
+    "antecedent − units": Summary(mean_gap, ("share_antecedent", "uniform_antecedent"), _GAIN),
+    "distractor": PARTS["distractor"],
+    "distractor, of units": PARTS["distractor, of units"],
+}
+_LOCATED_NOTE = (
+    "Share of the positive scores on a part of the prompt. Critical: antecedent and last content word, such as the "
+    "country and “capital”. Main part: all but the distractor. “Of units”: the share of the units themselves, which "
+    "scores without information would get."
+)
+
+
+def localisation(results: Results) -> Iterator[Table]:
+    """The paper's LongRA figure in numbers, and the antecedent over all categories."""
+    for data in results.data:
+        for source in named(results, "localisation", data.label):
+            categories = results.categories(data.label, source.measure.label)
+            if CATEGORY in categories:
+                yield from _located(results, data, source, PARTS, CATEGORY)
+            if categories != [CATEGORY]:
+                yield from _located(results, data, source, _ALL_CATEGORIES, None)
+
+
+def _located(
+    results: Results, data: DataEntry, source: Source, parts: Mapping[str, Summary], category: str | None
+) -> list[Table]:
+    columns = set(results.columns(data.label, source.measure.label))
+    if columns:  # a plan's own data may name other spans
+        whatever = {
+            column.replace("share_", "").replace("uniform_", "of units: "): Summary(mean, (column,), _PLAIN)
+            for column in sorted(columns)
+        }
+        parts = {name: part for name, part in parts.items() if set(part.columns) <= columns} or whatever
+    label = source.measure.label
+    numbers = [MeasuredNumber(name, label, part, "percent", category=category) for name, part in parts.items()]
+    methods = ordinary(results, [source], data.label)
+    key = source.key(f"localisation-{category or 'all'}", data)
+    title = f"Localisation on {data_title(data)}{f', {category}' if category else ''}{source.suffix}"
+    return grid(results, data, key, title, methods, numbers, [_LOCATED_NOTE])
+
+
+# ---- what no table of the paper has ---------------------------------------------------------------------------------
+
+_HEADLINE = (
+    SpecNumber("faithfulness", "faithfulness"),
+    SpecNumber("area", "area"),
+    SpecNumber("rank_area", "area by rank"),
+    SpecNumber("answerability_rate", "answerability rate", "percent"),
+    SpecNumber("answerability_top5_rate", "top-5 answerability rate", "percent"),
+    SpecNumber("minimum_share", "minimum top-k%", "percent"),
+)
+"""The numbers that the first table is about; metrics with one of them have a table of their own."""
+
+
+def glance(results: Results) -> Iterator[Table]:
+    """The leading method of each number, and how many are not told apart from it, per model and data set."""
+    found: dict[str, dict[str, str]] = {}
+    for model, data in product(results.models, results.data):
+        leaders = {name: text for name, text in _leaders(results, model.label, data.label) if text}
+        found |= {f"{model.label}, {data_title(data)}": leaders} if leaders else {}
+    columns = [
+        (Column(name), [leaders.get(name, DASH) for leaders in found.values()])
+        for name in dict.fromkeys(name for leaders in found.values() for name in leaders)
+    ]
+    note = (
+        "The best method of each column of the tables below, with its value and n, and how many others are not told "
+        "apart from it (paired differences, on the prompts that both have)."
+    )
+    if columns:
+        yield table_of_columns("glance", "At a glance", "model, data", found, columns, [note])
+
+
+def _leaders(results: Results, model: str, data: str) -> Iterator[tuple[str, str]]:
+    """(number, its leader) for every number; other boundings are not in the table of faithfulness."""
+    for spec in _HEADLINE:
+        for source in sources(results, spec.number, data):
+            methods = ordinary(results, [source], data)
+            methods = without_boundings(methods) if spec.number == "faithfulness" else methods
+            number = MeasuredNumber.of(source, spec.number, f"{spec.name}{source.suffix}", spec.form)
+            yield number.name, _leader(number.marked(results, model, data, methods), methods)
+
+
+def _leader(numbers: Sequence[Number], methods: Sequence[MethodEntry]) -> str:
+    titled = [(number, method_title(method.label)) for number, method in zip(numbers, methods, strict=True)]
+    level = [title for number, title in titled if number.mark == "level"]
+    rest = f"; level with {', '.join(level) if len(level) < 3 else f'{len(level)} others'}" if level else ""
+    for number, title in titled:
+        if number.mark == "best":
+            text = format_cell(number)
+            return f"{title} {text.value}{text.unit} ({text.base}){rest}"
+    return ""
+
+
+def others(results: Results) -> Iterator[Table]:
+    """All numbers of the metrics that have no table of their own."""
+    names = dict.fromkeys(unversioned(measure.name) for measure in results.measures)
+    headline = {one.number for one in _HEADLINE}
+    for data in results.data:
+        for source in (source for name in names for source in named(results, name, data.label)):
+            name, label = unversioned(source.measure.name), source.measure.label
+            if name == "localisation" or headline & source.summaries.keys():
+                continue
+            numbers, methods = _all_numbers(results, source, data.label), ordinary(results, [source], data.label)
+            if numbers and methods:
+                key = source.key(name.replace("_", "-"), data)
+                title = f"{label.replace('_', ' ').capitalize()} on {data_title(data)}"
+                notes = [f"{one.name}: {one.summary.scale.meaning}." for one in numbers]
+                yield from grid(results, data, key, title, methods, numbers, notes)
+
+
+def _all_numbers(results: Results, source: Source, data: str) -> list[MeasuredNumber]:
+    """The numbers of a metric by name, and the means of its other columns where it has a scale for them."""
+    metric, label = metric_of(source.measure), source.measure.label
+    if metric is None:
+        return []
+    summaries = dict(metric.summaries)
+    if metric.others is not None:
+        summed = {column for summary in summaries.values() for column in summary.columns}
+        columns = [column for column in results.columns(data, label) if column not in summed]
+        summaries |= {column: Summary(mean, (column,), metric.others) for column in columns}
+    return [MeasuredNumber(name.replace("_", " "), label, summary) for name, summary in summaries.items()]
+
+
+# ---- counts ---------------------------------------------------------------------------------------------------------
+
+_COST = Scale(0, float("inf"), None, False, "cost of an attribution")
+COSTS = {
+    "token-forwards": Summary(mean, ("token_forwards",), _COST),
+    "passes": Summary(mean, ("passes",), _COST),
+}
+"""What an attribution row says of its cost."""
+
+
+def selections(results: Results) -> Iterator[Table]:
+    """Prompts before and after the filter "the model's greedy continuation is the gold answer"."""
+    if not results.selections:
+        return
+    known = {(selection.model, selection.data): selection for selection in results.selections}
+    heads = ["total", "checked", "right", "right of checked", "chosen"]
+    heads += ["paper: right", "paper: right of total", "paper, mean of its 6 models: right of total"]
+    rows = [
+        Row(
+            f"{model.label}, {data_title(data)}",
+            (*_selected(known.get((model.label, data.label)), data.limit), *_correct(data, model_of(model.name))),
+        )
+        for model, data in product(results.models, results.data)
+    ]
+    yield Table(
+        key="selections",
+        title="Correct predictions",
+        stub_header="model, data",
+        columns=tuple(map(Column, heads)),
+        rows=tuple(rows),
+        notes=(
+            "Total: prompts of the data set, without duplicates. Checked: prompts whose greedy continuation was "
+            "compared with the answer. Chosen: prompts that are attributed, all of them right where the plan asks "
+            "for that.",
+        ),
+    )
+
+
+def _selected(selection: Selection | None, limit: int | None) -> list[Value]:
+    if selection is None:
+        return [Count(None), Count(None), Count(None), Number(value=math.nan, form="percent"), Count(None)]
+    right, checked = selection.right, selection.checked
+    share = right / checked if right is not None and checked else math.nan
+    return [
+        Count(selection.total),
+        Count(checked),
+        Count(right),
+        Number(value=share, n=checked or 0, errors=len(selection.failed), form="percent"),
+        Count(combined((len(selection.chosen), limit))),
+    ]
+
+
+def _correct(data: DataEntry, model: str | None) -> list[Value]:
+    """The paper's counts, which are of whole data sets."""
+    name = None if data.category or data.without_category else data_of(data.name)
+    right, total = (published("correct_predictions", [name], key) if name else None for key in (model, "total"))
+    share = Quoted(right / total if right and total else None, "percent")
+    none = Quoted(None)
+    return [Quoted(right, "quantity"), share, none] if model else [none, none, share]
+
+
+def cost(results: Results) -> Iterator[Table]:
+    """Seconds, token-forwards and passes of an attribution."""
+    note = (
+        "Means over prompts. Token-forwards: positions that the model computed. Seconds are of this machine and of "
+        "what else ran on it; prompts that were done side by side share them equally, and then there is no interval."
+    )
+    for data in results.data:
+        known = set(results.columns(data.label, ATTRIBUTION))
+        numbers = [MeasuredNumber(name, ATTRIBUTION, summary, "quantity") for name, summary in COSTS.items()]
+        columns: list[tuple[Column, Sequence[Value]]] = []
+        for model in results.models:
+            cells = [Cell(model.label, data.label, method.label, ATTRIBUTION) for method in results.methods]
+            if results.timed(data.label):
+                seconds = [Number.of(results.seconds(cell), form="quantity") for cell in cells]
+                columns.append((Column("seconds", model.label, "lower"), seconds))
+            columns += [
+                (one.column(model.label), [one.value(results, cell) for cell in cells])
+                for one in numbers
+                if known.issuperset(one.summary.columns)
+            ]
+        if columns:
+            title, labels = f"Cost of an attribution on {data_title(data)}", [m.label for m in results.methods]
+            yield table_of_columns(f"cost-{data.label}", title, "method", map(method_title, labels), columns, [note])
+
+
+def failures(results: Results) -> Iterator[Table]:
+    """Every cell of the plan with failures: rows, how many failed, with which errors."""
+    rows: list[Row] = []
+    metrics = [ATTRIBUTION, *(measure.label for measure in results.measures)]
+    for model, data, method, metric in product(results.models, results.data, results.methods, metrics):
+        cell = Cell(model.label, data.label, method.label, metric)
+        if errors := results.errors(cell):
+            label = ", ".join((model.label, data_title(data), method_title(method.label), metric))
+            kinds = ", ".join(f"{kind} × {count}" for kind, count in errors.most_common())
+            rows.append(Row(label, (Count(len(results.rows(cell))), Count(errors.total()), kinds)))
+    note = "A failed prompt is left out of its cell's numbers and counted here. Cells without a failure are not listed."
+    yield Table(
+        key="failures",
+        title="What failed",
+        stub_header="model, data, method, metric",
+        columns=(Column("rows"), Column("failed"), Column("errors")),
+        rows=tuple(rows),
+        notes=(note if rows else "Nothing failed.",),
+    )
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
+    glance,
+    selections,
+    TableSpec(
+        "faithfulness",
+        "Faithfulness",
+        (_FAITHFULNESS,),
+        select=without_boundings,
+        left_out="Other boundings of Noiser have a table of their own.",
+        notes=(_SCORE_NOTE, _sample_note),
+    ).tables,
+    TableSpec("areas", "Mass-matched areas", _AREAS, notes=(_AREA_NOTE,)).tables,
+    differences,
+    TableSpec(
+        "soft",
+        "Soft-NS and Soft-NC",
+        (
+            SpecNumber("log_ratio_ns", "log-ratio Soft-NS", printed=Printed("soft_ns_nc", "soft_ns")),
+            SpecNumber("log_ratio_nc", "log-ratio Soft-NC", printed=Printed("soft_ns_nc", "soft_nc")),
+            SpecNumber("soft_ns", "mean Soft-NS"),
+            SpecNumber("soft_nc", "mean Soft-NC"),
+        ),
+        metric_with="faithfulness",
+        notes=("Log-ratios are to random scores on the same prompts; 0 is no better.", _sample_note),
+    ).tables,
+    TableSpec(
+        "bounding",
+        "Noiser's boundings",
+        (_FAITHFULNESS._replace(printed=Printed("bounding_known")), *_AREAS[:2]),
+        select=_with_bounding,
+        notes=(_SCORE_NOTE, _sample_note),
+        fewest=2,
+        stub_header="bounding",
+        label=_bounding,
+    ).tables,
+    _answerability("answerability", "answerability_top1", "first answer").tables,
+    _answerability("answerability_top5", "answerability_top5", "five answers").tables,
+    TableSpec(
+        "minimum",
+        "Minimum top-k%",
+        (
+            SpecNumber("minimum_share", "words needed", "percent"),
+            SpecNumber("unanswerable", "never right", "percent"),
+            SpecNumber("minimum_unscored", "unreadable", "percent"),
+        ),
+        metric_with="minimum_share",
+        notes=(_MINIMUM_NOTE, _judge_note),
+    ).tables,
+    localisation,
+    TableSpec(
+        "authors",
+        "Faithfulness in the authors' profile",
+        (_FAITHFULNESS,),
+        profile="authors",
+        notes=(_AUTHORS_NOTE, _SCORE_NOTE, _sample_note),
+    ).tables,
+    others,
+    cost,
+    failures,
+)
+"""The tables in the order of a report; each yields none where the run has nothing for it."""
+
+
+def tables(results: Results, progress: Callable[[float, float], None] | None = None) -> list[Table]:
+    """All tables that the plan of a run has.
+
+    Args:
+        results: of a run.
+        progress: called with (done, expected) kinds of tables; intervals take most of the time.
+    """
+    found: list[Table] = []
+    for done, build in enumerate(BUILDERS):
+        if progress is not None:
+            progress(done, len(BUILDERS))
+        found += build(results)
+    return found
