@@ -158,6 +158,7 @@ def _query(lm: LanguageModel, ids: Int[Tensor, " length"], target: int, foil: in
         units=make_units(encoding, "token", special_tokens=frozen),
         unit="token",
         target_texts=tuple(token_texts(lm.tokenizer, [target])),
+        model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
     )
