@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import stat
 import threading
 from dataclasses import fields, replace
@@ -212,6 +213,29 @@ def test_a_deeply_nested_file_is_damaged(tmp_path, key, depth):
     path.write_text(json.dumps(changed() | {key: 0}).replace(f'"{key}": 0', f'"{key}": {{"a": {nested}}}'))
     with pytest.raises(StoredFileError, match="nested more than 100 levels deep"):
         Attribution.load(path)
+
+
+WRONG = (None, True, -1, 10**30, 1e300, "", "Infinity", "\x1b[2J", [], [[1]], {}, {"a": 1}, [None], "noiser@1")
+
+
+def test_a_file_with_a_wrong_value_is_refused_or_can_be_shown(tmp_path):
+    """Any one value of a file may be anything: load says so, or everything that is loaded can be shown and saved."""
+    path, draw = tmp_path / "a.json", random.Random(0)
+    for _ in range(200):
+        data = rich_example().to_dict()
+        holder, key = data, draw.choice(list(data))
+        while isinstance(holder[key], dict | list) and holder[key] and draw.random() < 0.7:
+            holder = holder[key]
+            key = draw.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        holder[key] = draw.choice(WRONG)
+        path.write_text(json.dumps(data))
+        try:
+            att = Attribution.load(path)
+        except StoredFileError:
+            continue
+        assert "\x1b" not in str(att) + repr(att) + att.to_html()
+        att.save(path)
+        assert_same(att, Attribution.load(path))
 
 
 def test_every_cut_of_a_file_is_noticed(tmp_path):

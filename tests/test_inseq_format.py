@@ -119,6 +119,7 @@ def test_no_class_is_looked_up(tmp_path):
         lambda data: content(SCORES, target_attributions="AAAA"),
         lambda data: content(SCORES, attr_pos_start=99),
         lambda data: content(SCORES, attr_pos_start="3"),
+        lambda data: content(SCORES, attr_pos_start=-2),
     ],
 )
 def test_damaged_files(tmp_path, damage):

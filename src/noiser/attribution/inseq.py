@@ -25,7 +25,7 @@ from torch import Tensor
 
 from noiser.attribution.record import AttributionRecord
 from noiser.attribution.store import from_dict, to_dict
-from noiser.errors import DependencyError, NoiserError, ParameterError, StoredFileError
+from noiser.errors import DependencyError, ParameterError, StoredFileError
 from noiser.types import ModelIdentity, Span, Target
 
 __all__ = ["Reduction", "from_inseq", "place_tokens", "reduce_trailing", "to_inseq"]
@@ -128,8 +128,10 @@ def from_inseq(source: Any, index: int) -> dict[str, Any]:
         )
     content = Path(source).read_bytes()
     try:
-        return _record(*_read(content), index)
-    except NoiserError:
+        fields = _record(*_read(content), index)
+        from_dict(to_dict(AttributionRecord(**fields)))  # a check: what is read from a file can be saved
+        return fields
+    except ParameterError:
         raise
     except Exception as error:
         raise StoredFileError(
@@ -189,6 +191,8 @@ def _fields(sequence: Mapping[str, Any], info: Mapping[str, Any], index: int) ->
     start, names = sequence["attr_pos_start"], [token.token for token in sequence["target"]]
     scores = reduce_trailing(sequence["target_attributions"], sequence["kind"]).T
     count = len(scores)
+    if not 0 < start <= len(names) - count:
+        raise StoredFileError(f"attr_pos_start is {start}; expected 1 to {len(names) - count}.")
     later = torch.arange(scores.shape[1])[None] >= start + torch.arange(count)[:, None]
     scores = scores.masked_fill(later, torch.nan)
     texts = info.get("generated_texts")
