@@ -7,6 +7,7 @@ import gzip
 import json
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -68,11 +69,12 @@ class StoredAttribution(NamedTuple):
     error: str | None
 
 
-class _AttributionLine(NamedTuple):
-    """`StoredAttribution` as its file has it."""
+@dataclass
+class _AttributionLine:
+    """What a file has of a `StoredAttribution`; there is more in it."""
 
     example: str
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    index: int
     attribution: dict[str, Any] | None
     error: str | None
 
@@ -149,8 +151,9 @@ class Store:
         from noiser.attribution.restore import from_dict
 
         for place in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
-            for example, index, att, error in self._lines(place, record=_AttributionLine):
-                yield StoredAttribution(example, index, from_dict(att) if att else None, error)
+            for one in self._lines(place, record=_AttributionLine):
+                att = from_dict(one.attribution) if one.attribution else None
+                yield StoredAttribution(one.example, one.index, att, one.error)
 
     def used(self) -> dict[str, set[str]]:
         """The labels of each kind that rows or attributions are stored of, and of models that were met."""

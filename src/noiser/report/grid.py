@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Summary
@@ -27,7 +28,6 @@ __all__ = [
     "named",
     "ordinary",
     "sources",
-    "split",
     "table_of_columns",
     "without_boundings",
 ]
@@ -195,22 +195,24 @@ class MeasuredNumber(NamedTuple):
         measure = source.measure
         return cls(name, measure.label, source.summaries[number], form, printed if comparable(measure) else None)
 
-    def cell(self, model: str, data: str, method: str) -> Cell:
-        """The rows that it is taken over."""
-        return Cell(model, data, method, self.metric, self.category)
-
-    def column(self, group: str) -> Column:
-        """The head of its column."""
-        return Column(self.name, group, {True: "higher", False: "lower", None: ""}[self.summary.scale.higher_is_better])
+    @property
+    def better(self) -> str:
+        """Which way is better, as `Column` has it."""
+        return {True: "higher", False: "lower", None: ""}[self.summary.scale.higher_is_better]
 
     def value(self, results: Results, cell: Cell) -> Number:
         """The number of a cell."""
         return Number.of(results.estimate(cell, self.summary), results.errors(cell).total(), self.form)
 
-    def marked(self, results: Results, model: str, data: str, methods: Sequence[MethodEntry]) -> list[Number]:
-        """The numbers of methods, with the best of them marked."""
-        cells = [self.cell(model, data, method.label) for method in methods]
-        return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
+    def numbers(
+        self, results: Results, model: str, data: str, methods: Sequence[MethodEntry], minus: MethodEntry | None = None
+    ) -> list[Number]:
+        """The numbers of methods with the best marked, or the paired differences of `minus` and each method."""
+        cells = [Cell(model, data, method.label, self.metric, self.category) for method in methods]
+        if minus is None:
+            return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
+        gaps = [results.paired(cell._replace(method=minus.label), cell, self.summary) for cell in cells]
+        return [Number.of(gap, form=self.form).marked("clear" if is_clear(gap) else "") for gap in gaps]
 
 
 def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers: Sequence[Number]) -> list[Number]:
@@ -243,27 +245,12 @@ Columns = Sequence[tuple[Column, Sequence[Value]]]
 
 
 def table_of_columns(
-    key: str,
-    title: str,
-    stub_header: str,
-    labels: Iterable[str],
-    columns: Columns,
-    notes: Iterable[str] = (),
-    legend: Legend = "",
+    key: str, title: str, stub: str, labels: Iterable[str], columns: Columns, notes: Iterable[str], legend: Legend = ""
 ) -> Table:
     """A table with the rows of these labels."""
     rows = tuple(Row(label, tuple(cells[i] for _, cells in columns)) for i, label in enumerate(labels))
-    heads = tuple(head for head, _ in columns)
-    return Table(
-        key=key, title=title, stub_header=stub_header, columns=heads, rows=rows, notes=tuple(notes), legend=legend
-    )
-
-
-def split(results: Results, numbers: int) -> list[tuple[Sequence[ModelEntry], str, str]]:
-    """The models of each table, and what sets its key and title apart: one table, or one per model for many numbers."""
-    if numbers <= _SIDE_BY_SIDE or len(results.models) == 1:
-        return [(results.models, "", "")]
-    return [([model], f"-{model.label}", f", {model.label}") for model in results.models]
+    names = {"key": key, "title": title, "stub_header": stub}
+    return Table(**names, columns=tuple(head for head, _ in columns), rows=rows, notes=tuple(notes), legend=legend)
 
 
 def grid(
@@ -276,43 +263,43 @@ def grid(
     notes: Sequence[str] = (),
     stub_header: str = "method",
     label: Callable[[MethodEntry], str] = lambda method: method_title(method.label),
-) -> list[Table]:
-    """Methods by numbers on one data set: models side by side or, where there are many numbers, one table per model."""
-    legend: Legend = "best" if any(one.summary.scale.higher_is_better is not None for one in numbers) else ""
+    minus: MethodEntry | None = None,
+) -> Iterator[Table]:
+    """Methods by numbers on one data set: models side by side or, where there are many numbers, one table per model.
+
+    With `minus`, the numbers are paired differences of that method minus each of the others.
+    """
     labels = [label(method) for method in methods]
-    found: list[Table] = []
-    for models, tail, suffix in split(results, len(numbers)):
+    ranked = any(one.summary.scale.higher_is_better is not None for one in numbers)
+    legend: Legend = "clear" if minus else "best" if ranked else ""
+    apart = len(numbers) > _SIDE_BY_SIDE and len(results.models) > 1
+    for models in [[model] for model in results.models] if apart else [results.models]:
         columns: list[tuple[Column, Sequence[Value]]] = []
         reasons: list[str] = []
-        for model in models:
-            for number in numbers:
-                cells = number.marked(results, model.label, data.label, methods)
-                columns.append((number.column(model.label), cells))
-                reasons += [
-                    f"{name}, {number.name}, {model.label}: {cell.reason}."
-                    for name, cell in zip(labels, cells, strict=True)
-                    if cell.n and math.isnan(cell.value)  # a cell without rows says so itself
-                ]
-                if paper_model := model_of(model.name):
-                    columns += _printed(
-                        number, Column(f"{number.name}, paper", model.label), data, methods, paper_model
-                    )
+        for model, number in product(models, numbers):
+            cells = number.numbers(results, model.label, data.label, methods, minus)
+            columns.append((Column(number.name, model.label, "" if minus else number.better), cells))
+            columns += _printed(number, f"{number.name}, paper", model.label, data, methods, model_of(model.name))
+            reasons += [
+                f"{name}, {number.name}, {model.label}: {cell.reason}."
+                for name, cell in zip(labels, cells, strict=True)
+                if cell.n and math.isnan(cell.value) and not minus  # a cell without rows says so itself
+            ]
         if not all(model_of(model.name) for model in models):
             for number in numbers:
-                columns += _printed(number, Column(number.name, _PAPER_MEAN), data, methods, None)
+                columns += _printed(number, number.name, _PAPER_MEAN, data, methods, "average")
         if (rest := len(reasons) - _MOST_REASONS) > 0:
             reasons[_MOST_REASONS:] = [f"And {rest} more such cells; the CSV has the reason of each."]
-        all_notes = [*notes, *reasons]
-        found.append(table_of_columns(key + tail, title + suffix, stub_header, labels, columns, all_notes, legend))
-    return found
+        names = (f"{key}-{models[0].label}", f"{title}, {models[0].label}") if apart else (key, title)
+        yield table_of_columns(*names, stub_header, labels, columns, [*notes, *reasons], legend)
 
 
 def _printed(
-    number: MeasuredNumber, head: Column, data: DataEntry, methods: Sequence[MethodEntry], model: str | None
+    number: MeasuredNumber, name: str, group: str, data: DataEntry, methods: Sequence[MethodEntry], model: str | None
 ) -> Columns:
-    """The paper's column, if it has a number for one of the methods."""
-    if number.printed is None:
+    """The paper's column for one of its models, or their average; none if it has no number for any of the methods."""
+    if number.printed is None or model is None:
         return []
     values = [number.printed.number(data, method, model) for method in methods]
     known = any(value is not None for value in values)
-    return [(head, [Quoted(value, number.form) for value in values])] if known else []
+    return [(Column(name, group), [Quoted(value, number.form) for value in values])] if known else []

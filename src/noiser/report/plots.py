@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from noiser.report.tables import CATEGORY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "MARKERS", "plots"]
 
@@ -70,13 +72,10 @@ def _areas(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Pic
         if not any(frame["low"].notna().any() for frames in series for frame in frames):
             continue
         names = [_GAPS[name][1] for name in found]
-        size = 1.8 + 3.4 * len(numbers.models), 1.4 + 0.36 * len(series[0][0]), len(numbers.models)
-        with canvas(*size, sharey=True, sharex=True) as (figure, panels):
-            for i, (axes, model) in enumerate(zip(panels, numbers.models, strict=True)):
+        label, height = "mass-matched area minus random's", 1.4 + 0.36 * len(series[0][0])
+        with _panels(numbers, series[0], label, height, sharex=True) as (figure, panels):
+            for i, axes in enumerate(panels):
                 _intervals(axes, [frames[i] for frames in series])
-                _name_rows(axes, series[0][i])
-                axes.set_title(model)
-                axes.set_xlabel("mass-matched area minus random's")
                 axes.margins(x=0.12)
             handles, _ = panels[0].get_legend_handles_labels()
             _legend_below(figure, handles, [f"{name}, with its interval" for name in names], 2)
@@ -89,9 +88,11 @@ def _localisation(results: Results, data: DataEntry, numbers: _Numbers) -> Itera
     for source in named(results, "localisation", data.label):
         key = source.key(f"localisation-{CATEGORY}", data)
         names = ("critical", "main part", "critical, of units", "distractor, of units")
-        for model, *found in zip(numbers.models, *(numbers.column(key, name) for name in names), strict=True):
-            if found[0]["low"].notna().any():
-                yield _located(f"{data.label}{source.tail}-{model}", model, *found)
+        columns = [numbers.column(key, name) for name in names]
+        for model, critical, *others in zip(numbers.models, *columns, strict=True):
+            if critical["low"].notna().any():
+                others = [frame.reindex(critical.index) for frame in others]  # a part that is not in the data is NaN
+                yield _located(f"{data.label}{source.tail}-{model}", model, critical, *others)
 
 
 def _located(key: str, model: str, critical: Frame, main: Frame, units: Frame, distractor: Frame) -> Picture:
@@ -137,17 +138,27 @@ def _minimum(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[P
         frames = numbers.column(key, "words needed")
         if not any(frame["low"].notna().any() for frame in frames):
             continue
-        size = 1.8 + 3.4 * len(frames), 1.1 + 0.32 * len(frames[0]), len(frames)
-        with canvas(*size, sharey=True) as (figure, panels):
-            for axes, model, frame in zip(panels, numbers.models, frames, strict=True):
+        label, height = "words that the judge needs (less is better)", 1.1 + 0.32 * len(frames[0])
+        with _panels(numbers, frames, label, height) as (figure, panels):
+            for axes, frame in zip(panels, frames, strict=True):
                 _bars(axes, frame)
-                _name_rows(axes, frame)
-                axes.set_title(model)
                 axes.set_xlim(0, 1.22)
                 axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
                 axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-                axes.set_xlabel("words that the judge needs (less is better)")
         yield Picture(key, source.title("Minimum top-k%", data), _in_words(numbers, frames, ".0%"), figure)
+
+
+@contextmanager
+def _panels(
+    numbers: _Numbers, frames: Sequence[Frame], label: str, height: float, **options: Any
+) -> Generator[tuple[Figure, Sequence[Axes]]]:
+    """A panel per model, with names of the rows, a title and the label of the x axis."""
+    with canvas(1.8 + 3.4 * len(frames), height, len(frames), sharey=True, **options) as (figure, panels):
+        yield figure, panels
+        for axes, model, frame in zip(panels, numbers.models, frames, strict=True):
+            _name_rows(axes, frame)
+            axes.set_title(model)
+            axes.set_xlabel(label)
 
 
 def _bars(axes: Axes, frame: Frame) -> None:
@@ -186,7 +197,7 @@ def _name_rows(axes: Axes, frame: Frame) -> None:
         axes.text(1.0, row, str(text), fontsize=7.5, color=SOFT, **beside)
 
 
-def _legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+def _legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
     """A legend under all panels."""
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.6)
 

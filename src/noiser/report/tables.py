@@ -23,15 +23,14 @@ from noiser.report.grid import (
     named,
     ordinary,
     sources,
-    split,
     table_of_columns,
     without_boundings,
 )
 from noiser.report.paper import Printed, bounding_of, data_of, model_of, published
-from noiser.report.rows import ATTRIBUTION, Cell, Results, is_clear
+from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import DASH, Column, Count, Form, Number, Quoted, Row, Table, Value, format_cell
 
-__all__ = ["CATEGORY", "COSTS", "PARTS", "TableSpec", "tables"]
+__all__ = ["CATEGORY", "TableSpec", "tables"]
 
 
 class SpecNumber(NamedTuple):
@@ -85,11 +84,11 @@ class TableSpec(NamedTuple):
             for by_number in found:
                 yield from self._grid(results, data, by_number)
 
-    def _grid(self, results: Results, data: DataEntry, by_number: Mapping[str, Source]) -> list[Table]:
+    def _grid(self, results: Results, data: DataEntry, by_number: Mapping[str, Source]) -> Iterator[Table]:
         measured = ordinary(results, by_number.values(), data.label, self.profile)
         methods = self.select(measured)
         if len(methods) < self.fewest:
-            return []
+            return
 
         def has_enough(source: Source) -> bool:
             return len(self.select(ordinary(results, [source], data.label, self.profile))) >= self.fewest
@@ -103,7 +102,8 @@ class TableSpec(NamedTuple):
         notes = [self.left_out if len(methods) < len(measured) else ""]
         notes += [note if isinstance(note, str) else note(data, source.measure) for note in self.notes]
         key, title = source.key(self.key, data), source.title(self.title, data)
-        return grid(results, data, key, title, methods, numbers, [*filter(None, notes)], self.stub_header, self.label)
+        notes = list(filter(None, notes))
+        yield from grid(results, data, key, title, methods, numbers, notes, self.stub_header, self.label)
 
 
 # ---- the declared tables --------------------------------------------------------------------------------------------
@@ -189,46 +189,24 @@ def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
 
 def differences(results: Results) -> Iterator[Table]:
     """Noiser minus every other method, on the prompts that both have."""
-    wanted = (_FAITHFULNESS, *_AREAS[0::3])
+    wanted = [one._replace(printed=None) for one in (_FAITHFULNESS, *_AREAS[0::3])]
+    note = "Paired, over the prompts that both have: n is their number. Above 0: {} is better."
     for data in results.data:
         for found in by_tag(results, [one.number for one in wanted], data.label):
+            source, *_ = found.values()
             numbers = [MeasuredNumber.of(found[one.number], *one) for one in wanted if one.number in found]
             methods = ordinary(results, found.values(), data.label)
             for first in references(methods) if len(methods) > 1 else []:
-                yield from _differences(results, data, next(iter(found.values())), numbers, first, methods)
+                name, others = method_title(first.label), [method for method in methods if method is not first]
+                key, title = f"differences-{first.label}", f"{name} minus each other method"
+                names = source.key(key, data), source.title(title, data)
+                yield from grid(results, data, *names, others, numbers, [note.format(name)], "minus", minus=first)
 
 
 def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
     """Noiser as the paper has it and with relative noise; else every Noiser there is; else the first method."""
     plain = [m for m in methods if unversioned(m.name) in ("noiser", "noiser_relative") and not m.args]
     return plain or [m for m in methods if unversioned(m.name) == "noiser"] or list(methods[:1])
-
-
-def _differences(
-    results: Results,
-    data: DataEntry,
-    source: Source,
-    numbers: Sequence[MeasuredNumber],
-    first: MethodEntry,
-    methods: Sequence[MethodEntry],
-) -> Iterator[Table]:
-    others = [method.label for method in methods if method.label != first.label]
-    name = method_title(first.label)
-    key, title = source.key(f"differences-{first.label}", data), source.title(f"{name} minus each other method", data)
-    note = f"Paired, over the prompts that both have: n is their number. Above 0: {name} is better."
-    for models, tail, suffix in split(results, len(numbers)):
-        columns = [
-            (Column(one.name, model.label), [_gap(results, one, model.label, data, first.label, m) for m in others])
-            for model, one in product(models, numbers)
-        ]
-        labels = map(method_title, others)
-        yield table_of_columns(key + tail, title + suffix, "minus", labels, columns, [note], "clear")
-
-
-def _gap(results: Results, number: MeasuredNumber, model: str, data: DataEntry, first: str, other: str) -> Number:
-    one, another = (number.cell(model, data.label, method) for method in (first, other))
-    gap = results.paired(one, another, number.summary)
-    return Number.of(gap, form=number.form).marked("clear" if is_clear(gap) else "")
 
 
 # ---- localisation ---------------------------------------------------------------------------------------------------
@@ -293,7 +271,7 @@ def localisation(results: Results) -> Iterator[Table]:
 
 def _located(
     results: Results, data: DataEntry, source: Source, parts: Mapping[str, Summary], category: str | None
-) -> list[Table]:
+) -> Iterator[Table]:
     columns = set(results.columns(data.label, source.measure.label))
     if columns:  # a plan's own data may name other spans
         whatever = {
@@ -324,20 +302,20 @@ _HEADLINE = (
 
 def glance(results: Results) -> Iterator[Table]:
     """The leading method of each number, and how many are not told apart from it, per model and data set."""
-    found: dict[str, dict[str, str]] = {}
+    labels: list[str] = []
+    found: list[dict[str, str]] = []
     for model, data in product(results.models, results.data):
         leaders = {name: text for name, text in _leaders(results, model.label, data.label) if text}
-        found |= {f"{model.label}, {data_title(data)}": leaders} if leaders else {}
-    columns = [
-        (Column(name), [leaders.get(name, DASH) for leaders in found.values()])
-        for name in dict.fromkeys(name for leaders in found.values() for name in leaders)
-    ]
+        labels += [f"{model.label}, {data_title(data)}"] if leaders else []
+        found += [leaders] if leaders else []
+    names = dict.fromkeys(name for leaders in found for name in leaders)
+    columns = [(Column(name), [leaders.get(name, DASH) for leaders in found]) for name in names]
     note = (
         "The best method of each column of the tables below, with its value and n, and how many others are not told "
         "apart from it (paired differences, on the prompts that both have)."
     )
     if columns:
-        yield table_of_columns("glance", "At a glance", "model, data", found, columns, [note])
+        yield table_of_columns("glance", "At a glance", "model, data", labels, columns, [note])
 
 
 def _leaders(results: Results, model: str, data: str) -> Iterator[tuple[str, str]]:
@@ -347,7 +325,7 @@ def _leaders(results: Results, model: str, data: str) -> Iterator[tuple[str, str
             methods = ordinary(results, [source], data)
             methods = without_boundings(methods) if spec.number == "faithfulness" else methods
             number = MeasuredNumber.of(source, spec.number, f"{spec.name}{source.suffix}", spec.form)
-            yield number.name, _leader(number.marked(results, model, data, methods), methods)
+            yield number.name, _leader(number.numbers(results, model, data, methods), methods)
 
 
 def _leader(numbers: Sequence[Number], methods: Sequence[MethodEntry]) -> str:
@@ -468,7 +446,7 @@ def cost(results: Results) -> Iterator[Table]:
                 seconds = [Number.of(results.seconds(cell), form="quantity") for cell in cells]
                 columns.append((Column("seconds", model.label, "lower"), seconds))
             columns += [
-                (one.column(model.label), [one.value(results, cell) for cell in cells])
+                (Column(one.name, model.label, "lower"), [one.value(results, cell) for cell in cells])
                 for one in numbers
                 if known.issuperset(one.summary.columns)
             ]
