@@ -18,17 +18,16 @@ from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table
 
 __all__ = [
     "MeasuredNumber",
-    "Source",
-    "by_tag",
+    "Topic",
     "data_title",
     "grid",
     "mark_best",
     "method_title",
     "metric_of",
     "named",
-    "ordinary",
-    "sources",
+    "summaries_of",
     "table_of_columns",
+    "topics",
     "without_boundings",
 ]
 
@@ -82,17 +81,32 @@ def metric_of(measure: MetricEntry) -> Metric | None:
         return None
 
 
-class Source(NamedTuple):
-    """The metric that a number comes from.
+def summaries_of(measure: MetricEntry) -> Mapping[str, Summary]:
+    """The numbers over prompts that a metric has by name."""
+    metric = metric_of(measure)
+    return metric.summaries if metric else {}
+
+
+class Topic(NamedTuple):
+    """What a table or figure is about: numbers of metrics on a data set.
 
     Attributes:
-        measure: a metric of the plan.
-        tag: what sets it apart in titles and keys from the first metric with that number; empty for that one, unless
-            the plan has renamed it.
+        results: of the run.
+        data: the data set.
+        tag: what sets the metrics apart, in titles and keys, from the first ones with these numbers; empty for those,
+            unless the plan has renamed them.
+        measures: the plan's metric that has each number.
     """
 
-    measure: MetricEntry
+    results: Results
+    data: DataEntry
     tag: str
+    measures: Mapping[str, MetricEntry]
+
+    @property
+    def measure(self) -> MetricEntry:
+        """The metric of the first number."""
+        return next(iter(self.measures.values()))
 
     @property
     def suffix(self) -> str:
@@ -104,59 +118,58 @@ class Source(NamedTuple):
         """The tag for keys."""
         return f"-{self.tag}" if self.tag else ""
 
-    @property
-    def summaries(self) -> Mapping[str, Summary]:
-        """The numbers over prompts that the metric has by name."""
-        metric = metric_of(self.measure)
-        return metric.summaries if metric else {}
+    def key(self, name: str) -> str:
+        """The key of a table or figure."""
+        return f"{name}-{self.data.label}{self.tail}"
 
-    def key(self, what: str, data: DataEntry) -> str:
-        """The key of a table or figure about a data set."""
-        return f"{what}-{data.label}{self.tail}"
+    def title(self, name: str) -> str:
+        """The title of a table or figure."""
+        return f"{name} on {data_title(self.data)}{self.suffix}"
 
-    def title(self, what: str, data: DataEntry) -> str:
-        """Its title."""
-        return f"{what} on {data_title(data)}{self.suffix}"
+    def methods(self, number: str = "", profile: str = "paper") -> list[MethodEntry]:
+        """The methods of a profile that the plan measures with the metric of a number; "": of any number."""
+        measures = [self.measures[number]] if number else self.measures.values()
+        labels = {measure.label for measure in measures}
+        return [
+            method
+            for method in self.results.methods
+            if method.profile == profile
+            and any(self.results.planned(method.label, label, self.data.label) for label in labels)
+        ]
+
+    def number(self, number: str, name: str, form: Form = "decimal", printed: Printed | None = None) -> MeasuredNumber:
+        """A number, to be shown under that name; without the paper's where that cannot be compared."""
+        measure = self.measures[number]
+        summary = summaries_of(measure)[number]
+        return MeasuredNumber(name, measure.label, summary, form, printed if comparable(measure) else None)
 
 
-def sources(results: Results, number: str, data: str) -> list[Source]:
-    """The metrics with a number of that name that the plan has for a data set."""
-    return _tagged(results, data, lambda measure: number in Source(measure, "").summaries)
-
-
-def named(results: Results, name: str, data: str) -> list[Source]:
-    """The metrics with that name in the registry that the plan has for a data set."""
-    return _tagged(results, data, lambda measure: unversioned(measure.name) == name)
-
-
-def by_tag(results: Results, numbers: Iterable[str], data: str) -> list[Mapping[str, Source]]:
-    """The sources of several numbers, for tables that have them side by side: those with the same tag together."""
-    found: dict[str, dict[str, Source]] = {}
+def topics(results: Results, data: DataEntry, *numbers: str) -> list[Topic]:
+    """The numbers that the plan has for a data set, those of metrics with the same tag together."""
+    found: dict[str, dict[str, MetricEntry]] = {}
     for number in numbers:
-        for source in sources(results, number, data):
-            found.setdefault(source.tag, {})[number] = source
-    return list(found.values())
+        measures = [measure for measure in results.measures if number in summaries_of(measure)]
+        for tag, measure in _tagged(results, data, measures):
+            found.setdefault(tag, {})[number] = measure
+    return [Topic(results, data, tag, measures) for tag, measures in found.items()]
 
 
-def _tagged(results: Results, data: str, chosen: Callable[[MetricEntry], bool]) -> list[Source]:
-    measures = [
+def named(results: Results, data: DataEntry, name: str) -> list[Topic]:
+    """The metrics with that name in the registry that the plan has for a data set."""
+    measures = [measure for measure in results.measures if unversioned(measure.name) == name]
+    return [Topic(results, data, tag, {name: measure}) for tag, measure in _tagged(results, data, measures)]
+
+
+def _tagged(results: Results, data: DataEntry, measures: Iterable[MetricEntry]) -> list[tuple[str, MetricEntry]]:
+    """Those of these metrics that the plan has for a data set, with their tags."""
+    planned = [
         measure
-        for measure in results.measures
-        if chosen(measure) and any(results.planned(method.label, measure.label, data) for method in results.methods)
+        for measure in measures
+        if any(results.planned(method.label, measure.label, data.label) for method in results.methods)
     ]
     return [
-        Source(measure, "" if position == 0 and measure.label == unversioned(measure.name) else measure.label)
-        for position, measure in enumerate(measures)
-    ]
-
-
-def ordinary(results: Results, sources: Iterable[Source], data: str, profile: str = "paper") -> list[MethodEntry]:
-    """The methods that the plan measures with one of these metrics, in the paper's profile or another."""
-    labels = [source.measure.label for source in sources]
-    return [
-        method
-        for method in results.methods
-        if method.profile == profile and any(results.planned(method.label, label, data) for label in labels)
+        ("" if position == 0 and measure.label == unversioned(measure.name) else measure.label, measure)
+        for position, measure in enumerate(planned)
     ]
 
 
@@ -186,14 +199,6 @@ class MeasuredNumber(NamedTuple):
     form: Form = "decimal"
     printed: Printed | None = None
     category: str | None = None
-
-    @classmethod
-    def of(
-        cls, source: Source, number: str, name: str, form: Form = "decimal", printed: Printed | None = None
-    ) -> MeasuredNumber:
-        """A number that a metric has by name; without the paper's where that cannot be compared."""
-        measure = source.measure
-        return cls(name, measure.label, source.summaries[number], form, printed if comparable(measure) else None)
 
     @property
     def better(self) -> str:
@@ -254,8 +259,7 @@ def table_of_columns(
 
 
 def grid(
-    results: Results,
-    data: DataEntry,
+    topic: Topic,
     key: str,
     title: str,
     methods: Sequence[MethodEntry],
@@ -269,7 +273,7 @@ def grid(
 
     With `minus`, the numbers are paired differences of that method minus each of the others.
     """
-    labels = [label(method) for method in methods]
+    results, data, labels = topic.results, topic.data, [label(method) for method in methods]
     ranked = any(one.summary.scale.higher_is_better is not None for one in numbers)
     legend: Legend = "clear" if minus else "best" if ranked else ""
     apart = len(numbers) > _SIDE_BY_SIDE and len(results.models) > 1
