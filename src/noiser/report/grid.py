@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Summary
@@ -17,18 +18,16 @@ from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table
 
 __all__ = [
     "MeasuredNumber",
-    "Source",
-    "by_tag",
+    "Topic",
     "data_title",
     "grid",
     "mark_best",
     "method_title",
     "metric_of",
     "named",
-    "ordinary",
-    "sources",
-    "split",
+    "summaries_of",
     "table_of_columns",
+    "topics",
     "without_boundings",
 ]
 
@@ -82,17 +81,32 @@ def metric_of(measure: MetricEntry) -> Metric | None:
         return None
 
 
-class Source(NamedTuple):
-    """The metric that a number comes from.
+def summaries_of(measure: MetricEntry) -> Mapping[str, Summary]:
+    """The numbers over prompts that a metric has by name."""
+    metric = metric_of(measure)
+    return metric.summaries if metric else {}
+
+
+class Topic(NamedTuple):
+    """What a table or figure is about: numbers of metrics on a data set.
 
     Attributes:
-        measure: a metric of the plan.
-        tag: what sets it apart in titles and keys from the first metric with that number; empty for that one, unless
-            the plan has renamed it.
+        results: of the run.
+        data: the data set.
+        tag: what sets the metrics apart, in titles and keys, from the first ones with these numbers; empty for those,
+            unless the plan has renamed them.
+        measures: the plan's metric that has each number.
     """
 
-    measure: MetricEntry
+    results: Results
+    data: DataEntry
     tag: str
+    measures: Mapping[str, MetricEntry]
+
+    @property
+    def measure(self) -> MetricEntry:
+        """The metric of the first number."""
+        return next(iter(self.measures.values()))
 
     @property
     def suffix(self) -> str:
@@ -104,59 +118,58 @@ class Source(NamedTuple):
         """The tag for keys."""
         return f"-{self.tag}" if self.tag else ""
 
-    @property
-    def summaries(self) -> Mapping[str, Summary]:
-        """The numbers over prompts that the metric has by name."""
-        metric = metric_of(self.measure)
-        return metric.summaries if metric else {}
+    def key(self, name: str) -> str:
+        """The key of a table or figure."""
+        return f"{name}-{self.data.label}{self.tail}"
 
-    def key(self, what: str, data: DataEntry) -> str:
-        """The key of a table or figure about a data set."""
-        return f"{what}-{data.label}{self.tail}"
+    def title(self, name: str) -> str:
+        """The title of a table or figure."""
+        return f"{name} on {data_title(self.data)}{self.suffix}"
 
-    def title(self, what: str, data: DataEntry) -> str:
-        """Its title."""
-        return f"{what} on {data_title(data)}{self.suffix}"
+    def methods(self, number: str = "", profile: str = "paper") -> list[MethodEntry]:
+        """The methods of a profile that the plan measures with the metric of a number; "": of any number."""
+        measures = [self.measures[number]] if number else self.measures.values()
+        labels = {measure.label for measure in measures}
+        return [
+            method
+            for method in self.results.methods
+            if method.profile == profile
+            and any(self.results.planned(method.label, label, self.data.label) for label in labels)
+        ]
+
+    def number(self, number: str, name: str, form: Form = "decimal", printed: Printed | None = None) -> MeasuredNumber:
+        """A number, to be shown under that name; without the paper's where that cannot be compared."""
+        measure = self.measures[number]
+        summary = summaries_of(measure)[number]
+        return MeasuredNumber(name, measure.label, summary, form, printed if comparable(measure) else None)
 
 
-def sources(results: Results, number: str, data: str) -> list[Source]:
-    """The metrics with a number of that name that the plan has for a data set."""
-    return _tagged(results, data, lambda measure: number in Source(measure, "").summaries)
-
-
-def named(results: Results, name: str, data: str) -> list[Source]:
-    """The metrics with that name in the registry that the plan has for a data set."""
-    return _tagged(results, data, lambda measure: unversioned(measure.name) == name)
-
-
-def by_tag(results: Results, numbers: Iterable[str], data: str) -> list[Mapping[str, Source]]:
-    """The sources of several numbers, for tables that have them side by side: those with the same tag together."""
-    found: dict[str, dict[str, Source]] = {}
+def topics(results: Results, data: DataEntry, *numbers: str) -> list[Topic]:
+    """The numbers that the plan has for a data set, those of metrics with the same tag together."""
+    found: dict[str, dict[str, MetricEntry]] = {}
     for number in numbers:
-        for source in sources(results, number, data):
-            found.setdefault(source.tag, {})[number] = source
-    return list(found.values())
+        measures = [measure for measure in results.measures if number in summaries_of(measure)]
+        for tag, measure in _tagged(results, data, measures):
+            found.setdefault(tag, {})[number] = measure
+    return [Topic(results, data, tag, measures) for tag, measures in found.items()]
 
 
-def _tagged(results: Results, data: str, chosen: Callable[[MetricEntry], bool]) -> list[Source]:
-    measures = [
+def named(results: Results, data: DataEntry, name: str) -> list[Topic]:
+    """The metrics with that name in the registry that the plan has for a data set."""
+    measures = [measure for measure in results.measures if unversioned(measure.name) == name]
+    return [Topic(results, data, tag, {name: measure}) for tag, measure in _tagged(results, data, measures)]
+
+
+def _tagged(results: Results, data: DataEntry, measures: Iterable[MetricEntry]) -> list[tuple[str, MetricEntry]]:
+    """Those of these metrics that the plan has for a data set, with their tags."""
+    planned = [
         measure
-        for measure in results.measures
-        if chosen(measure) and any(results.planned(method.label, measure.label, data) for method in results.methods)
+        for measure in measures
+        if any(results.planned(method.label, measure.label, data.label) for method in results.methods)
     ]
     return [
-        Source(measure, "" if position == 0 and measure.label == unversioned(measure.name) else measure.label)
-        for position, measure in enumerate(measures)
-    ]
-
-
-def ordinary(results: Results, sources: Iterable[Source], data: str, profile: str = "paper") -> list[MethodEntry]:
-    """The methods that the plan measures with one of these metrics, in the paper's profile or another."""
-    labels = [source.measure.label for source in sources]
-    return [
-        method
-        for method in results.methods
-        if method.profile == profile and any(results.planned(method.label, label, data) for label in labels)
+        ("" if position == 0 and measure.label == unversioned(measure.name) else measure.label, measure)
+        for position, measure in enumerate(planned)
     ]
 
 
@@ -187,30 +200,24 @@ class MeasuredNumber(NamedTuple):
     printed: Printed | None = None
     category: str | None = None
 
-    @classmethod
-    def of(
-        cls, source: Source, number: str, name: str, form: Form = "decimal", printed: Printed | None = None
-    ) -> MeasuredNumber:
-        """A number that a metric has by name; without the paper's where that cannot be compared."""
-        measure = source.measure
-        return cls(name, measure.label, source.summaries[number], form, printed if comparable(measure) else None)
-
-    def cell(self, model: str, data: str, method: str) -> Cell:
-        """The rows that it is taken over."""
-        return Cell(model, data, method, self.metric, self.category)
-
-    def column(self, group: str) -> Column:
-        """The head of its column."""
-        return Column(self.name, group, {True: "higher", False: "lower", None: ""}[self.summary.scale.higher_is_better])
+    @property
+    def better(self) -> str:
+        """Which way is better, as `Column` has it."""
+        return {True: "higher", False: "lower", None: ""}[self.summary.scale.higher_is_better]
 
     def value(self, results: Results, cell: Cell) -> Number:
         """The number of a cell."""
         return Number.of(results.estimate(cell, self.summary), results.errors(cell).total(), self.form)
 
-    def marked(self, results: Results, model: str, data: str, methods: Sequence[MethodEntry]) -> list[Number]:
-        """The numbers of methods, with the best of them marked."""
-        cells = [self.cell(model, data, method.label) for method in methods]
-        return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
+    def numbers(
+        self, results: Results, model: str, data: str, methods: Sequence[MethodEntry], minus: MethodEntry | None = None
+    ) -> list[Number]:
+        """The numbers of methods with the best marked, or the paired differences of `minus` and each method."""
+        cells = [Cell(model, data, method.label, self.metric, self.category) for method in methods]
+        if minus is None:
+            return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
+        gaps = [results.paired(cell._replace(method=minus.label), cell, self.summary) for cell in cells]
+        return [Number.of(gap, form=self.form).marked("clear" if is_clear(gap) else "") for gap in gaps]
 
 
 def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers: Sequence[Number]) -> list[Number]:
@@ -243,32 +250,16 @@ Columns = Sequence[tuple[Column, Sequence[Value]]]
 
 
 def table_of_columns(
-    key: str,
-    title: str,
-    stub_header: str,
-    labels: Iterable[str],
-    columns: Columns,
-    notes: Iterable[str] = (),
-    legend: Legend = "",
+    key: str, title: str, stub: str, labels: Iterable[str], columns: Columns, notes: Iterable[str], legend: Legend = ""
 ) -> Table:
     """A table with the rows of these labels."""
     rows = tuple(Row(label, tuple(cells[i] for _, cells in columns)) for i, label in enumerate(labels))
-    heads = tuple(head for head, _ in columns)
-    return Table(
-        key=key, title=title, stub_header=stub_header, columns=heads, rows=rows, notes=tuple(notes), legend=legend
-    )
-
-
-def split(results: Results, numbers: int) -> list[tuple[Sequence[ModelEntry], str, str]]:
-    """The models of each table, and what sets its key and title apart: one table, or one per model for many numbers."""
-    if numbers <= _SIDE_BY_SIDE or len(results.models) == 1:
-        return [(results.models, "", "")]
-    return [([model], f"-{model.label}", f", {model.label}") for model in results.models]
+    names = {"key": key, "title": title, "stub_header": stub}
+    return Table(**names, columns=tuple(head for head, _ in columns), rows=rows, notes=tuple(notes), legend=legend)
 
 
 def grid(
-    results: Results,
-    data: DataEntry,
+    topic: Topic,
     key: str,
     title: str,
     methods: Sequence[MethodEntry],
@@ -276,43 +267,43 @@ def grid(
     notes: Sequence[str] = (),
     stub_header: str = "method",
     label: Callable[[MethodEntry], str] = lambda method: method_title(method.label),
-) -> list[Table]:
-    """Methods by numbers on one data set: models side by side or, where there are many numbers, one table per model."""
-    legend: Legend = "best" if any(one.summary.scale.higher_is_better is not None for one in numbers) else ""
-    labels = [label(method) for method in methods]
-    found: list[Table] = []
-    for models, tail, suffix in split(results, len(numbers)):
+    minus: MethodEntry | None = None,
+) -> Iterator[Table]:
+    """Methods by numbers on one data set: models side by side or, where there are many numbers, one table per model.
+
+    With `minus`, the numbers are paired differences of that method minus each of the others.
+    """
+    results, data, labels = topic.results, topic.data, [label(method) for method in methods]
+    ranked = any(one.summary.scale.higher_is_better is not None for one in numbers)
+    legend: Legend = "clear" if minus else "best" if ranked else ""
+    apart = len(numbers) > _SIDE_BY_SIDE and len(results.models) > 1
+    for models in [[model] for model in results.models] if apart else [results.models]:
         columns: list[tuple[Column, Sequence[Value]]] = []
         reasons: list[str] = []
-        for model in models:
-            for number in numbers:
-                cells = number.marked(results, model.label, data.label, methods)
-                columns.append((number.column(model.label), cells))
-                reasons += [
-                    f"{name}, {number.name}, {model.label}: {cell.reason}."
-                    for name, cell in zip(labels, cells, strict=True)
-                    if cell.n and math.isnan(cell.value)  # a cell without rows says so itself
-                ]
-                if paper_model := model_of(model.name):
-                    columns += _printed(
-                        number, Column(f"{number.name}, paper", model.label), data, methods, paper_model
-                    )
+        for model, number in product(models, numbers):
+            cells = number.numbers(results, model.label, data.label, methods, minus)
+            columns.append((Column(number.name, model.label, "" if minus else number.better), cells))
+            columns += _printed(number, f"{number.name}, paper", model.label, data, methods, model_of(model.name))
+            reasons += [
+                f"{name}, {number.name}, {model.label}: {cell.reason}."
+                for name, cell in zip(labels, cells, strict=True)
+                if cell.n and math.isnan(cell.value) and not minus  # a cell without rows says so itself
+            ]
         if not all(model_of(model.name) for model in models):
             for number in numbers:
-                columns += _printed(number, Column(number.name, _PAPER_MEAN), data, methods, None)
+                columns += _printed(number, number.name, _PAPER_MEAN, data, methods, "average")
         if (rest := len(reasons) - _MOST_REASONS) > 0:
             reasons[_MOST_REASONS:] = [f"And {rest} more such cells; the CSV has the reason of each."]
-        all_notes = [*notes, *reasons]
-        found.append(table_of_columns(key + tail, title + suffix, stub_header, labels, columns, all_notes, legend))
-    return found
+        names = (f"{key}-{models[0].label}", f"{title}, {models[0].label}") if apart else (key, title)
+        yield table_of_columns(*names, stub_header, labels, columns, [*notes, *reasons], legend)
 
 
 def _printed(
-    number: MeasuredNumber, head: Column, data: DataEntry, methods: Sequence[MethodEntry], model: str | None
+    number: MeasuredNumber, name: str, group: str, data: DataEntry, methods: Sequence[MethodEntry], model: str | None
 ) -> Columns:
-    """The paper's column, if it has a number for one of the methods."""
-    if number.printed is None:
+    """The paper's column for one of its models, or their average; none if it has no number for any of the methods."""
+    if number.printed is None or model is None:
         return []
     values = [number.printed.number(data, method, model) for method in methods]
     known = any(value is not None for value in values)
-    return [(head, [Quoted(value, number.form) for value in values])] if known else []
+    return [(Column(name, group), [Quoted(value, number.form) for value in values])] if known else []

@@ -49,8 +49,8 @@ class Printed(NamedTuple):
     table: str
     column: str | None = None
 
-    def number(self, data: DataEntry, method: MethodEntry, model: str | None) -> float | None:
-        """The paper's number for a method and one of its models, or the mean of its models; None if it has none."""
+    def number(self, data: DataEntry, method: MethodEntry, model: str) -> float | None:
+        """The paper's number for a method and one of its models, or their "average"; None if it has none."""
         settings = method.name, method.args, method.unit
         if self.table in ("faithfulness", "soft_ns_nc"):
             path = [data_of(data.name), method_of(*settings)]
@@ -58,7 +58,8 @@ class Printed(NamedTuple):
             name = bounding_of(*settings) if self.table == "bounding_known" else method_of(*settings)
             path = [name if data_of(data.name) == "known" else None]
         names = [name for name in path if name]
-        value = published(self.table, names, model, self.column) if len(names) == len(path) else None
+        one = None if model == "average" else model
+        value = published(self.table, names, one, self.column) if len(names) == len(path) else None
         return value / 100 if value is not None and self.column == "rate_percent" else value
 
 

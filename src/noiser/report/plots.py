@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,13 +12,14 @@ import pandas as pd
 
 from noiser.bench.plan import DataEntry
 from noiser.report.figures import BLUE, INK, ORANGE, PAPER, SOFT, Picture, canvas
-from noiser.report.grid import by_tag, data_title, named, sources
+from noiser.report.grid import data_title, named, topics
 from noiser.report.rows import Frame, Results
 from noiser.report.table import Table, cells_frame
 from noiser.report.tables import CATEGORY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "MARKERS", "plots"]
 
@@ -63,35 +65,34 @@ class _Numbers(NamedTuple):
 
 def _areas(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
     """Mass-matched area above random, by score and by rank, with intervals: a panel per model."""
-    for found in by_tag(results, _GAPS, data.label):
-        source = next(iter(found.values()))
-        columns = [numbers.column(source.key("areas", data), _GAPS[name][0]) for name in found]
+    for topic in topics(results, data, *_GAPS):
+        key = topic.key("areas")
+        columns = [numbers.column(key, _GAPS[name][0]) for name in topic.measures]
         series = [[frame.drop("Random", errors="ignore") for frame in column] for column in columns]
         if not any(frame["low"].notna().any() for frames in series for frame in frames):
             continue
-        names = [_GAPS[name][1] for name in found]
-        size = 1.8 + 3.4 * len(numbers.models), 1.4 + 0.36 * len(series[0][0]), len(numbers.models)
-        with canvas(*size, sharey=True, sharex=True) as (figure, panels):
-            for i, (axes, model) in enumerate(zip(panels, numbers.models, strict=True)):
+        names = [_GAPS[name][1] for name in topic.measures]
+        label, height = "mass-matched area minus random's", 1.4 + 0.36 * len(series[0][0])
+        with _panels(numbers, series[0], label, height, sharex=True) as (figure, panels):
+            for i, axes in enumerate(panels):
                 _intervals(axes, [frames[i] for frames in series])
-                _name_rows(axes, series[0][i])
-                axes.set_title(model)
-                axes.set_xlabel("mass-matched area minus random's")
                 axes.margins(x=0.12)
             handles, _ = panels[0].get_legend_handles_labels()
             _legend_below(figure, handles, [f"{name}, with its interval" for name in names], 2)
         words = f"{names[0].capitalize()}: {_in_words(numbers, series[0], '.3f')}"
-        yield Picture(source.key("areas", data), source.title("Mass-matched area above random", data), words, figure)
+        yield Picture(key, topic.title("Mass-matched area above random"), words, figure)
 
 
 def _localisation(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
     """The paper's LongRA figure: score on country and "capital", and on the main part against the distractor."""
-    for source in named(results, "localisation", data.label):
-        key = source.key(f"localisation-{CATEGORY}", data)
+    for topic in named(results, data, "localisation"):
+        key = topic.key(f"localisation-{CATEGORY}")
         names = ("critical", "main part", "critical, of units", "distractor, of units")
-        for model, *found in zip(numbers.models, *(numbers.column(key, name) for name in names), strict=True):
-            if found[0]["low"].notna().any():
-                yield _located(f"{data.label}{source.tail}-{model}", model, *found)
+        columns = [numbers.column(key, name) for name in names]
+        for model, critical, *others in zip(numbers.models, *columns, strict=True):
+            if critical["low"].notna().any():
+                others = [frame.reindex(critical.index) for frame in others]  # a part that is not in the data is NaN
+                yield _located(f"{data.label}{topic.tail}-{model}", model, critical, *others)
 
 
 def _located(key: str, model: str, critical: Frame, main: Frame, units: Frame, distractor: Frame) -> Picture:
@@ -132,22 +133,32 @@ def _located(key: str, model: str, critical: Frame, main: Frame, units: Frame, d
 
 def _minimum(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
     """The paper's figure of the minimum top-k%: a panel per model."""
-    for source in sources(results, "minimum_share", data.label):
-        key = source.key("minimum", data)
+    for topic in topics(results, data, "minimum_share"):
+        key = topic.key("minimum")
         frames = numbers.column(key, "words needed")
         if not any(frame["low"].notna().any() for frame in frames):
             continue
-        size = 1.8 + 3.4 * len(frames), 1.1 + 0.32 * len(frames[0]), len(frames)
-        with canvas(*size, sharey=True) as (figure, panels):
-            for axes, model, frame in zip(panels, numbers.models, frames, strict=True):
+        label, height = "words that the judge needs (less is better)", 1.1 + 0.32 * len(frames[0])
+        with _panels(numbers, frames, label, height) as (figure, panels):
+            for axes, frame in zip(panels, frames, strict=True):
                 _bars(axes, frame)
-                _name_rows(axes, frame)
-                axes.set_title(model)
                 axes.set_xlim(0, 1.22)
                 axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
                 axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-                axes.set_xlabel("words that the judge needs (less is better)")
-        yield Picture(key, source.title("Minimum top-k%", data), _in_words(numbers, frames, ".0%"), figure)
+        yield Picture(key, topic.title("Minimum top-k%"), _in_words(numbers, frames, ".0%"), figure)
+
+
+@contextmanager
+def _panels(
+    numbers: _Numbers, frames: Sequence[Frame], label: str, height: float, **options: Any
+) -> Generator[tuple[Figure, Sequence[Axes]]]:
+    """A panel per model, with names of the rows, a title and the label of the x axis."""
+    with canvas(1.8 + 3.4 * len(frames), height, len(frames), sharey=True, **options) as (figure, panels):
+        yield figure, panels
+        for axes, model, frame in zip(panels, numbers.models, frames, strict=True):
+            _name_rows(axes, frame)
+            axes.set_title(model)
+            axes.set_xlabel(label)
 
 
 def _bars(axes: Axes, frame: Frame) -> None:
@@ -186,7 +197,7 @@ def _name_rows(axes: Axes, frame: Frame) -> None:
         axes.text(1.0, row, str(text), fontsize=7.5, color=SOFT, **beside)
 
 
-def _legend_below(figure: Any, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+def _legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
     """A legend under all panels."""
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.6)
 
@@ -217,9 +228,9 @@ class _Panel(NamedTuple):
 
 def _against_answerability(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
     """The paper's last figure: faithfulness against answerability score and rate."""
-    pairs = product(*(sources(results, name, data.label) for name in ("faithfulness", "answerability_rate")))
+    pairs = product(*(topics(results, data, name) for name in ("faithfulness", "answerability_rate")))
     for faithful, judged in pairs:
-        keys = faithful.key("faithfulness", data), judged.key("answerability", data)
+        keys = faithful.key("faithfulness"), judged.key("answerability")
         x = [numbers.column(keys[1], name) for name in ("score", "rate")]
         for model, y, score, rate in zip(numbers.models, numbers.column(keys[0], "faithfulness"), *x, strict=True):
             y = y[y.index.isin(score.index)]
@@ -232,15 +243,15 @@ def _against_answerability(results: Results, data: DataEntry, numbers: _Numbers)
 def _against_cost(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
     """What faithfulness costs: token-forwards, and seconds on this machine."""
     x = [numbers.column(f"cost-{data.label}", name) for name in ("token-forwards", "seconds")]
-    for source in sources(results, "faithfulness", data.label):
-        faithfulness = numbers.column(source.key("faithfulness", data), "faithfulness")
+    for topic in topics(results, data, "faithfulness"):
+        faithfulness = numbers.column(topic.key("faithfulness"), "faithfulness")
         for model, y, forwards, seconds in zip(numbers.models, faithfulness, *x, strict=True):
             panels = [
                 _Panel("token-forwards an attribution", forwards, True),
                 _Panel("seconds an attribution", seconds, True),
             ]
-            title = f"{source.title('Faithfulness against cost', data)}, {model}"
-            yield from _scatter(f"{source.key('cost', data)}-{model}", title, y, panels)
+            title = f"{topic.title('Faithfulness against cost')}, {model}"
+            yield from _scatter(f"{topic.key('cost')}-{model}", title, y, panels)
 
 
 def _scatter(key: str, title: str, y: Frame, panels: Sequence[_Panel]) -> Iterator[Picture]:

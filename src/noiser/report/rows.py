@@ -16,7 +16,7 @@ import pandas as pd
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
 from noiser.bench.records import Cost, Row, Selection
 from noiser.bench.store import Store, StoredAttribution
-from noiser.metrics.bootstrap import Estimate, estimate, mean
+from noiser.metrics.bootstrap import Estimate, Statistic, estimate, mean
 from noiser.metrics.metric import Summary
 
 __all__ = ["ATTRIBUTION", "Cell", "Frame", "Results", "is_clear"]
@@ -187,8 +187,7 @@ class Results:
     def estimate(self, cell: Cell, summary: Summary) -> Estimate:
         """A number over the rows of a cell, with its interval."""
         if (cell, summary) not in self._cache:
-            columns = self.numbers(cell).reindex(columns=list(summary.columns))
-            self._cache[cell, summary] = self._estimate(summary.statistic, columns)
+            self._cache[cell, summary] = self._estimate(summary.statistic, summary.columns, self.numbers(cell))
         return self._cache[cell, summary]
 
     def paired(self, one: Cell, other: Cell, summary: Summary) -> Estimate:
@@ -199,9 +198,11 @@ class Results:
             return summary.statistic(*drawn[:count]) - summary.statistic(*drawn[count:])
 
         if key not in self._cache:
-            sides = [self.numbers(cell).reindex(columns=list(summary.columns)) for cell in (one, other)]
-            common = sides[0].index[sides[0].index.isin(sides[1].index)]
-            self._cache[key] = self._estimate(gap, *(side.reindex(common) for side in sides))
+            ours, theirs = self.numbers(one), self.numbers(other)
+            if not ours.index.equals(theirs.index):
+                common = ours.index.intersection(theirs.index, sort=False)
+                ours, theirs = ours.loc[common], theirs.loc[common]
+            self._cache[key] = self._estimate(gap, summary.columns, ours, theirs)
         return self._cache[key]
 
     def seconds(self, cell: Cell) -> Estimate:
@@ -215,8 +216,9 @@ class Results:
         """Whether there are seconds for a data set."""
         return any(labels[1] == data for labels in self._paid)
 
-    def _estimate(self, statistic: Callable[..., Any], *sides: Frame) -> Estimate:
-        columns = [column for side in sides for column in side.to_numpy(float).T]
+    def _estimate(self, statistic: Statistic, names: Sequence[str], *sides: Frame) -> Estimate:
+        """A statistic of these columns of each side; NaN where a side does not have one."""
+        columns = [side.get(name, pd.Series(math.nan, side.index)).to_numpy(float) for side in sides for name in names]
         return estimate(statistic, *columns, confidence=self.confidence)
 
 

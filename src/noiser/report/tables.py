@@ -14,24 +14,22 @@ from noiser.metrics.metric import Scale, Summary
 from noiser.registry import unversioned
 from noiser.report.grid import (
     MeasuredNumber,
-    Source,
-    by_tag,
+    Topic,
     data_title,
     grid,
     method_title,
     metric_of,
     named,
-    ordinary,
-    sources,
-    split,
+    summaries_of,
     table_of_columns,
+    topics,
     without_boundings,
 )
 from noiser.report.paper import Printed, bounding_of, data_of, model_of, published
-from noiser.report.rows import ATTRIBUTION, Cell, Results, is_clear
+from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import DASH, Column, Count, Form, Number, Quoted, Row, Table, Value, format_cell
 
-__all__ = ["CATEGORY", "COSTS", "PARTS", "TableSpec", "tables"]
+__all__ = ["CATEGORY", "TableSpec", "tables"]
 
 
 class SpecNumber(NamedTuple):
@@ -75,35 +73,31 @@ class TableSpec(NamedTuple):
     label: Callable[[MethodEntry], str] = lambda method: method_title(method.label)
 
     def tables(self, results: Results) -> Iterator[Table]:
-        """The tables, data set by data set, and metric by metric or tag by tag."""
+        """The tables, data set by data set."""
         names = [one.number for one in self.numbers]
         for data in results.data:
             if self.metric_with:
-                found = [dict.fromkeys(names, source) for source in sources(results, self.metric_with, data.label)]
+                found = topics(results, data, self.metric_with)
+                found = [topic._replace(measures=dict.fromkeys(names, topic.measure)) for topic in found]
             else:
-                found = by_tag(results, names, data.label)
-            for by_number in found:
-                yield from self._grid(results, data, by_number)
+                found = topics(results, data, *names)
+            for topic in found:
+                yield from self._grid(topic)
 
-    def _grid(self, results: Results, data: DataEntry, by_number: Mapping[str, Source]) -> list[Table]:
-        measured = ordinary(results, by_number.values(), data.label, self.profile)
+    def _grid(self, topic: Topic) -> Iterator[Table]:
+        measured = topic.methods(profile=self.profile)
         methods = self.select(measured)
         if len(methods) < self.fewest:
-            return []
-
-        def has_enough(source: Source) -> bool:
-            return len(self.select(ordinary(results, [source], data.label, self.profile))) >= self.fewest
-
+            return
         numbers = [
-            MeasuredNumber.of(by_number[one.number], *one)
+            topic.number(*one)
             for one in self.numbers
-            if one.number in by_number and has_enough(by_number[one.number])
+            if one.number in topic.measures and len(self.select(topic.methods(one.number, self.profile))) >= self.fewest
         ]
-        source = next(iter(by_number.values()))
         notes = [self.left_out if len(methods) < len(measured) else ""]
-        notes += [note if isinstance(note, str) else note(data, source.measure) for note in self.notes]
-        key, title = source.key(self.key, data), source.title(self.title, data)
-        return grid(results, data, key, title, methods, numbers, [*filter(None, notes)], self.stub_header, self.label)
+        notes += [note if isinstance(note, str) else note(topic.data, topic.measure) for note in self.notes]
+        names = topic.key(self.key), topic.title(self.title)
+        yield from grid(topic, *names, methods, numbers, [*filter(None, notes)], self.stub_header, self.label)
 
 
 # ---- the declared tables --------------------------------------------------------------------------------------------
@@ -189,46 +183,22 @@ def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
 
 def differences(results: Results) -> Iterator[Table]:
     """Noiser minus every other method, on the prompts that both have."""
-    wanted = (_FAITHFULNESS, *_AREAS[0::3])
+    wanted = [one._replace(printed=None) for one in (_FAITHFULNESS, *_AREAS[0::3])]
+    note = "Paired, over the prompts that both have: n is their number. Above 0: {} is better."
     for data in results.data:
-        for found in by_tag(results, [one.number for one in wanted], data.label):
-            numbers = [MeasuredNumber.of(found[one.number], *one) for one in wanted if one.number in found]
-            methods = ordinary(results, found.values(), data.label)
+        for topic in topics(results, data, *(one.number for one in wanted)):
+            numbers = [topic.number(*one) for one in wanted if one.number in topic.measures]
+            methods = topic.methods()
             for first in references(methods) if len(methods) > 1 else []:
-                yield from _differences(results, data, next(iter(found.values())), numbers, first, methods)
+                name, others = method_title(first.label), [method for method in methods if method is not first]
+                names = topic.key(f"differences-{first.label}"), topic.title(f"{name} minus each other method")
+                yield from grid(topic, *names, others, numbers, [note.format(name)], "minus", minus=first)
 
 
 def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
     """Noiser as the paper has it and with relative noise; else every Noiser there is; else the first method."""
     plain = [m for m in methods if unversioned(m.name) in ("noiser", "noiser_relative") and not m.args]
     return plain or [m for m in methods if unversioned(m.name) == "noiser"] or list(methods[:1])
-
-
-def _differences(
-    results: Results,
-    data: DataEntry,
-    source: Source,
-    numbers: Sequence[MeasuredNumber],
-    first: MethodEntry,
-    methods: Sequence[MethodEntry],
-) -> Iterator[Table]:
-    others = [method.label for method in methods if method.label != first.label]
-    name = method_title(first.label)
-    key, title = source.key(f"differences-{first.label}", data), source.title(f"{name} minus each other method", data)
-    note = f"Paired, over the prompts that both have: n is their number. Above 0: {name} is better."
-    for models, tail, suffix in split(results, len(numbers)):
-        columns = [
-            (Column(one.name, model.label), [_gap(results, one, model.label, data, first.label, m) for m in others])
-            for model, one in product(models, numbers)
-        ]
-        labels = map(method_title, others)
-        yield table_of_columns(key + tail, title + suffix, "minus", labels, columns, [note], "clear")
-
-
-def _gap(results: Results, number: MeasuredNumber, model: str, data: DataEntry, first: str, other: str) -> Number:
-    one, another = (number.cell(model, data.label, method) for method in (first, other))
-    gap = results.paired(one, another, number.summary)
-    return Number.of(gap, form=number.form).marked("clear" if is_clear(gap) else "")
 
 
 # ---- localisation ---------------------------------------------------------------------------------------------------
@@ -283,30 +253,28 @@ _LOCATED_NOTE = (
 def localisation(results: Results) -> Iterator[Table]:
     """The paper's LongRA figure in numbers, and the antecedent over all categories."""
     for data in results.data:
-        for source in named(results, "localisation", data.label):
-            categories = results.categories(data.label, source.measure.label)
+        for topic in named(results, data, "localisation"):
+            categories = results.categories(data.label, topic.measure.label)
             if CATEGORY in categories:
-                yield from _located(results, data, source, PARTS, CATEGORY)
+                yield from _located(topic, PARTS, CATEGORY)
             if categories != [CATEGORY]:
-                yield from _located(results, data, source, _ALL_CATEGORIES, None)
+                yield from _located(topic, _ALL_CATEGORIES, None)
 
 
-def _located(
-    results: Results, data: DataEntry, source: Source, parts: Mapping[str, Summary], category: str | None
-) -> list[Table]:
-    columns = set(results.columns(data.label, source.measure.label))
+def _located(topic: Topic, parts: Mapping[str, Summary], category: str | None) -> Iterator[Table]:
+    label = topic.measure.label
+    columns = set(topic.results.columns(topic.data.label, label))
     if columns:  # a plan's own data may name other spans
         whatever = {
             column.replace("share_", "").replace("uniform_", "of units: "): Summary(mean, (column,), _PLAIN)
             for column in sorted(columns)
         }
         parts = {name: part for name, part in parts.items() if set(part.columns) <= columns} or whatever
-    label = source.measure.label
     numbers = [MeasuredNumber(name, label, part, "percent", category=category) for name, part in parts.items()]
-    methods = ordinary(results, [source], data.label)
-    key = source.key(f"localisation-{category or 'all'}", data)
-    title = f"Localisation on {data_title(data)}{f', {category}' if category else ''}{source.suffix}"
-    return grid(results, data, key, title, methods, numbers, [_LOCATED_NOTE])
+    title = f"Localisation on {data_title(topic.data)}{f', {category}' if category else ''}{topic.suffix}"
+    yield from grid(
+        topic, topic.key(f"localisation-{category or 'all'}"), title, topic.methods(), numbers, [_LOCATED_NOTE]
+    )
 
 
 # ---- what no table of the paper has ---------------------------------------------------------------------------------
@@ -324,30 +292,30 @@ _HEADLINE = (
 
 def glance(results: Results) -> Iterator[Table]:
     """The leading method of each number, and how many are not told apart from it, per model and data set."""
-    found: dict[str, dict[str, str]] = {}
+    labels: list[str] = []
+    found: list[dict[str, str]] = []
     for model, data in product(results.models, results.data):
-        leaders = {name: text for name, text in _leaders(results, model.label, data.label) if text}
-        found |= {f"{model.label}, {data_title(data)}": leaders} if leaders else {}
-    columns = [
-        (Column(name), [leaders.get(name, DASH) for leaders in found.values()])
-        for name in dict.fromkeys(name for leaders in found.values() for name in leaders)
-    ]
+        leaders = {name: text for name, text in _leaders(results, model.label, data) if text}
+        labels += [f"{model.label}, {data_title(data)}"] if leaders else []
+        found += [leaders] if leaders else []
+    names = dict.fromkeys(name for leaders in found for name in leaders)
+    columns = [(Column(name), [leaders.get(name, DASH) for leaders in found]) for name in names]
     note = (
         "The best method of each column of the tables below, with its value and n, and how many others are not told "
         "apart from it (paired differences, on the prompts that both have)."
     )
     if columns:
-        yield table_of_columns("glance", "At a glance", "model, data", found, columns, [note])
+        yield table_of_columns("glance", "At a glance", "model, data", labels, columns, [note])
 
 
-def _leaders(results: Results, model: str, data: str) -> Iterator[tuple[str, str]]:
+def _leaders(results: Results, model: str, data: DataEntry) -> Iterator[tuple[str, str]]:
     """(number, its leader) for every number; other boundings are not in the table of faithfulness."""
     for spec in _HEADLINE:
-        for source in sources(results, spec.number, data):
-            methods = ordinary(results, [source], data)
+        for topic in topics(results, data, spec.number):
+            methods = topic.methods()
             methods = without_boundings(methods) if spec.number == "faithfulness" else methods
-            number = MeasuredNumber.of(source, spec.number, f"{spec.name}{source.suffix}", spec.form)
-            yield number.name, _leader(number.marked(results, model, data, methods), methods)
+            number = topic.number(spec.number, f"{spec.name}{topic.suffix}", spec.form)
+            yield number.name, _leader(number.numbers(results, model, data.label, methods), methods)
 
 
 def _leader(numbers: Sequence[Number], methods: Sequence[MethodEntry]) -> str:
@@ -365,28 +333,27 @@ def others(results: Results) -> Iterator[Table]:
     """All numbers of the metrics that have no table of their own."""
     names = dict.fromkeys(unversioned(measure.name) for measure in results.measures)
     headline = {one.number for one in _HEADLINE}
-    for data in results.data:
-        for source in (source for name in names for source in named(results, name, data.label)):
-            name, label = unversioned(source.measure.name), source.measure.label
-            if name == "localisation" or headline & source.summaries.keys():
+    for data, name in product(results.data, names):
+        for topic in named(results, data, name):
+            label = topic.measure.label
+            if name == "localisation" or headline & summaries_of(topic.measure).keys():
                 continue
-            numbers, methods = _all_numbers(results, source, data.label), ordinary(results, [source], data.label)
+            numbers, methods = _all_numbers(topic), topic.methods()
             if numbers and methods:
-                key = source.key(name.replace("_", "-"), data)
                 title = f"{label.replace('_', ' ').capitalize()} on {data_title(data)}"
                 notes = [f"{one.name}: {one.summary.scale.meaning}." for one in numbers]
-                yield from grid(results, data, key, title, methods, numbers, notes)
+                yield from grid(topic, topic.key(name.replace("_", "-")), title, methods, numbers, notes)
 
 
-def _all_numbers(results: Results, source: Source, data: str) -> list[MeasuredNumber]:
+def _all_numbers(topic: Topic) -> list[MeasuredNumber]:
     """The numbers of a metric by name, and the means of its other columns where it has a scale for them."""
-    metric, label = metric_of(source.measure), source.measure.label
+    metric, label = metric_of(topic.measure), topic.measure.label
     if metric is None:
         return []
     summaries = dict(metric.summaries)
     if metric.others is not None:
         summed = {column for summary in summaries.values() for column in summary.columns}
-        columns = [column for column in results.columns(data, label) if column not in summed]
+        columns = [column for column in topic.results.columns(topic.data.label, label) if column not in summed]
         summaries |= {column: Summary(mean, (column,), metric.others) for column in columns}
     return [MeasuredNumber(name.replace("_", " "), label, summary) for name, summary in summaries.items()]
 
@@ -468,7 +435,7 @@ def cost(results: Results) -> Iterator[Table]:
                 seconds = [Number.of(results.seconds(cell), form="quantity") for cell in cells]
                 columns.append((Column("seconds", model.label, "lower"), seconds))
             columns += [
-                (one.column(model.label), [one.value(results, cell) for cell in cells])
+                (Column(one.name, model.label, "lower"), [one.value(results, cell) for cell in cells])
                 for one in numbers
                 if known.issuperset(one.summary.columns)
             ]
