@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import io
 import json
@@ -9,12 +10,13 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -419,8 +421,8 @@ def other_site(html):
 
 
 @contextmanager
-def opened(browser, address):
-    context = browser.new_context()
+def opened(browser, address, **options):
+    context = browser.new_context(**options)
     context.set_default_timeout(60_000)
     page = context.new_page()
     page.goto(address)
@@ -497,10 +499,62 @@ def test_a_link_asks_nothing_by_itself_inside_a_frame(address, browser):
         context.close()
 
 
-def test_behind_a_proxy_with_a_name_of_its_own(browser):
-    with served("--allowed-host", HOST) as address, opened(browser, f"http://{HOST}:{port_of(address)}/") as page:
-        ask(page)
-        page.locator("#noiser-stop").click()
+@contextmanager
+def tls_proxy(port, folder):
+    """A proxy with TLS that passes on the browser's Host, as docs/web.md asks; its port."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as server:
+                server.request(self.command, self.path, body, dict(self.headers) | {"X-Forwarded-Proto": "https"})
+                with server.getresponse() as reply:
+                    self.send_response(reply.status)
+                    for name, value in reply.getheaders():
+                        if name.lower() not in ("transfer-encoding", "connection"):
+                            self.send_header(name, value)
+                    self.end_headers()
+                    while part := reply.read1():
+                        self.wfile.write(part)
+                        self.wfile.flush()
+
+        do_POST = do_HEAD = do_GET  # noqa: N815 - names of http.server
+
+        def log_message(self, *_):
+            pass
+
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    name = ["-subj", f"/CN={HOST}", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        server.handle_error = lambda *_: None  # the browser goes away in the middle of a stream
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_behind_a_proxy_with_tls_and_a_name_of_its_own(browser, tmp_path):
+    with (
+        served("--allowed-host", HOST, "--auth", "me:secret") as address,
+        tls_proxy(port_of(address), tmp_path) as port,
+        opened(browser, f"https://{HOST}:{port}/?prompt={PROMPT}", ignore_https_errors=True) as page,
+    ):
+        page.get_by_label("username").fill("me")
+        page.get_by_label("password").fill("secret")
+        page.get_by_role("button", name="Login").click()
+        page.locator("#noiser-run").wait_for()
+        done(page)  # the link's question
+        ask(page, "The lazy dog sleeps")
+        link = page.locator("#noiser-link textarea, #noiser-link input")
+        sync_api.expect(link).to_have_value(re.compile(re.escape(f"https://{HOST}:{port}/?prompt=The+lazy")))
+        cookies = page.context.cookies()
+        assert any(cookie["secure"] for cookie in cookies)
+        assert {cookie["sameSite"] for cookie in cookies} == {"Lax"}
 
 
 def test_after_a_stop_of_the_first_question_the_next_one_is_answered(visit):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import gradio as gr
@@ -174,8 +174,8 @@ class _Page:
             draw(self.tolerance, [self.answer, self.unit, self.target], [*work, self.chart], **aside)
         self.measure.click(self.faithfulness, self.answer, [*work, self.evaluation], **aside)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
-        for form, save in (("json", self.save_json), ("html", self.save_html)):
-            saved = self.save[form].click(save, self.answer, self.file, **options)
+        for form in ("json", "html"):
+            saved = self.save[form].click(_saving(form), self.answer, self.file, **options)
             saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class _Page:
     def ask(self, request: gr.Request, minutes: float | None, *values: Any) -> Iterator[Shown]:
         """States of the work, then the heat map and what comes with it."""
         try:
-            question = Question(**dict(self._read(values)))
+            question = self._question(values)
         except NoiserError as error:
             yield self._show(View(explain(error)))
             return
@@ -214,14 +214,11 @@ class _Page:
         """Stops the visitor's work, also when the visitor goes away."""
         self.handlers.jobs.stop(_visitor(request))
 
-    def _read(self, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-        for name, value in zip(self.fields, values, strict=True):
-            if name == "chat":
-                yield name, value == "chat"
-            elif name == "methods":
-                yield name, tuple(value or ())
-            else:
-                yield name, int(value or 0) if name in ("seed", "max_new_tokens") else value
+    def _question(self, values: Iterable[Any]) -> Question:
+        given: dict[str, Any] = dict(zip(self.fields, values, strict=True))
+        given |= {"chat": given["chat"] == "chat", "methods": tuple(given["methods"] or ())}
+        given |= {name: int(given[name] or 0) for name in ("seed", "max_new_tokens")}
+        return Question(**given)
 
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
@@ -249,26 +246,13 @@ class _Page:
 
     def tolerance(self, request: gr.Request, answer: Answer | None, unit: int, target: int) -> Iterator[Shown]:
         """The drawing of how much noise a unit tolerates."""
-        if answer is None:
-            yield _nothing(3)
-        else:
-            views = self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
-            yield from map(_aside, views)
+        views = answer and self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
+        yield from map(_aside, views or [View(None)])
 
     def faithfulness(self, request: gr.Request, answer: Answer | None) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
-        if answer is None:
-            yield _nothing(3)
-        else:
-            yield from map(_aside, self.handlers.faithfulness(_visitor(request), answer))
-
-    def save_json(self, answer: Answer | None) -> str:
-        """The answer as a file, for the page's script to hand over."""
-        return _file(answer, "json")
-
-    def save_html(self, answer: Answer | None) -> str:
-        """The same as a page of its own."""
-        return _file(answer, "html")
+        views = answer and self.handlers.faithfulness(_visitor(request), answer)
+        yield from map(_aside, views or [View(None)])
 
 
 def _html(value: str | None, elem_id: str | None = None, **options: Any) -> gr.HTML:
@@ -292,5 +276,6 @@ def _aside(view: View) -> Shown:
     return *_work(view), gr.skip() if view.answer is None else view.answer
 
 
-def _file(answer: Answer | None, form: Literal["json", "html"]) -> str:
-    return "" if answer is None else json.dumps(cast("Any", file_of(answer, form)._asdict()))
+def _saving(form: Literal["json", "html"]) -> Callable[[Answer | None], str]:
+    """A handler that returns the answer as a file, for the page's script to hand over."""
+    return lambda answer: json.dumps(file_of(answer, form)._asdict()) if answer else ""

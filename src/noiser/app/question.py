@@ -13,7 +13,7 @@ from noiser.errors import ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, Method, Noiser, make_method
 from noiser.types import Prompt, UnitName
 
-__all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "parse_chat"]
+__all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "json_messages", "parse_chat"]
 
 MOST_TARGETS = 20
 """Continuation tokens that can be asked about at once: every one has a heat map of its own."""
@@ -145,7 +145,7 @@ def parse_chat(text: str) -> list[dict[str, str]]:
     Raises:
         PromptError: there is text before the first role.
     """
-    if (messages := _json_messages(text)) is not None:
+    if (messages := json_messages(text)) is not None:
         return messages
     marks = list(_ROLE.finditer(text))
     if not marks:
@@ -162,7 +162,8 @@ def parse_chat(text: str) -> list[dict[str, str]]:
     ]
 
 
-def _json_messages(text: str) -> list[dict[str, str]] | None:
+def json_messages(text: str) -> list[dict[str, str]] | None:
+    """The messages of a chat in JSON; None for any other text."""
     try:
         messages: Any = json.loads(text)
     except (ValueError, RecursionError):  # the second for brackets in brackets, a thousand deep

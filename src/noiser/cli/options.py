@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -26,27 +26,12 @@ if TYPE_CHECKING:
 REFUSED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 """Exit status after an error that the user can do something about, after Ctrl-C, and when stdout's reader left."""
 
-PromptText = Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, folder, .gguf file or hub id.")]
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", "-m", help="Built-in name, folder, .gguf file or hub id; repeatable, the first is chosen."),
-]
-Target = Annotated[
-    str | None, typer.Option("--target", help="The continuation to explain; the greedy one unless given.")
-]
-TargetId = Annotated[int | None, typer.Option("--target-id", min=0, help="Likewise, one token by its id.")]
 MaxNewTokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", min=1, help="Tokens of the greedy continuation to explain; 1 unless given."),
 ]
-Foil = Annotated[str | None, typer.Option("--foil", help='"Why the target rather than this?"')]
-FoilId = Annotated[int | None, typer.Option("--foil-id", min=0, help="Likewise, one token by its id.")]
 UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit", help="What gets a score.")]
-AnyUnitName = Annotated[
-    Literal["token", "word", "sentence", "auto"],
-    typer.Option("--unit", help="What gets a score; auto: sentences, then parts of those that carry the score."),
-]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
 MethodSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method; repeatable.")
@@ -61,15 +46,6 @@ DataFolder = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"], typer.Option("--dtype", help="Type of the weights.")
-]
-Device = Annotated[str, typer.Option("--device", help="Such as cpu, cuda, cuda:1.")]
-DeviceMap = Annotated[str | None, typer.Option("--device-map", help="How to spread the model, such as auto.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
-Format = Annotated[Literal["text", "json", "html"], typer.Option("--format", help="Form of the result.")]
-OutputFile = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -77,11 +53,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 class Loading:
     """How a model is loaded: the options that every command with a model has."""
 
-    dtype: Dtype = "auto"
-    device: Device = "auto"
-    device_map: DeviceMap = None
-    revision: Revision = None
-    trust_remote_code: TrustRemoteCode = False
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type of the weights.")] = (
+        "auto"
+    )
+    device: Annotated[str, typer.Option(help="Such as cpu, cuda, cuda:1.")] = "auto"
+    device_map: Annotated[str | None, typer.Option(help="How to spread the model, such as auto.")] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False
 
     def load(self, name: str) -> LanguageModel:
         """The model of that name."""
@@ -94,13 +74,16 @@ class Loading:
 class Question:
     """What is attributed: the options of the commands for one prompt."""
 
-    prompt: PromptText
-    target: Target = None
-    target_id: TargetId = None
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")]
+    target: Annotated[str | None, typer.Option(help="The continuation to explain; the greedy one unless given.")] = None
+    target_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
     max_new_tokens: MaxNewTokens = None
-    foil: Foil = None
-    foil_id: FoilId = None
-    unit: AnyUnitName = "token"
+    foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
+    foil_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
+    unit: Annotated[
+        Literal["token", "word", "sentence", "auto"],
+        typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
+    ] = "token"
     chat: Chat = False
     seed: Seed = 0
 
@@ -128,16 +111,14 @@ class Question:
 class Output:
     """Where a result goes, and in which form; a file that cannot be written is refused before the work."""
 
-    format_: Format = "text"
-    output: OutputFile = None
+    format_: Annotated[Literal["text", "json", "html"], typer.Option("--format", help="Form of the result.")] = "text"
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None
 
     def __post_init__(self) -> None:
-        if self.output is None:
-            return
-        if self.output.is_dir():
+        if self.output is not None and self.output.is_dir():
             raise ParameterError(f"--output: got the folder {self.output}, expected a file. Add a file name.")
-        if not self.output.absolute().parent.is_dir():
-            raise ParameterError(f"--output: the folder {self.output.absolute().parent} does not exist. Make it first.")
+        if self.output is not None and not (folder := self.output.absolute().parent).is_dir():
+            raise ParameterError(f"--output: the folder {folder} does not exist. Make it first.")
 
     def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
         """Writes the result in its form, with one newline at the end."""
@@ -221,13 +202,9 @@ def parse_prompt(typed: str, *, chat: bool) -> Prompt:
         raise _not_text(f"The prompt has bytes that are no text, such as {wrong[0]!r} in Python's spelling")
     if not chat:
         return text
-    try:
-        messages: Any = json.loads(text)
-    except (ValueError, RecursionError):  # the second for brackets in brackets, a thousand deep
-        messages = None
-    if isinstance(messages, list) and messages and all(isinstance(item, dict) for item in cast("list[Any]", messages)):
-        return cast("list[dict[str, str]]", messages)
-    return [{"role": "user", "content": text}]
+    from noiser.app.question import json_messages  # which needs nothing of the page
+
+    return json_messages(text) or [{"role": "user", "content": text}]
 
 
 def read_stdin() -> str:

@@ -17,7 +17,12 @@ __all__ = ["serve"]
 
 
 def serve(
-    model: o.Models = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", help="Built-in name, folder, .gguf file or hub id; repeatable, the first is chosen."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need --auth.")] = (
         "127.0.0.1"
     ),
