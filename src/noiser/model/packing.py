@@ -19,9 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from noiser.model.attention import attention_implementation
 from noiser.model.prefix import CausalModel, Prefix, join_prefixes
-from noiser.model.runtime import opaque
+from noiser.model.runtime import attention_implementation, opaque
 
 __all__ = ["Branches", "Group", "Layout", "Packed", "packed_logits", "run_packed"]
 
