@@ -45,7 +45,7 @@ class Group(NamedTuple):
     """Sequences that continue the clean sequence from the same position, all equally long.
 
     Attributes:
-        start: the position of their first token; what stands before it is the clean sequence.
+        start: the position of their first token; what comes before it is the clean sequence.
         embeddings: [sequences, length, dim].
         rows: positions, counted from the beginning of the clean sequence, whose logits are wanted; the same for each.
     """
@@ -130,7 +130,7 @@ class _Block(NamedTuple):
     Attributes:
         queries: [sequences, longest], indices into the packed sequence; short ones repeat their last.
         distinct: which of them are not repetitions, as indices into the flattened queries; None for all.
-        keys: [sequences, most], indices into the keys; after a tile's own they point anywhere.
+        keys: [sequences, most], indices into the keys; after those of a short tile they point anywhere.
         positions: [sequences, longest] or [1, longest], of the queries.
         key_positions: [sequences, most] or [1, most], positions of the keys.
     """
@@ -152,7 +152,7 @@ class _Block(NamedTuple):
 
 
 class Layout:
-    """Positions in the packed sequence and among the keys, and the windows that the layers asked for."""
+    """Positions in the packed sequence and among the keys, and the windows that the layers named."""
 
     def __init__(self, packs: Sequence[Branches], device: torch.device) -> None:
         self.cached = [
