@@ -80,9 +80,10 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
     if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
         return _load_folder(path.resolve(), options)
     if os.path.isfile(path):  # noqa: PTH113
+        path = path.resolve()
         with _reading(path):
-            converted = Converted(path.stem, Weights(path=path.resolve()), file_sha256(path))
-        return _load_converted(str(path.resolve()), converted, options)
+            converted = Converted(path.stem, Weights(path=path), file_sha256(path))
+        return _load_converted(str(path), converted, options)
     if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
         raise _not_found(name, "there is no such file or folder.")
     return _load_from_hub(name, options)
