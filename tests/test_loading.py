@@ -501,6 +501,18 @@ def test_neighbours_of_a_gguf_file_are_not_read(gguf_file, folder):
     assert noiser.load_model(gguf_file).tokenizer.chat_template is None
 
 
+@pytest.mark.parametrize("kind", ["folder", "gguf_file"])
+def test_files_that_may_not_be_read(request, monkeypatch, kind):
+    path = request.getfixturevalue(kind)
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(store, "sha256_of", refuse)
+    with pytest.raises(ModelError, match=r"cannot be read: .*Permission denied.*Expected files that may be read"):
+        noiser.load_model(path)
+
+
 def test_damaged_note_of_a_hash_is_ignored(gguf_file, cache):
     first = store.file_sha256(gguf_file)
     (note,) = (cache / "hashes").iterdir()

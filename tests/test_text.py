@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
@@ -243,6 +244,16 @@ def test_settings_stay(tokenizer):
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
+
+
+def test_threads_that_tokenise_at_once_see_no_truncation():
+    tokenizer = TOKENIZERS["byte_level"]()
+    texts = ["the sport plays " * count for count in range(1, 200)]
+    expected = [encode(tokenizer, text) for text in texts]
+    tokenizer.backend_tokenizer.enable_truncation(max_length=2)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: encode(tokenizer, text), texts)) == expected
+    assert tokenizer.backend_tokenizer.truncation["max_length"] == 2
 
 
 CHAT = [

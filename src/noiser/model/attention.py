@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
-from noiser.model.prefix import CausalModel
-from noiser.model.runtime import uncompiled
+from noiser.model.language_model import LanguageModel
+from noiser.model.runtime import eager_attention, uncompiled
 
-__all__ = ["Attention", "attention_implementation", "attention_maps", "eager_attention"]
+__all__ = ["Attention", "attention_maps", "eager_attention"]
 
 
 class Attention(NamedTuple):
@@ -29,7 +29,7 @@ class Attention(NamedTuple):
     logits: Float[Tensor, "positions vocab"]
 
 
-def attention_maps(lm: CausalModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Attention:
+def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Attention:
     """Attention weights, and the logits at some positions; the model is switched to eager attention for this one pass.
 
     Raises:
@@ -43,7 +43,7 @@ def attention_maps(lm: CausalModel, token_ids: Int[Tensor, " length"], positions
     return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0])
 
 
-def _eager_pass(lm: CausalModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Any:
+def _eager_pass(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Any:
     with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, len(token_ids)):
         return lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
 
@@ -69,7 +69,7 @@ def _heads_averaged(model: Any, length: int) -> Generator[None]:
             handle.remove()
 
 
-def _no_attention(lm: CausalModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
+def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
     kind = type(lm.model).__name__
     if shapes:
         return UnsupportedModelError(
@@ -81,46 +81,3 @@ def _no_attention(lm: CausalModel, shapes: list[tuple[int, ...]]) -> Unsupported
         "choose a method that needs only probabilities or gradients, such as 'noiser', 'occlusion' or "
         "'input_x_gradient'. A model with its own code may give them when loaded with attn_implementation='eager'."
     )
-
-
-def eager_attention(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Eager attention in the model and all its parts; what each configuration had comes back afterwards."""
-    return attention_implementation(model, "eager")
-
-
-@contextlib.contextmanager
-def attention_implementation(model: Any, name: str) -> Generator[None]:
-    """An attention implementation in the model and all its parts; what each configuration had comes back afterwards.
-
-    The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back. Hooks
-    that transformers installs to collect the weights are taken out again.
-    """
-    configs = _configs(model)
-    settings = [config._attn_implementation_internal for config in configs]
-    hooks = [(module, set(module._forward_hooks)) for module in model.modules()]
-    flagged = {id(module) for module in model.modules() if "_output_capturing_hooks_installed" in vars(module)}
-    try:
-        for config in configs:
-            config._attn_implementation_internal = name
-        yield
-    finally:
-        for config, setting in zip(configs, settings, strict=True):
-            config._attn_implementation_internal = setting
-        for module, before in hooks:
-            for key in [key for key in module._forward_hooks if key not in before]:
-                del module._forward_hooks[key]
-            if id(module) not in flagged:
-                vars(module).pop("_output_capturing_hooks_installed", None)
-
-
-def _configs(model: Any) -> list[Any]:
-    """Every configuration that the model's modules read, sub-configurations included, one entry per object."""
-    configs: dict[int, Any] = {}
-    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
-    while waiting:
-        config = waiting.pop()
-        if id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
-            continue
-        configs[id(config)] = config
-        waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return list(configs.values())

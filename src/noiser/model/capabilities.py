@@ -45,21 +45,24 @@ class Capabilities:
 
 
 def measure_capabilities(lm: CausalModel) -> Capabilities:
-    """What a model can do. An exception that is not the architecture's own refusal, such as a stop, passes through."""
-    size = lm.vocabulary_size
-    ids = torch.linspace(min(1, size - 1), size - 1, 8).long()
+    """What a model can do; to be called while it runs without gradients.
+
+    An exception that is not the architecture's own refusal, such as a stop, passes through.
+    """
+    embedding = lm.model.get_input_embeddings()
+    size = embedding_table(embedding).shape[0]
+    ids = torch.linspace(min(1, size - 1), size - 1, 8, device=lm.device).long()
+    embeddings = embedding(ids)
     longest = _longest_pass(lm.model.config.get_text_config())
-    with lm.running():
-        reads = _reads_embeddings(lm, ids)
-        embeddings = lm.embed(ids)
-        reuses = reads and _succeeds(lambda: _reuses_prefix(lm, embeddings))
-        return Capabilities(
-            reads_embeddings=reads,
-            embedding_scale=_embedding_scale(lm.model.get_input_embeddings()),
-            reuses_prefix=reuses,
-            packs=reuses and longest is None and _succeeds(lambda: _packs(lm, embeddings)),
-            longest_pass=longest,
-        )
+    reads = _reads_embeddings(lm, ids, embeddings)
+    reuses = reads and _succeeds(lambda: _reuses_prefix(lm, embeddings))
+    return Capabilities(
+        reads_embeddings=reads,
+        embedding_scale=_embedding_scale(embedding),
+        reuses_prefix=reuses,
+        packs=reuses and longest is None and _succeeds(lambda: _packs(lm, embeddings)),
+        longest_pass=longest,
+    )
 
 
 def _succeeds(probe: Callable[[], bool]) -> bool:
@@ -118,18 +121,15 @@ def _embedding_scale(embedding: nn.Module) -> float:
     return scale if torch.allclose(out, scale * rows, rtol=2e-2, atol=1e-6) else 1.0
 
 
-def _reads_embeddings(lm: CausalModel, ids: Int[Tensor, " length"]) -> bool:
-    batch = ids.to(lm.device)[None]
+def _reads_embeddings(lm: CausalModel, ids: Int[Tensor, " length"], embeddings: Float[Tensor, "length dim"]) -> bool:
+    def agrees() -> bool:
+        logits = lm.model(inputs_embeds=embeddings[None], use_cache=False).logits.float()
+        return logits_agree(logits, expected, lm.dtype)
+
     with uncompiled(lm.model):  # one pass is not worth compiling for
-        expected = lm.model(input_ids=batch, use_cache=False).logits.float()
-        if not bool(expected.isfinite().all()):
-            return True  # damaged weights are reported where they are used
-
-        def agrees() -> bool:
-            logits = lm.model(inputs_embeds=lm.embed(batch), use_cache=False).logits.float()
-            return logits_agree(logits, expected, lm.dtype)
-
-        return _succeeds(agrees)
+        expected = lm.model(input_ids=ids[None], use_cache=False).logits.float()
+        damaged = not bool(expected.isfinite().all())  # which is reported where the weights are used
+        return damaged or _succeeds(agrees)
 
 
 def _reuses_prefix(lm: CausalModel, embeddings: Float[Tensor, "length dim"]) -> bool:

@@ -1,4 +1,4 @@
-"""The models that have a name of their own: their weights come as Python packages, so no hub is needed."""
+"""The built-in models: their weights come as Python packages, so no hub is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Weights:
         path: the file, if it is whole.
         sha256: its hash, where known beforehand.
         size: bytes of the joined file, if it is in parts.
-        join: writes the joined file to a path, and checks it; None if it is whole.
+        join: writes the parts as one file to a path, and checks it; None if it is whole.
     """
 
     path: Path | None = None

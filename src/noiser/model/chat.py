@@ -77,7 +77,7 @@ def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def _by_sentinels(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str) -> list[Offset] | None:
-    """Renders marks in place of the contents, and puts the contents back; None if that is not the real rendering."""
+    """Renders marks instead of the contents, and puts the contents back; None if that is not the real rendering."""
     try:
         marked = _render(tokenizer, [{**m, "content": f"NOISERMARK{i:06d}NOISERMARK"} for i, m in enumerate(messages)])
     except Exception:  # a template that looks into contents

@@ -118,7 +118,7 @@ def load_checkpoint(source: str, options: Options, *, local_only: bool = False) 
 
 @contextmanager
 def quiet_transformers() -> Generator[None]:
-    """Hides transformers' own progress bars and warnings, and puts both settings back.
+    """Hides transformers' progress bars and warnings, and restores both settings.
 
     The hub's download bars stay: they are on stderr, shown only on a terminal, and worth seeing. A verbosity that
     the user chose (anything but the default) stays too.
@@ -163,7 +163,7 @@ def _check_decoder_only(source: str, config: Any) -> None:
 
 
 def check_complete(source: str, report: dict[str, Any]) -> None:
-    """Raises ModelError when weights were made up, as transformers tells with `output_loading_info`."""
+    """Raises ModelError when weights were initialised at random, as transformers' `output_loading_info` says."""
     lacking = sorted(map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())]))
     if lacking:
         raise ModelError(

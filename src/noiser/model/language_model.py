@@ -102,7 +102,8 @@ class LanguageModel:
         """What the model can do, measured once; a measurement that is interrupted leaves nothing behind."""
         with model_lock(self.model):
             if self._capabilities is None:
-                self._capabilities = measure_capabilities(self)
+                with self.running():
+                    self._capabilities = measure_capabilities(self)
             return self._capabilities
 
     @capabilities.setter

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,17 +81,29 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
         return _load_folder(path.resolve(), options)
     if os.path.isfile(path):  # noqa: PTH113
         path = path.resolve()
-        return _load_converted(str(path), Converted(path.stem, Weights(path=path), file_sha256(path)), options)
+        with _reading(path):
+            converted = Converted(path.stem, Weights(path=path), file_sha256(path))
+        return _load_converted(str(path), converted, options)
     if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
         raise _not_found(name, "there is no such file or folder.")
     return _load_from_hub(name, options)
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}. Expected files that may be read; allow that.") from error
+
+
 def _load_folder(folder: Path, options: Options) -> _Loaded:
-    before = checkpoint_state(folder)
+    with _reading(folder):
+        before = checkpoint_state(folder)
     model, tokenizer = load_checkpoint(str(folder), options, local_only=True)
-    revision = folder_sha256(folder)
-    if checkpoint_state(folder) != before:
+    with _reading(folder):
+        revision, after = folder_sha256(folder), checkpoint_state(folder)
+    if after != before:
         raise ModelError(f"{folder} was changed while it was loaded; expected files at rest. Load it again.")
     return _Loaded(str(folder), model, tokenizer, revision)
 

@@ -22,7 +22,7 @@ def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
 
     Args:
         offsets: what the tokenizer says, in token order; they may leave the region, overlap or be out of order.
-        region: (start, end) of the characters that these tokens stand for.
+        region: (start, end) of the characters that these tokens represent.
 
     Returns:
         One offset per token. Starts and ends never decrease; the first start and the last end are the region's;
@@ -58,7 +58,7 @@ def cover(
         contents: (start, end) of the user's own text, ascending and disjoint.
 
     Returns:
-        The parts of the contents that some token stands for; the offsets of all tokens, mended in these parts; and
+        The parts of the contents that have a token; the offsets of all tokens, mended in these parts; and
         which tokens are frozen: all that are in none.
     """
     parts: list[tuple[Offset, list[int]]] = []
@@ -81,7 +81,7 @@ def cover(
 
 
 def _members(offsets: Sequence[Offset], contents: Sequence[Offset]) -> list[list[int]]:
-    """For each content, the tokens that have more than half of their characters in it; empty tokens, by their place."""
+    """For each content, the tokens with more than half of their characters in it, and empty ones in or beside it."""
     members: list[list[int]] = [[] for _ in contents]
     ends = [last for _, last in contents]
     for index, (start, end) in enumerate(offsets):

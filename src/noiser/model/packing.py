@@ -19,9 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from noiser.model.attention import attention_implementation
 from noiser.model.prefix import CausalModel, Prefix, join_prefixes
-from noiser.model.runtime import opaque
+from noiser.model.runtime import attention_implementation, opaque
 
 __all__ = ["Branches", "Group", "Layout", "Packed", "packed_logits", "run_packed"]
 
@@ -46,7 +45,7 @@ class Group(NamedTuple):
     """Sequences that continue the clean sequence from the same position, all equally long.
 
     Attributes:
-        start: the position of their first token; what stands before it is the clean sequence.
+        start: the position of their first token; what comes before it is the clean sequence.
         embeddings: [sequences, length, dim].
         rows: positions, counted from the beginning of the clean sequence, whose logits are wanted; the same for each.
     """
@@ -131,7 +130,7 @@ class _Block(NamedTuple):
     Attributes:
         queries: [sequences, longest], indices into the packed sequence; short ones repeat their last.
         distinct: which of them are not repetitions, as indices into the flattened queries; None for all.
-        keys: [sequences, most], indices into the keys; after a tile's own they point anywhere.
+        keys: [sequences, most], indices into the keys; after those of a short tile they point anywhere.
         positions: [sequences, longest] or [1, longest], of the queries.
         key_positions: [sequences, most] or [1, most], positions of the keys.
     """
@@ -153,7 +152,7 @@ class _Block(NamedTuple):
 
 
 class Layout:
-    """Positions in the packed sequence and among the keys, and the windows that the layers asked for."""
+    """Positions in the packed sequence and among the keys, and the windows that the layers named."""
 
     def __init__(self, packs: Sequence[Branches], device: torch.device) -> None:
         self.cached = [

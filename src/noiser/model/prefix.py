@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 __all__ = ["CausalModel", "Prefix", "empty_prefix", "join_prefixes", "record_prefix"]
@@ -17,35 +16,18 @@ __all__ = ["CausalModel", "Prefix", "empty_prefix", "join_prefixes", "record_pre
 
 @runtime_checkable
 class CausalModel(Protocol):
-    """What it takes to run a model, as `LanguageModel` offers it."""
+    """What a pass takes, as `LanguageModel` has it."""
 
     model: Any
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs go."""
+        """Where inputs go."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its inputs."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many tokens it can read."""
-        ...
-
-    def running(self) -> AbstractContextManager[None]:
-        """Holds the model's lock, without gradients."""
-        ...
-
-    def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
-        """What the model feeds its first layer for these tokens."""
-        ...
-
-    def output(self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], **options: Any) -> Any:
-        """All that the model returns, with logits at some positions."""
+        """The type of inputs."""
         ...
 
     def logits(

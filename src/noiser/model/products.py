@@ -5,7 +5,7 @@ faster: a tenth for a thousand rows, and twice as fast for the few rows that a l
 pass, multiplies (`docs/performance.md`).
 
 In half precision a head rounds its logits: to bfloat16's eight bits, so those around 20 are multiples of an eighth.
-Tokens that the model tells apart would tie, and which of them it says would not depend on the noise.
+Tokens that the model distinguishes would tie, and which of them it predicts would not depend on the noise.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def product(
 
 
 def is_plain(weight: object) -> bool:
-    """Whether a weight is an ordinary tensor; one of a library's own class is for that library to multiply by."""
+    """Whether a weight is an ordinary tensor; a library that has a class for its weights multiplies by them itself."""
     return type(weight) in (nn.Parameter, Tensor)
 
 
 @contextlib.contextmanager
 def _replaced(forwards: Mapping[nn.Module, Callable[..., Tensor]]) -> Generator[None]:
-    """Layers run by other functions; afterwards they are as before. Those that have one of their own keep it."""
+    """Layers run by other functions; afterwards they are as before. A `forward` that is replaced already stays."""
     layers = [layer for layer in forwards if "forward" not in vars(layer)]
     for layer in layers:
         vars(layer)["forward"] = forwards[layer]

@@ -1,4 +1,4 @@
-"""The state of a model while it runs: its lock, its mode, and what `torch.compile` has made of it."""
+"""The state of a model while it runs: its lock, its mode, its attention, and what `torch.compile` has made of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = ["evaluation_mode", "is_compiled", "model_lock", "opaque", "uncompiled"]
+__all__ = [
+    "attention_implementation",
+    "eager_attention",
+    "evaluation_mode",
+    "is_compiled",
+    "model_lock",
+    "opaque",
+    "uncompiled",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,3 +73,46 @@ def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 @cache
 def _disabled(function: Function) -> Function:
     return cast("Function", torch.compiler.disable(function))
+
+
+def eager_attention(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Eager attention in the model and all its parts; what each configuration had comes back afterwards."""
+    return attention_implementation(model, "eager")
+
+
+@contextlib.contextmanager
+def attention_implementation(model: Any, name: str) -> Generator[None]:
+    """An attention implementation in the model and all its parts; what each configuration had comes back afterwards.
+
+    The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back. Hooks
+    that transformers installs to collect the weights are taken out again.
+    """
+    configs = _configs(model)
+    settings = [config._attn_implementation_internal for config in configs]
+    hooks = [(module, set(module._forward_hooks)) for module in model.modules()]
+    flagged = {id(module) for module in model.modules() if "_output_capturing_hooks_installed" in vars(module)}
+    try:
+        for config in configs:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, setting in zip(configs, settings, strict=True):
+            config._attn_implementation_internal = setting
+        for module, before in hooks:
+            for key in [key for key in module._forward_hooks if key not in before]:
+                del module._forward_hooks[key]
+            if id(module) not in flagged:
+                vars(module).pop("_output_capturing_hooks_installed", None)
+
+
+def _configs(model: Any) -> list[Any]:
+    """Every configuration that the model's modules read, sub-configurations included, one entry per object."""
+    configs: dict[int, Any] = {}
+    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        configs[id(config)] = config
+        waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return list(configs.values())

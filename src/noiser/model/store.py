@@ -41,7 +41,6 @@ FORMAT = 1
 
 _MANIFEST = "noiser.json"
 
-
 _LONGEST_NAME = 180
 """Bytes of a model's name in that of its folder: file systems take 255, of which hash and suffixes need some."""
 

@@ -38,7 +38,7 @@ class Encoding:
         frozen: whether each token is never perturbed, masked or scored: special tokens, added or typed (but never
             the unknown token), and chat-template text.
         regions: (start, end) of the user's own text: one for a text, one for each message's content, one for a
-            continuation. A special token typed in it divides it; where no token stands for it, it has no region.
+            continuation. A special token typed in it divides it; one without any token has no region.
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
     """
 
@@ -51,12 +51,12 @@ class Encoding:
 
 
 def encode(tokenizer: Any, prompt: Prompt | object, *, context_length: int | None = None) -> Encoding:
-    """A text or chat messages in tokens, with the characters that each token stands for.
+    """A text or chat messages in tokens, with the characters of each token.
 
     Args:
         tokenizer: a Hugging Face tokenizer, fast or not; its settings are left as they are.
         prompt: a text, tokenised with the tokenizer's own special tokens; or chat messages, rendered with its
-            template and tokenised as they stand.
+            template and tokenised without further special tokens.
         context_length: the most tokens that the model can read. A text of more characters than so many of the
             vocabulary's longest tokens have is refused before it is tokenised.
 
@@ -89,7 +89,7 @@ def encode_target(
         context_length: the most tokens that the model can read; see `encode`.
 
     Raises:
-        TargetError: the text is not valid Unicode, too long, or no token stands for it.
+        TargetError: the text is not valid Unicode, too long, or has no token.
     """
     if _surrogate(text) is not None:
         raise TargetError(f"The target {text[:60]!r} holds half of a surrogate pair; expected valid Unicode.")
@@ -105,7 +105,7 @@ def encode_target(
             if continuation_text(tokenizer, encoding.token_ids, readings[-1]) == text:
                 return readings[-1]
     if not readings:
-        raise TargetError(f"No token stands for the target {text[:60]!r}; expected a text that the tokenizer can read.")
+        raise TargetError(f"The target {text[:60]!r} has no token; expected a text that the tokenizer can read.")
     return readings[0]
 
 

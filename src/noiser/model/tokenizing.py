@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with i
 _CHUNK = 64  # tokens whose offsets are searched together
 
 _longest: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+_saved: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()  # calls under way, and what they interrupted
+_saving = threading.Lock()
 
 
 class Tokens(NamedTuple):
@@ -46,21 +49,33 @@ class Tokens(NamedTuple):
 
 @contextlib.contextmanager
 def preserve_tokenizer_state(tokenizer: Any) -> Generator[None]:
-    """Restores the backend's truncation and padding, which a call of a fast tokenizer switches off for good."""
+    """Within it the backend of a fast tokenizer neither truncates nor pads; afterwards it does what it did.
+
+    Threads may overlap: the first to come saves the settings, and the last to leave restores them.
+    """
     if not getattr(tokenizer, "is_fast", False):
         yield
         return
     backend = tokenizer.backend_tokenizer
-    truncation, padding = backend.truncation, backend.padding
-    splits = backend.encode_special_tokens
+    with _saving:
+        count, settings = _saved.get(tokenizer, (0, None))
+        if not count:
+            settings = backend.truncation, backend.padding, backend.encode_special_tokens
+            backend.no_truncation()
+            backend.no_padding()
+        _saved[tokenizer] = count + 1, settings
     try:
         yield
     finally:
-        if truncation is not None:
-            backend.enable_truncation(**truncation)
-        if padding is not None:
-            backend.enable_padding(**padding)
-        backend.encode_special_tokens = splits
+        with _saving:
+            count, settings = _saved[tokenizer]
+            _saved[tokenizer] = count - 1, settings
+            if count == 1:
+                truncation, padding, backend.encode_special_tokens = settings
+                if truncation is not None:
+                    backend.enable_truncation(**truncation)
+                if padding is not None:
+                    backend.enable_padding(**padding)
 
 
 def content_ids(tokenizer: Any, text: str) -> list[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset, join_overlapping
@@ -25,14 +25,6 @@ _SEGMENTATIONS: dict[str, Callable[[str], list[Offset]] | None] = {
 }
 
 
-class _Piece(NamedTuple):
-    """The smallest thing that can be a unit: one token, or tokens that share a character."""
-
-    start: int
-    end: int
-    tokens: tuple[int, ...]
-
-
 def make_units(
     encoding: Encoding,
     unit: Unit | AutoUnit | object,
@@ -50,8 +42,8 @@ def make_units(
         encoding: the tokens and their characters.
         unit: "token", "word", "sentence", or (start, end) character spans of the prompt. Of two spans that meet in one
             token the one with more of its visible characters gets it. Prompt text outside the spans is in no unit,
-            and the tokens of the continuation are units of their own. "auto": sentences, where there are many runs of
-            them; and tokens of the continuation.
+            and each token of the continuation is one. "auto": sentences, where there are many runs of them; and
+            tokens of the continuation.
         special_tokens: with "perturbed" every frozen token is a unit too.
         prompt_tokens: how many of the tokens are the prompt, the rest being the continuation; None for all.
 
@@ -74,10 +66,10 @@ def make_units(
         units = _named_units(encoding, _SEGMENTATIONS[unit])
     else:
         pieces = list(itertools.chain(*_pieces(encoding)))
-        prompt = [piece for piece in pieces if piece.tokens[0] < count]
+        prompt = [piece for piece in pieces if piece.token_indices[0] < count]
         end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
         units = _span_units(encoding.text[:end], prompt, _checked(unit, end))
-        units += [_span(encoding.text, piece) for piece in pieces if piece.tokens[0] >= count]
+        units += [piece for piece in pieces if piece.token_indices[0] >= count]
     if special_tokens == "perturbed":
         units += _frozen_units(encoding)
     return tuple(sorted(units, key=lambda span: span.token_indices))
@@ -109,33 +101,29 @@ def _runs(encoding: Encoding, units: Sequence[Span], most: int) -> list[Span]:
         else:
             groups.append([unit])
             joined, last_region = count, region
-    ends = [(group[0].start, group[-1].end) for group in groups]
-    tokens = [tuple(token for unit in group for token in unit.token_indices) for group in groups]
-    return [Span(encoding.text[a:b], a, b, inside) for (a, b), inside in zip(ends, tokens, strict=True)]
+    return [_joined(encoding.text, group[0].start, group[-1].end, group) for group in groups]
 
 
-def _pieces(encoding: Encoding) -> list[list[_Piece]]:
-    """The token units of each region, in order."""
+def _joined(text: str, start: int, end: int, pieces: Iterable[Span]) -> Span:
+    return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
+
+
+def _pieces(encoding: Encoding) -> list[list[Span]]:
+    """The smallest units of each region, in order: one token, or tokens that share a character."""
     starts = [start for start, _ in encoding.regions]
     members: list[list[int]] = [[] for _ in starts]
     for index, (start, end) in enumerate(encoding.offsets):
         region = bisect_right(starts, start) - 1
         if not encoding.frozen[index] and region >= 0 and end <= encoding.regions[region][1]:
             members[region].append(index)
-    pieces: list[list[_Piece]] = []
+    pieces: list[list[Span]] = []
     for inside in members:
         offsets = [encoding.offsets[index] for index in inside]
-        pieces.append(
-            [
-                _Piece(offsets[group[0]][0], max(offsets[i][1] for i in group), tuple(inside[i] for i in group))
-                for group in join_overlapping(offsets)
-            ]
-        )
+        pieces.append([])
+        for group in join_overlapping(offsets):
+            start, end = offsets[group[0]][0], max(offsets[i][1] for i in group)
+            pieces[-1].append(Span(encoding.text[start:end], start, end, tuple(inside[i] for i in group)))
     return pieces
-
-
-def _span(text: str, piece: _Piece) -> Span:
-    return Span(text[piece.start : piece.end], *piece)
 
 
 def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
@@ -146,13 +134,9 @@ def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | No
                 (first, last)
             ]
             snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
-            joined = [
-                _Piece(*span, tuple(token for index in members for token in pieces[index].tokens))
-                for span, members in snapped
-            ]
+            units += [_joined(encoding.text, *span, (pieces[index] for index in inside)) for span, inside in snapped]
         else:
-            joined = pieces
-        units += [_span(encoding.text, piece) for piece in joined]
+            units += pieces
     return units
 
 
@@ -196,15 +180,15 @@ def _checked(spans: Any, length: int) -> list[Offset]:
     return checked
 
 
-def _span_units(text: str, pieces: Sequence[_Piece], spans: Sequence[Offset]) -> list[Span]:
+def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
     """Gives each token to the span that has most of its visible characters."""
     members: list[list[int]] = [[] for _ in spans]
     ends, starts = [end for _, end in spans], [start for start, _ in spans]
     for piece in pieces:
         near = range(bisect_right(ends, piece.start), bisect_left(starts, piece.end))
-        overlaps = [_overlap(text, piece, spans[index]) for index in near]
+        overlaps = [_overlap(piece, spans[index]) for index in near]
         if any(overlaps):
-            members[near[overlaps.index(max(overlaps))]] += piece.tokens
+            members[near[overlaps.index(max(overlaps))]] += piece.token_indices
     for (start, end), tokens in zip(spans, members, strict=True):
         if not tokens:
             near = [(piece.start, piece.end) for piece in pieces if piece.end >= start and piece.start <= end]
@@ -218,8 +202,7 @@ def _span_units(text: str, pieces: Sequence[_Piece], spans: Sequence[Offset]) ->
     return [Span(text[a:b], a, b, tuple(tokens)) for (a, b), tokens in zip(spans, members, strict=True)]
 
 
-def _overlap(text: str, piece: _Piece, span: Offset) -> int:
+def _overlap(piece: Span, span: Offset) -> int:
     """Number of characters of a token that a span has, whitespace left out unless the token is all whitespace."""
-    inside = text[piece.start : piece.end]
-    start = piece.start + (len(inside) - len(inside.lstrip()) if inside.strip() else 0)
-    return max(0, min(piece.start + len(inside.rstrip() or inside), span[1]) - max(start, span[0]))
+    start = piece.start + (len(piece.text) - len(piece.text.lstrip()) if piece.text.strip() else 0)
+    return max(0, min(piece.start + len(piece.text.rstrip() or piece.text), span[1]) - max(start, span[0]))
