@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import noiser
-from noiser.integrations.inseq_method import import_inseq
 from noiser.integrations.adapter import copied_tokenizer, twin
+from noiser.integrations.inseq_method import import_inseq
 from pages import ROOT, blocks, commands, reason_not_to_run
 
 README = "README.md"
