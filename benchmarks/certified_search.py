@@ -26,11 +26,11 @@ def measure(lm: LanguageModel, prompt: str, method: noiser.Noiser) -> dict[str, 
     """k_min, work in parts of the lower bound, passes and seconds."""
     query = build_query(lm, prompt)
     started = time.perf_counter()
-    engine, scores = run_method(lm, query, method)
+    session, scores = run_method(lm, query, method)
     seconds = time.perf_counter() - started
     assert scores.k_min is not None
-    work = engine.token_forwards / scoring_pass(query, method.samples)
-    return {"k": float(scores.k_min[0]), "work": work, "passes": engine.passes, "seconds": seconds}
+    work = session.counters.token_forwards / scoring_pass(query, method.samples)
+    return {"k": float(scores.k_min[0]), "work": work, "passes": session.counters.passes, "seconds": seconds}
 
 
 def main() -> None:
@@ -50,13 +50,13 @@ def main() -> None:
     for prompt in prompts:
         ids = lm.tokenizer(prompt)["input_ids"][: options.tokens]
         text = lm.tokenizer.decode(ids, skip_special_tokens=True)
-        exact, certified = (measure(lm, text, noiser.Noiser(search=search)) for search in ("exact", "certified"))
-        rows.append((exact, certified))
-        print(f"{len(ids):3d} tokens  exact {exact}  certified {certified}", flush=True)
-    differ = [exact["k"] / certified["k"] for exact, certified in rows if exact["k"] != certified["k"]]
+        bisected, certified = (measure(lm, text, noiser.Noiser(search=name)) for name in ("bisection", "certified"))
+        rows.append((bisected, certified))
+        print(f"{len(ids):3d} tokens  bisection {bisected}  certified {certified}", flush=True)
+    differ = [bisected["k"] / certified["k"] for bisected, certified in rows if bisected["k"] != certified["k"]]
     for name in ("work", "passes", "seconds"):
         means = [statistics.fmean(row[i][name] for row in rows) for i in (0, 1)]
-        print(f"{name}: exact {means[0]:.2f}, certified {means[1]:.2f}")
+        print(f"{name}: bisection {means[0]:.2f}, certified {means[1]:.2f}")
     ratio = f"; bisection's k is {statistics.median(differ):.2f} times as large there (median)" if differ else ""
     print(f"another k on {len(differ)} of {len(rows)} prompts{ratio}")
 

@@ -58,7 +58,8 @@ def cases(quick: bool) -> list[Case]:
 def formula(query: Query, samples: int) -> int:
     """M Σ_u (r_u + 1 - s_u)."""
     last = [
-        max(row for row, seen in zip(query.rows, column, strict=True) if seen) for column in query.visible.T.tolist()
+        max(row for row, seen in zip(query.logit_positions, column, strict=True) if seen)
+        for column in query.causal_mask.T.tolist()
     ]
     return samples * sum(r + 1 - unit.token_indices[0] for r, unit in zip(last, query.units, strict=True))
 
@@ -73,7 +74,7 @@ def row_of(lm: LanguageModel, case: Case) -> dict[str, Any]:
         "varied": case.varied,
         "value": case.value,
         "prompt tokens": query.prompt_tokens,
-        "targets": len(query.rows),
+        "targets": len(query.logit_positions),
         "samples": case.samples,
         "units": len(query.units),
         "formula": expected,
@@ -90,8 +91,8 @@ def row_of(lm: LanguageModel, case: Case) -> dict[str, Any]:
 def timed(lm: LanguageModel, query: Query, method: noiser.Noiser) -> tuple[int, float]:
     """Token-forwards and seconds of one call."""
     begin = time.perf_counter()
-    engine, _ = run_method(lm, query, method)
-    return engine.token_forwards, time.perf_counter() - begin
+    session, _ = run_method(lm, query, method)
+    return session.counters.token_forwards, time.perf_counter() - begin
 
 
 def run(setting: Setting) -> Part:

@@ -5,7 +5,7 @@
 
 Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter for how often a
 search asks, so Noiser's scoring pass is measured, with its k given; a whole call with its search is about three of
-them (exact) or one and a half (certified). The prompts are attributed as one list, as a user would.
+them (bisection) or one and a half (certified). The prompts are attributed as one list, as a user would.
 
 Peak: the product of two square matrices in the same precision, on the same device. The longest prompt is doubled from
 1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are occluded.

@@ -209,7 +209,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="noise samples; the method's own number if left out")
     parser.add_argument("--max-seconds", type=float, help="the budget of unit='auto'")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--search", default="exact", choices=["exact", "certified"], help="Noiser's search of k_min")
+    parser.add_argument(
+        "--search", default="certified", choices=["bisection", "certified"], help="Noiser's search of k_min"
+    )
     parser.add_argument("--full", action="store_true", help="also score every token, and compare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="only print what the file holds")

@@ -30,7 +30,7 @@ FIXED: dict[str, Method] = {
 SAME_ALONE = ("occlusion", "lime")
 """Methods whose scores for a later target are those of that target alone; KernelSHAP draws for the first."""
 
-SearchName = Literal["exact", "certified"]
+SearchName = Literal["bisection", "certified"]
 
 SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
 
@@ -53,17 +53,17 @@ class Cost(NamedTuple):
         found: list[Cost] = []
         while len(found) < repeats and sum(cost.seconds for cost in found) < PATIENCE:
             begin = time.perf_counter()
-            engine, scores = run_method(lm, query, method)
-            found.append(cls(engine.token_forwards, time.perf_counter() - begin, scores))
+            session, scores = run_method(lm, query, method)
+            found.append(cls(session.counters.token_forwards, time.perf_counter() - begin, scores))
         return min(found, key=lambda cost: cost.seconds)
 
 
 def alone(query: Query, g: int) -> Query:
     """The question about one of several targets: no later token, and no unit that it does not see."""
-    length, whole = query.rows[g] + 1, query.encoding
+    length, whole = query.logit_positions[g] + 1, query.encoding
     parts = {name: getattr(whole, name)[:length] for name in ("token_ids", "offsets", "frozen", "tokens")}
-    units = tuple(unit for unit, seen in zip(query.units, query.visible[g].tolist(), strict=True) if seen)
-    one = {name: getattr(query, name)[g : g + 1] for name in ("target_ids", "target_texts", "rows")}
+    units = tuple(unit for unit, seen in zip(query.units, query.causal_mask[g].tolist(), strict=True) if seen)
+    one = {name: getattr(query, name)[g : g + 1] for name in ("target_ids", "target_texts", "logit_positions")}
     encoding = dataclasses.replace(whole, **parts)
     return dataclasses.replace(query, encoding=encoding, units=units, continuation=None, **one)
 
@@ -73,7 +73,7 @@ def row_of(
 ) -> dict[str, Any]:
     """One line of the table, after a check that the targets' scores are those of each alone."""
     together = Cost.of(lm, query, method, repeats)
-    every = range(len(query.rows)) if start_over else range(1)
+    every = range(len(query.logit_positions)) if start_over else range(1)
     singles = [Cost.of(lm, alone(query, g), method, repeats if g == 0 else 1) for g in every]
     for g, single in enumerate(singles):
         if g == 0 or name in SAME_ALONE:
@@ -98,17 +98,17 @@ def check(query: Query, g: int, together: Scores, single: Scores) -> None:
     """Fails where a target's scores depend on the other targets; with one k for all, they may where k is another."""
     if together.k_min is not None and single.k_min is not None and together.k_min[g] != single.k_min[0]:
         return
-    seen = query.visible[g]
+    seen = query.causal_mask[g]
     torch.testing.assert_close(together.scores[g, seen], single.scores[0], atol=1e-4, rtol=0)
 
 
 def against_passes(lm: LanguageModel, query: Query) -> list[dict[str, Any]]:
     """Noiser with a k_min per target, against the scoring passes of its targets."""
     searches = {search: Cost.of(lm, query, noiser.Noiser(search=search)) for search in SEARCHES}
-    k_min = _k_of(searches["exact"])
+    k_min = _k_of(searches["bisection"])
     passes = [Cost.of(lm, alone(query, g), noiser.Noiser(bounding=float(k))) for g, k in enumerate(k_min)]
     for g, single in enumerate(passes):
-        seen = query.visible[g]
+        seen = query.causal_mask[g]
         for together in searches.values():
             if _k_of(together)[g] == k_min[g]:
                 torch.testing.assert_close(together.scores.scores[g, seen], single.scores.scores[0], atol=1e-4, rtol=0)

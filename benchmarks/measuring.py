@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import noiser
-from noiser.engine import Engine
+from noiser.engine import LocalEngine, Session, complete
 from noiser.methods import Method, Scores
 from noiser.model import LanguageModel, Query
 from noiser.model.products import fast_products
@@ -159,10 +159,10 @@ def watch_memory() -> Callable[[], float]:
     return lambda: _gib("VmHWM") - before
 
 
-def run_method(lm: LanguageModel, query: Query, method: Method) -> tuple[Engine, Scores]:
+def run_method(lm: LanguageModel, query: Query, method: Method) -> tuple[Session, Scores]:
     """One attribution without what comes before (tokens, continuation) and after it (the record)."""
-    engine = Engine(lm, query)
-    return engine, method(engine, torch.Generator().manual_seed(0))
+    session = Session(lm, query)
+    return session, complete(LocalEngine(lm), session.drive(method(query, torch.Generator().manual_seed(0))))
 
 
 class ForwardClock:
@@ -221,16 +221,16 @@ def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
     return 2.0 * body * tokens + 2.0 * head.numel() * rows
 
 
-def work_of(engine: Engine) -> float:
-    """Floating-point operations of everything that an engine has run, the clean sequence included."""
-    query = engine.query
-    return operations(engine.lm, engine.token_forwards + length_of(query), engine.head_rows + len(query.rows))
+def work_of(session: Session) -> float:
+    """Floating-point operations of everything that has been run of a query, the clean sequence included."""
+    query, ran = session.query, session.counters
+    return operations(session.lm, ran.token_forwards + length_of(query), ran.head_rows + len(query.logit_positions))
 
 
 def scoring_pass(query: Query, samples: int) -> int:
     """Token-forwards of one scoring pass a target: each unit's samples, from its first token to the target."""
-    pairs = query.visible.nonzero().tolist()
-    return samples * sum(query.rows[g] + 1 - query.units[u].token_indices[0] for g, u in pairs)
+    pairs = query.causal_mask.nonzero().tolist()
+    return samples * sum(query.logit_positions[g] + 1 - query.units[u].token_indices[0] for g, u in pairs)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

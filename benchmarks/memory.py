@@ -35,13 +35,13 @@ def measured(model: str, threads: int, name: str, tokens: int, targets: int) -> 
     run_method(lm, build_query(lm, "The"), METHODS[name])
     query = build_query(lm, prompt_of(lm, tokens), max_new_tokens=targets)
     peak = watch_memory()
-    engine, _ = run_method(lm, query, METHODS[name])
+    session, _ = run_method(lm, query, METHODS[name])
     return {
         "method": name,
         "prompt tokens": query.prompt_tokens,
-        "targets": len(query.rows),
+        "targets": len(query.logit_positions),
         "tokens read": length_of(query),
-        "token-forwards": engine.token_forwards,
+        "token-forwards": session.counters.token_forwards,
         "GiB above the model": peak(),
     }
 

@@ -32,7 +32,7 @@ from measuring import (
     scoring_pass,
     work_of,
 )
-from noiser.engine import Engine
+from noiser.engine import Session
 from noiser.methods import Scores
 from noiser.model import LanguageModel, Query, build_query
 
@@ -57,7 +57,7 @@ class Timed(NamedTuple):
 
     seconds: float
     inside: float
-    engine: Engine
+    session: Session
     scores: Scores
 
 
@@ -69,7 +69,7 @@ def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slo
         lm.model,
         query.token_ids,
         [unit.token_indices for unit in query.units],
-        query.rows[0],
+        query.logit_positions[0],
         query.target_ids[0],
         noise,
         scale=lm.embedding_scale,
@@ -85,12 +85,12 @@ def run_ours(lm: LanguageModel, query: Query, method: noiser.Noiser, repeats: in
     while len(found) < repeats and sum(timed.seconds for timed in found) < PATIENCE:
         with ForwardClock(lm) as clock:
             begin = time.perf_counter()
-            engine, scores = run_method(lm, query, method)
-            found.append(Timed(time.perf_counter() - begin, clock.seconds, engine, scores))
+            session, scores = run_method(lm, query, method)
+            found.append(Timed(time.perf_counter() - begin, clock.seconds, session, scores))
     return min(found, key=lambda timed: timed.seconds)
 
 
-def check(slow: Slow, scores: Scores, search: str = "exact") -> None:
+def check(slow: Slow, scores: Scores, search: str | None = "bisection") -> None:
     """Fails where bisection's smallest threshold is another, or a score at the same k differs by more than rounding."""
     assert scores.k_min is not None
     same = float(scores.k_min[0]) == min(slow.thresholds)
@@ -101,7 +101,7 @@ def check(slow: Slow, scores: Scores, search: str = "exact") -> None:
 
 def row_of(dtype: str, query: Query, method: noiser.Noiser, ours: Timed, slow: Slow) -> dict[str, Any]:
     """One line of the table."""
-    engine, peak, k_min = ours.engine, matrix_peak(dtype), ours.scores.k_min
+    session, peak, k_min = ours.session, matrix_peak(dtype), ours.scores.k_min
     assert k_min is not None
     return {
         "precision": dtype,
@@ -110,12 +110,12 @@ def row_of(dtype: str, query: Query, method: noiser.Noiser, ours: Timed, slow: S
         "ours, s": ours.seconds,
         "reference, s": slow.seconds,
         "times faster": slow.seconds / ours.seconds,
-        "token-forwards": engine.token_forwards,
-        "to lower bound": engine.token_forwards / scoring_pass(query, method.samples),
-        "passes": engine.passes,
+        "token-forwards": session.counters.token_forwards,
+        "to lower bound": session.counters.token_forwards / scoring_pass(query, method.samples),
+        "passes": session.counters.passes,
         "k, parts of the reference's": float(k_min[0]) / min(slow.thresholds),
-        "share of peak, %": 100 * work_of(engine) / ours.seconds / peak,
-        "while the model runs, %": 100 * work_of(engine) / ours.inside / peak,
+        "share of peak, %": 100 * work_of(session) / ours.seconds / peak,
+        "while the model runs, %": 100 * work_of(session) / ours.inside / peak,
     }
 
 
@@ -130,7 +130,7 @@ def run(setting: Setting) -> Part:
         slow = run_reference(models["float32"], build_query(models["float32"], text), noiser.Noiser())
         for dtype, lm in models.items():
             query = build_query(lm, text, target=target)
-            for method in (noiser.Noiser(), noiser.Noiser(search="certified")):
+            for method in (noiser.Noiser(search="bisection"), noiser.Noiser(search="certified")):
                 ours = run_ours(lm, query, method, setting.repeats)
                 if dtype == "float32":
                     check(slow, ours.scores, method.search)

@@ -89,8 +89,9 @@ def test_results_that_differ_fail_the_run(setting, tmp_path, monkeypatch, capsys
 def test_reference_that_differs_is_noticed(setting):
     lm = setting.load("float32")
     query = build_query(lm, "The quick brown fox")
-    slow = noiser_speed.run_reference(lm, query, noiser.Noiser(samples=2, steps=3))
-    scores = measuring.run_method(lm, query, noiser.Noiser(samples=2, steps=3))[1]
+    method = noiser.Noiser(samples=2, steps=3, search="bisection")
+    slow = noiser_speed.run_reference(lm, query, method)
+    scores = measuring.run_method(lm, query, method)[1]
     noiser_speed.check(slow, scores)
     with pytest.raises(AssertionError):
         noiser_speed.check(slow._replace(thresholds=[0.5 * k for k in slow.thresholds]), scores)
@@ -141,12 +142,12 @@ def test_operations_are_what_the_weights_multiply(family):
 
     multiplying = [m for m in lm.model.modules() if type(m).__name__ in ("Linear", "Conv1D")]
     handles = [module.register_forward_hook(count) for module in multiplying]
-    engine, _ = measuring.run_method(lm, query, noiser.Occlusion())
+    session, _ = measuring.run_method(lm, query, noiser.Occlusion())
     for handle in handles:
         handle.remove()
     assert query.continuation is not None  # the clean sequence has run already
     others = measuring.operations(lm, measuring.length_of(query), len(query.logit_positions))
-    assert counted == pytest.approx(measuring.work_of(engine) - others, rel=0.1)  # norms and biases are small
+    assert counted == pytest.approx(measuring.work_of(session) - others, rel=0.1)  # norms and biases are small
 
 
 def test_clock_sees_every_pass(setting):
@@ -154,8 +155,8 @@ def test_clock_sees_every_pass(setting):
     query = build_query(lm, "The quick brown fox", target="jumps")
     measuring.run_method(lm, query, noiser.Occlusion())
     with measuring.ForwardClock(lm) as clock:
-        engine, _ = measuring.run_method(lm, query, noiser.Occlusion())
-    assert clock.passes in (engine.passes, engine.passes + 1)
+        session, _ = measuring.run_method(lm, query, noiser.Occlusion())
+    assert clock.passes in (session.counters.passes, session.counters.passes + 1)
     assert 0 < clock.seconds < 60
     assert not lm.model._forward_hooks
     assert not lm.model._forward_pre_hooks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import inspect
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +19,17 @@ from torch import Tensor, nn
 from noiser.errors import ParameterError
 from noiser.model.turns import turn
 
-__all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "twin"]
+__all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "names_of", "twin"]
 
 T = TypeVar("T")
 
 
 # ---- hyper-parameters -----------------------------------------------------------------------------------------------
+
+
+def names_of(function: Any, *without: str) -> tuple[str, ...]:
+    """The names of a function's parameters, without some of them and what is not named."""
+    return tuple(name for name in inspect.signature(function).parameters if name not in ("self", "kwargs", *without))
 
 
 def check_keywords(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -8,13 +8,14 @@ after the clean prefix.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
@@ -31,9 +32,8 @@ from noiser.engine import (
     Values,
     ValueTable,
 )
-from noiser.errors import ModelError, NoiserError, ParameterError
-from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords
-from noiser.integrations.captum_catalog import arguments_of, captum_methods, class_of, constructor_of, names_of
+from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
+from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, names_of
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 from noiser.model.memory import is_out_of_memory
@@ -43,6 +43,21 @@ __all__ = ["CaptumMethod", "captum_methods", "factory"]
 
 BATCH = 32
 """Perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own."""
+
+OURS = (
+    *("inputs", "baselines", "target", "additional_forward_args", "feature_mask", "show_progress"),
+    "return_input_shape",
+)
+"""Arguments of Captum's `attribute` that are not the caller's to give."""
+
+REFUSED = {
+    "FeaturePermutation": "permutes a feature between the inputs of a batch, and a prompt is one input",
+    "NoiseTunnel": "wraps another method",
+    **dict.fromkeys(
+        ("DeepLift", "DeepLiftShap", "LRP", "GuidedBackprop", "Deconvolution", "GuidedGradCam"),
+        "rewrites torch modules, and has no rule for what language models are made of",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -84,8 +99,8 @@ class CaptumMethod:
         check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(GradientScore))
         check_choice("reduce", self.reduce, get_args(Reduce))
-        check_keywords(f"{self.name}.attribute", self.arguments, arguments_of(cls))
-        check_keywords(self.name, self.constructor, constructor_of(cls))
+        check_keywords(f"{self.name}.attribute", self.arguments, names_of(cls.attribute, *OURS))
+        check_keywords(self.name, self.constructor, names_of(cls, "forward_func"))
 
     @property
     def registry_name(self) -> str:
@@ -115,17 +130,17 @@ class CaptumMethod:
         return scores, [] if delta is None else [float(delta.mean())]
 
     def _run(self, session: Session, query: Query, g: int) -> tuple[Float[Tensor, " units"], Tensor | None]:
-        """What Captum says of one target, as scores of units, and its convergence delta."""
         cls = class_of(self.name)
-        positions, features = _movable_before(query, g), None
-        if "feature_mask" in names_of(cls.attribute):
-            positions, features = _features(query, g)
-        function = TargetFunction(session, g, tuple(positions), self.score)
+        features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else None
+        positions = [i for i in movable_positions(query) if i <= query.logit_positions[g]]
+        positions = positions if features is None else [*features]
         rows = session.embeddings[positions][None].clone()
         arguments = self._arguments(cls, rows, session.baseline(self.baseline).to(rows))
         replaces = features is not None or "sliding_window_shapes" in arguments
         if features is not None:
-            arguments["feature_mask"] = features[:, None].to(rows.device).expand(rows.shape).contiguous()
+            numbers = torch.tensor([*features.values()], device=rows.device)
+            arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
+        function = TargetFunction(session, g, tuple(positions), self.score)
         with _explained(self):
             result = cls(function, **self.constructor).attribute(rows.requires_grad_(not replaces), **arguments)
         attributions, delta = result if isinstance(result, tuple) else (result, None)
@@ -146,6 +161,54 @@ class CaptumMethod:
         if "sliding_window_shapes" in names:
             given.setdefault("sliding_window_shapes", (1, rows.shape[-1]))
         return given
+
+
+def _features(query: Query, g: int) -> dict[int, int]:
+    """From each position of the units before a target to the feature that it belongs to, numbered from 0."""
+    before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
+    return dict(sorted((i, number) for number, unit in enumerate(before) for i in query.units[unit].token_indices))
+
+
+class TargetFunction:
+    """From rows at some positions to one target's objective, [batch, positions, dim] to [batch]; differentiable.
+
+    Args:
+        session: runs the model.
+        g: index of the target.
+        positions: which tokens' rows it is a function of; all others are as they are.
+        score: what is read of the target's distribution.
+    """
+
+    def __init__(self, session: Session, g: int, positions: tuple[int, ...], score: GradientScore) -> None:
+        self.session, self.g, self.positions = session, g, positions
+        self.score: GradientScore = score
+
+    def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
+        """The objective of every input in a batch."""
+        if torch.is_grad_enabled() and rows.requires_grad:
+            return _Differentiable.apply(rows, self)  # pyright: ignore
+        table: ValueTable = self.session.ask(Values([self.samples(rows)], self.score))
+        return table.values[0][:, 0].to(rows)
+
+    def samples(self, rows: Float[Tensor, "batch positions dim"]) -> SetRows:
+        """All inputs of a batch, as samples of one perturbation."""
+        return SetRows(self.positions, (self.g,), given=rows.detach())
+
+
+class _Differentiable(torch.autograd.Function):
+    """The function with the engine's own gradients, so that Captum's passes run in the engine's batches."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
+        table: GradientTable = function.session.ask(Gradients(function.samples(rows), function.score))
+        ctx.save_for_backward(table.gradients[0].to(rows))
+        return table.values[:, 0].to(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slopes,) = ctx.saved_tensors
+        return grads[0][:, None, None] * slopes, None
 
 
 @contextlib.contextmanager
@@ -172,69 +235,54 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
+# ---- which classes of the installed Captum explain a function of embeddings ------------------------------------------
+
+
+def captum_methods() -> list[str]:
+    """Names of the methods of the installed Captum that work on embeddings. Raises DependencyError without Captum."""
+    attr = _captum()
+    classes = [getattr(attr, name) for name in attr.__all__]
+    return sorted(cls.__name__ for cls in classes if inspect.isclass(cls) and _works(attr, cls))
+
+
+def class_of(name: str) -> Any:
+    """The class of a method. Raises UnknownNameError, or ParameterError where it cannot work on embeddings alone."""
+    attr, known = _captum(), captum_methods()
+    if name in REFUSED:
+        raise ParameterError(f"Captum's {name} {REFUSED[name]}; expected one of {', '.join(known)}.")
+    if name not in known:
+        hint = "Layer and neuron methods attribute to what is inside a model, not to its input."
+        raise UnknownNameError("method", f"captum:{name}", [f"captum:{other}" for other in known], hint)
+    return getattr(attr, name)
+
+
+def _captum() -> Any:
+    try:
+        import captum.attr
+    except ImportError as error:
+        raise DependencyError(
+            "Captum's methods need Captum; install it with: pip install 'noiser[captum]' (or pip install captum)."
+        ) from error
+    return captum.attr
+
+
+def _works(attr: Any, cls: Any) -> bool:
+    """Whether a class explains a function of its input, and needs nothing but the function."""
+    if not issubclass(cls, attr.Attribution) or cls.__name__ in REFUSED or "attribute" not in vars(cls):
+        return False
+    parameters = list(inspect.signature(cls).parameters.values())
+    return (
+        [parameter.name for parameter in parameters[:1]] == ["forward_func"]
+        and all(parameter.default is not inspect.Parameter.empty for parameter in parameters[1:])
+        and "inputs" in names_of(cls.attribute)
+    )
+
+
 def factory(name: str) -> Callable[..., CaptumMethod]:
     """What makes the method behind "captum:NAME", with all hyper-parameters as flat keywords.
 
     Raises:
         DependencyError: Captum is not installed. UnknownNameError: it has no such method.
     """
-    cls = class_of(name)
-    return FlatFactory(
-        make=CaptumMethod, name=name, fields=("baseline", "score", "reduce"), constructor=constructor_of(cls)
-    )
-
-
-class TargetFunction:
-    """From rows at some positions to one target's objective, [batch, positions, dim] to [batch]; differentiable.
-
-    Args:
-        session: runs the model.
-        g: index of the target.
-        positions: which tokens' rows it is a function of; all others are as they are.
-        score: what is read of the target's distribution.
-    """
-
-    def __init__(self, session: Session, g: int, positions: tuple[int, ...], score: GradientScore) -> None:
-        self.session, self.g, self.positions = session, g, positions
-        self.score: GradientScore = score
-
-    def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
-        """The objective of every input in a batch."""
-        if torch.is_grad_enabled() and rows.requires_grad:
-            return _Differentiable.apply(rows, self)  # pyright: ignore
-        table: ValueTable = self.session.ask(Values([self._samples(rows)], self.score))
-        return table.values[0][:, 0].to(rows)
-
-    def gradients(self, rows: Float[Tensor, "batch positions dim"]) -> GradientTable:
-        """Objectives and their gradients."""
-        return self.session.ask(Gradients(self._samples(rows), self.score))
-
-    def _samples(self, rows: Float[Tensor, "batch positions dim"]) -> SetRows:
-        return SetRows(self.positions, (self.g,), given=rows.detach())
-
-
-class _Differentiable(torch.autograd.Function):
-    """The function with the engine's own gradients, so that Captum's passes run in the engine's batches."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
-        table = function.gradients(rows)
-        ctx.save_for_backward(table.gradients[0].to(rows))
-        return table.values[:, 0].to(rows)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (slopes,) = ctx.saved_tensors
-        return grads[0][:, None, None] * slopes, None
-
-
-def _features(query: Query, g: int) -> tuple[list[int], Int[Tensor, " positions"]]:
-    """The positions of the units before a target, and the feature that each belongs to, numbered from 0."""
-    before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
-    pairs = sorted((position, i) for i, unit in enumerate(before) for position in query.units[unit].token_indices)
-    return [position for position, _ in pairs], torch.tensor([feature for _, feature in pairs])
-
-
-def _movable_before(query: Query, g: int) -> list[int]:
-    return [position for position in movable_positions(query) if position <= query.logit_positions[g]]
+    constructor = names_of(class_of(name), "forward_func")
+    return FlatFactory(make=CaptumMethod, name=name, fields=("baseline", "score", "reduce"), constructor=constructor)

@@ -7,7 +7,6 @@ is decoded and encoded again. What comes back is what Inseq computes, with its o
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from noiser.attribution.inseq import Reduction, reduce_trailing
 from noiser.checks import check_choice
 from noiser.engine import Call, Query, Session, Steps
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
-from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, copied_tokenizer, twin
+from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, copied_tokenizer, names_of, twin
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
@@ -32,6 +31,9 @@ __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
 
 OURS = ("inputs", "baselines", "target", "additional_forward_args", "show_progress")
 """Arguments of an attribution step that Inseq itself gives."""
+
+OURS_OF_A_CLASS = ("attribution_model", "hook_to_model")
+"""Likewise of a class."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class InseqMethod:
         name: Inseq's name of the method, such as "saliency"; `inseq_methods()` lists them.
         attributed_fn: what is explained, by Inseq's name of the step function; "probability" is that of the target.
             With a foil it must be "probability", and the difference of the two tokens' is explained.
-        reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one number a token: "l2",
+        reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one number per token: "l2",
             "sum" or "mean"; None for what Inseq's own aggregation does, without its normalisation.
         arguments: of Inseq's attribution step, such as `{"n_steps": 50}`.
         constructor: of Inseq's class, such as `{"multiply_by_inputs": False}`.
@@ -68,7 +70,7 @@ class InseqMethod:
         check_choice("attributed_fn", self.attributed_fn, import_inseq().list_step_functions())
         if self.reduce is not None:
             check_choice("reduce", self.reduce, get_args(Reduction))
-        check_keywords(self.name, self.constructor, _constructor(cls))
+        check_keywords(self.name, self.constructor, names_of(cls, *OURS_OF_A_CLASS))
 
     @property
     def registry_name(self) -> str:
@@ -104,7 +106,8 @@ class InseqMethod:
         theirs = _load(lm, model, self.name, self.constructor)
         method = theirs.attribution_method
         arguments, unknown = method.get_attribution_args(**self.arguments)
-        check_keywords(f"Inseq's {self.name}", unknown, _arguments(method))
+        known = names_of(method.method.attribute, *OURS) if hasattr(method, "method") else ()
+        check_keywords(f"Inseq's {self.name}", unknown, known)
         output = method.attribute(
             _batch(theirs, query, lm.device),
             attributed_fn=self._explained(theirs, method, query),
@@ -153,7 +156,7 @@ def factory(name: str) -> FlatFactory[InseqMethod]:
     Raises:
         DependencyError: Inseq is not installed. UnknownNameError: it has no such method.
     """
-    constructor = _constructor(_class_of(name))
+    constructor = names_of(_class_of(name), *OURS_OF_A_CLASS)
     return FlatFactory(make=InseqMethod, name=name, fields=("attributed_fn", "reduce"), constructor=constructor)
 
 
@@ -196,16 +199,6 @@ def _class_of(name: str) -> Any:
     if name not in classes:
         raise UnknownNameError("method", f"inseq:{name}", [f"inseq:{other}" for other in classes])
     return classes[name]
-
-
-def _constructor(cls: Any) -> tuple[str, ...]:
-    names = inspect.signature(cls).parameters
-    return tuple(name for name in names if name not in ("attribution_model", "kwargs", "hook_to_model"))
-
-
-def _arguments(method: Any) -> list[str]:
-    names = inspect.signature(method.method.attribute).parameters if hasattr(method, "method") else {}
-    return [name for name in names if name not in (*OURS, "self", "kwargs")]
 
 
 def _load(lm: LanguageModel, model: Any, name: str, constructor: Mapping[str, Any]) -> Any:

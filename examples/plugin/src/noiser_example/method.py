@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from noiser.engine import Engine, Perturbation, replace_rows
+from noiser.engine import Interpolate, Perturbation, Query, Replace, Steps, Values, ValueTable
 from noiser.errors import ParameterError
 from noiser.methods import Scores
 
@@ -22,39 +23,29 @@ class LeaveOneIn:
         ParameterError: another score.
     """
 
-    score: str = "prob"
+    score: Literal["prob", "logprob"] = "prob"
 
     def __post_init__(self) -> None:
         if self.score not in ("prob", "logprob"):
             raise ParameterError(f"score is {self.score!r}; expected 'prob' or 'logprob'.")
 
-    def __call__(self, engine: Engine, generator: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
-        """Scores every unit before each target."""
-        query = engine.query
-        asked = [(g, u) for g, row in enumerate(query.visible.tolist()) for u in [None, *_seen(row)]]
-        values = dict.fromkeys(asked, 0.0)
-        for index, distributions in engine.distributions([self._only(engine, g, u) for g, u in asked]):
-            g, _ = asked[index]
-            values[asked[index]] = self._read(distributions[0, 0], query.target_ids[g], query.foil_id)
-        scores = torch.full(query.visible.shape, torch.nan)
-        for g, u in asked:
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        """Asks for the value of each unit alone, and of none, for each target."""
+        mask = query.causal_mask
+        pairs = [(g, u) for g in range(len(mask)) for u in (None, *mask[g].nonzero().flatten().tolist())]
+        answer: ValueTable = yield Values([_only(query, g, u) for g, u in pairs], self.score)
+        values = {pair: float(value) for pair, value in zip(pairs, answer.values, strict=True)}
+        scores = torch.full(mask.shape, torch.nan)
+        for g, u in pairs:
             if u is not None:
                 scores[g, u] = values[g, u] - values[g, None]
-        return Scores(scores=scores, info={"token_forwards": engine.token_forwards})
-
-    def _only(self, engine: Engine, g: int, u: int | None) -> Perturbation:
-        """The input in which all units before target `g` but `u` are zero. Special tokens are in no unit, and stay."""
-        units, seen = engine.query.units, _seen(engine.query.visible[g].tolist())
-        gone = sorted(position for i in seen if i != u for position in units[i].token_indices)
-        if not gone:  # the only unit of a prompt: the input as it is
-            position = units[seen[0]].token_indices
-            return Perturbation(positions=position, samples=1, rows=lambda rows: rows[None], targets=(g,))
-        return replace_rows(tuple(gone), torch.zeros(engine.table_rows.shape[-1]), targets=(g,))
-
-    def _read(self, distribution: torch.Tensor, target: int, foil: int | None) -> float:
-        values = distribution.clamp_min(1e-38).log() if self.score == "logprob" else distribution
-        return float(values[target] - (0 if foil is None else values[foil]))
+        return Scores(scores=scores)
 
 
-def _seen(row: list[bool]) -> list[int]:
-    return [index for index, visible in enumerate(row) if visible]
+def _only(query: Query, g: int, u: int | None) -> Perturbation:
+    """The input in which all units before target `g` but `u` are zero. Special tokens are in no unit, and stay."""
+    before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
+    gone = sorted(position for i in before if i != u for position in query.units[i].token_indices)
+    if not gone:  # the only unit of a prompt: the input as it is
+        return Interpolate(query.units[before[0]].token_indices, (g,), alphas=(1.0,))
+    return Replace(tuple(gone), (g,))
