@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from noiser.errors import NoiserError, ParameterError, UnknownNameError
 from noiser.model import LanguageModel
 from noiser.model.catalog import BUILT_IN
-from noiser.model.query import check_length
 from noiser.model.text import encode
 from noiser.types import Prompt
 
@@ -260,7 +259,7 @@ class Models:
     def check_readable(self, name: str, prompt: Prompt) -> None:
         """Raises PromptError for a prompt that the model, once it is loaded, cannot read; waits for no turn."""
         if (lm := self._loaded.get(name or self.names[0])) is not None:
-            check_length(lm, len(encode(lm.tokenizer, prompt).token_ids))
+            encode(lm.tokenizer, prompt, context_length=lm.context_length)
 
 
 def _checking(job: Job[Any]) -> Callable[[Any, Any], None]:

@@ -17,7 +17,6 @@ from noiser.explain.refine import Budget, refine
 from noiser.methods import Method, Scores, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
-from noiser.model.query import check_length
 from noiser.model.text import encode, token_texts
 from noiser.types import AutoUnit, Prompt, Prompts, Target, Unit
 from noiser.version import __version__, version_of
@@ -131,7 +130,7 @@ def attribute(
         columns = [_one_for_each(name, value, len(prompts)) for name, value in named.items()]
         for index, text in enumerate(prompts):
             try:
-                check_length(lm, len(encode(lm.tokenizer, text).token_ids))
+                encode(lm.tokenizer, text, context_length=lm.context_length)
             except NoiserError as error:
                 raise _about(error, index) from None
     engine = LocalEngine(lm, many=is_many(prompt) and max_seconds is None)

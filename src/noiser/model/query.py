@@ -112,7 +112,7 @@ def query_passes(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
     lm.check_embeddings()
-    encoding = encode(lm.tokenizer, prompt)
+    encoding = encode(lm.tokenizer, prompt, context_length=lm.context_length)
     check_length(lm, len(encoding.token_ids))
     if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
@@ -170,13 +170,13 @@ def _token_ids_of(
         if not 0 <= wanted < size:
             raise TargetError(f"The {role} is token id {wanted}; expected 0 to {size - 1}, the model's vocabulary.")
         return (wanted,)
-    if not wanted or not encode_target(lm.tokenizer, encoding, wanted):
+    if not wanted or not encode_target(lm.tokenizer, encoding, wanted, context_length=lm.context_length):
         raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
-    readings = [encode_target(lm.tokenizer, encoding, wanted)]
+    readings = [encode_target(lm.tokenizer, encoding, wanted, context_length=lm.context_length)]
     if max(readings[0]) >= lm.vocabulary_size:
         raise TargetError(_unknown_token(lm, f"The {role}", readings[0]))
     if not wanted[0].isspace() and not encoding.text[-1:].isspace():
-        readings.append(encode_target(lm.tokenizer, encoding, " " + wanted))
+        readings.append(encode_target(lm.tokenizer, encoding, " " + wanted, context_length=lm.context_length))
     return (yield from _most_probable(lm, encoding, readings, share))
 
 

@@ -25,7 +25,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise.
         PromptError: the text exceeds the model's context.
     """
-    encoding = encode(lm.tokenizer, att.prompt)
+    encoding = encode(lm.tokenizer, att.prompt, context_length=lm.context_length)
     if encoding.text != att.text[: att.prompt_length]:
         raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {att.text[: att.prompt_length]!r}")
     prompt_tokens = len(encoding.token_ids)
