@@ -95,6 +95,16 @@ def test_intervals_are_scipys():
     assert found.value == pytest.approx(values.mean())
 
 
+def test_frame_has_every_number_of_every_row():
+    rows = [row("noiser", "soft_scores", 0, soft(0.03, 0.6) | {"status": "right", "none": None})]
+    rows.append(row("noiser", "soft_scores", 1, error="NumericalError: why"))
+    frame = results([*rows, rows[0]]).frame
+    assert list(frame["column"]) == ["soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc", "none", ""]
+    assert list(frame["value"][:4]) == [0.03, 0.6, 0.02, 0.4]
+    assert frame["value"][4:].isna().all()
+    assert list(frame["error"].dropna()) == ["NumericalError: why"]
+
+
 def test_confidence_reaches_the_intervals():
     rows = [row("noiser", "soft_scores", i, soft(0.03, 0.1 * i)) for i in range(12)]
     narrow, wide = (

@@ -209,6 +209,21 @@ def test_figure_without_a_number_is_left_out():
     assert drawn(Results(plan=plan(), stored=rows)) == []
 
 
+def test_methods_with_one_title_are_all_drawn():
+    methods = [{"name": "noiser"}, {"name": "noiser", "label": "noiser@1"}]
+    metrics = [{"name": "localisation"}]
+    shares = [{"share_antecedent": 0.1 * i, "share_last_content_word": 0.1} for i in range(4)]  # and no distractor
+    rows = [
+        row(method, "localisation", i, values, data="longra", category="capital-world")
+        for method in ("noiser", "noiser@1")
+        for i, values in enumerate(shares)
+    ]
+    wanted = plan(methods=methods, metrics=metrics, data=[{"name": "longra"}])
+    (picture,) = drawn(Results(plan=wanted, stored=rows))
+    names = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
+    assert names == ["Noiser", "Noiser (2)"]
+
+
 def test_missing_bar_is_a_dash_not_a_zero():
     results = full(6)
     rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]

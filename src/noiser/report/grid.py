@@ -146,12 +146,12 @@ class Topic(NamedTuple):
 
 def topics(results: Results, data: DataEntry, *numbers: str) -> list[Topic]:
     """The numbers that the plan has for a data set, those of metrics with the same tag together."""
-    found: dict[str, dict[str, MetricEntry]] = {}
+    by_tag: dict[str, dict[str, MetricEntry]] = {}
     for number in numbers:
         measures = [measure for measure in results.measures if number in summaries_of(measure)]
         for tag, measure in _tagged(results, data, measures):
-            found.setdefault(tag, {})[number] = measure
-    return [Topic(results, data, tag, measures) for tag, measures in found.items()]
+            by_tag.setdefault(tag, {})[number] = measure
+    return [Topic(results, data, tag, measures) for tag, measures in by_tag.items()]
 
 
 def named(results: Results, data: DataEntry, name: str) -> list[Topic]:

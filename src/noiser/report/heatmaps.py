@@ -50,15 +50,15 @@ def own_attributions(results: Results) -> list[PromptAttributions]:
     Raises:
         StoredFileError: an attribution's `example`, which names a file of the report, is not like a label of a plan.
     """
-    found: dict[tuple[str, str, str], list[tuple[str, Attribution]]] = {}
+    by_prompt: dict[tuple[str, str, str], list[tuple[str, Attribution]]] = {}
     for model, data in product(results.models, results.data):
         for method in results.plan.methods_for(model.label, data.label) if data.prompts is not None else ():
             for stored in results.attributions(model.label, data.label, method.label):
                 _check_name(stored.example, (model.label, data.label, method.label))
                 if stored.attribution is not None and stored.index < _MOST:
                     key = (model.label, data.label, stored.example)
-                    found.setdefault(key, []).append((method.label, stored.attribution))
-    return [PromptAttributions(*key, tuple(attributions)) for key, attributions in found.items()]
+                    by_prompt.setdefault(key, []).append((method.label, stored.attribution))
+    return [PromptAttributions(*key, tuple(attributions)) for key, attributions in by_prompt.items()]
 
 
 def _check_name(example: str, labels: tuple[str, ...]) -> None:

@@ -208,9 +208,9 @@ class Results:
     def seconds(self, cell: Cell) -> Estimate:
         """Mean seconds per example of a cell; without an interval where examples of a block have equal shares."""
         costs = self._paid.get(cell[:4], pd.DataFrame(columns=["index", "seconds"], dtype=float))
-        found = estimate(mean, costs["seconds"].to_numpy(float), confidence=self.confidence)
+        average = estimate(mean, costs["seconds"].to_numpy(float), confidence=self.confidence)
         shared = pd.DataFrame({"block": costs["index"] // self.plan.block, "seconds": costs["seconds"]}).duplicated()
-        return replace(found, low=math.nan, high=math.nan) if shared.any() else found
+        return replace(average, low=math.nan, high=math.nan) if shared.any() else average
 
     def timed(self, data: str) -> bool:
         """Whether there are seconds for a data set."""

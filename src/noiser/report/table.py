@@ -93,10 +93,10 @@ class Number:
     form: Form = "decimal"
 
     @classmethod
-    def of(cls, found: Estimate, errors: int = 0, form: Form = "decimal") -> Number:
+    def of(cls, estimate: Estimate, errors: int = 0, form: Form = "decimal") -> Number:
         """From an estimate."""
-        value, low, high = found.value, found.low, found.high
-        return cls(value=value, low=low, high=high, n=found.n, errors=errors, reason=found.reason, form=form)
+        value, low, high = estimate.value, estimate.low, estimate.high
+        return cls(value=value, low=low, high=high, n=estimate.n, errors=errors, reason=estimate.reason, form=form)
 
     def marked(self, mark: Mark) -> Number:
         """The same with a mark."""
@@ -175,8 +175,8 @@ class Table:
     @property
     def groups(self) -> list[tuple[str, int]]:
         """(group, how many columns), in order; empty where they say no more than the title."""
-        found = [(name, len(list(columns))) for name, columns in groupby(column.group for column in self.columns)]
-        return found if len(found) > 1 or (found and found[0][0] not in self.title) else []
+        groups = [(name, len(list(columns))) for name, columns in groupby(column.group for column in self.columns)]
+        return groups if len(groups) > 1 or (groups and groups[0][0] not in self.title) else []
 
     @property
     def footnotes(self) -> list[str]:

@@ -77,11 +77,11 @@ class TableSpec(NamedTuple):
         names = [one.number for one in self.numbers]
         for data in results.data:
             if self.metric_with:
-                found = topics(results, data, self.metric_with)
-                found = [topic._replace(measures=dict.fromkeys(names, topic.measure)) for topic in found]
+                with_it = topics(results, data, self.metric_with)
+                about = [topic._replace(measures=dict.fromkeys(names, topic.measure)) for topic in with_it]
             else:
-                found = topics(results, data, *names)
-            for topic in found:
+                about = topics(results, data, *names)
+            for topic in about:
                 yield from self._grid(topic)
 
     def _grid(self, topic: Topic) -> Iterator[Table]:
@@ -293,13 +293,13 @@ _HEADLINE = (
 def glance(results: Results) -> Iterator[Table]:
     """The leading method of each number, and how many are not told apart from it, per model and data set."""
     labels: list[str] = []
-    found: list[dict[str, str]] = []
+    rows: list[dict[str, str]] = []
     for model, data in product(results.models, results.data):
         leaders = {name: text for name, text in _leaders(results, model.label, data) if text}
         labels += [f"{model.label}, {data_title(data)}"] if leaders else []
-        found += [leaders] if leaders else []
-    names = dict.fromkeys(name for leaders in found for name in leaders)
-    columns = [(Column(name), [leaders.get(name, DASH) for leaders in found]) for name in names]
+        rows += [leaders] if leaders else []
+    names = dict.fromkeys(name for leaders in rows for name in leaders)
+    columns = [(Column(name), [leaders.get(name, DASH) for leaders in rows]) for name in names]
     note = (
         "The best method of each column of the tables below, with its value and n, and how many others are not told "
         "apart from it (paired differences, on the prompts that both have)."
@@ -537,9 +537,9 @@ def tables(results: Results, progress: Callable[[float, float], None] | None = N
         results: of a run.
         progress: called with (done, expected) kinds of tables; intervals take most of the time.
     """
-    found: list[Table] = []
+    made: list[Table] = []
     for done, build in enumerate(BUILDERS):
         if progress is not None:
             progress(done, len(BUILDERS))
-        found += build(results)
-    return found
+        made += build(results)
+    return made
