@@ -53,6 +53,7 @@ def run(
     ] = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take at most, and stop.")] = False,
+    trust_remote_code: o.TrustRemoteCode = False,
     debug: o.Debug = False,
 ) -> None:
     """Does what is missing of a plan.
@@ -72,6 +73,7 @@ def run(
             data_dir=data_dir,
             retry_errors=retry_errors,
             dry_run=dry_run,
+            trust_remote_code=trust_remote_code,
             command=" ".join(["noiser", *sys.argv[1:]]),
         )
     finally:
