@@ -23,6 +23,7 @@ from noiser.bench.pack import pack
 from noiser.bench.plan import parse_plan
 from noiser.bench.progress import status
 from noiser.bench.resolve import resolve
+from noiser.bench.run import _check_trust
 from noiser.bench.store import locked
 from noiser.bench.tasks import Setup
 from noiser.bench.worker import Worker
@@ -840,3 +841,172 @@ def test_judged_words_stay_out_of_rows(tmp_path, models):
     }
     (replies,) = (tmp_path / "out" / "replies" / "llama" / "own" / "occlusion" / "answerability").glob("*.jsonl")
     assert "answerability_words" in json.loads(replies.read_text(encoding="utf-8").splitlines()[0])
+
+
+# ---- folders and plans of others -------------------------------------------------------------------------------------
+
+
+def test_rows_without_their_run_json_are_never_given_another_meaning(tmp_path, plan, whole):
+    """Another seed would be taken for the one that the rows were made with."""
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    before = contents(out)
+    run_file = out / "run.json"
+    good = run_file.read_text(encoding="utf-8")
+    run_file.write_text(good[:100], encoding="utf-8")
+    with pytest.raises(StoredFileError, match=r"run\.json is damaged.*Put back a copy of that file, or give another"):
+        run_bench(plan, out, Heard(), workers=0)
+    run_file.unlink()
+    text = plan.read_text(encoding="utf-8")
+    plan.write_text(text.replace("seed = 3", "seed = 4"), encoding="utf-8")
+    with pytest.raises(StoredFileError, match=r"has rows but no run\.json.*Put back a copy"):
+        run_bench(plan, out, Heard(), workers=0)
+    values = json.loads(good)
+    for change in (
+        {"resolved": values["resolved"] | {"seed": 4}},
+        {"models": {}},
+        {"fingerprint": ""},
+        {"resolved": []},
+        {"models": None},
+    ):
+        run_file.write_text(json.dumps(values | change), encoding="utf-8")
+        with pytest.raises(StoredFileError, match=r"run\.json is damaged.*Put back a copy"):
+            run_bench(plan, out, Heard(), workers=0)
+    run_file.write_text(good, encoding="utf-8")
+    plan.write_text(text, encoding="utf-8")
+    assert run_bench(plan, out, Heard(), workers=0).rows == 0
+    assert contents(out) == before
+
+
+def test_a_choice_whose_plan_is_not_known_is_made_anew(tmp_path, models, quiz):
+    class Interrupts(Heard):
+        def progress(self, forecast, last):
+            raise KeyboardInterrupt
+
+    plan = tmp_path / "p.toml"
+    plan.write_text(QUIZ.format(models=models, more='category = "a"'), encoding="utf-8")
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(plan, tmp_path / "run", Interrupts(), workers=0)
+    (tmp_path / "run" / "run.json").unlink()
+    plan.write_text(QUIZ.format(models=models, more='category = "c"'), encoding="utf-8")
+    run_bench(plan, tmp_path / "run", Heard(), workers=0)
+    assert {row.example for row in Store(tmp_path / "run").rows()} == {"quiz-2"}
+
+
+def test_nothing_is_read_before_the_lock_is_held(tmp_path, plan):
+    """What was read before another run ended would be old, and replace what is new."""
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    with locked(tmp_path), pytest.raises(RunError, match="Another run is at work"):
+        run_bench(plan, tmp_path, Heard(), workers=0)
+
+
+def test_code_of_a_model_needs_the_command_line_too(tmp_path, plan, models):
+    text = plan.read_text(encoding="utf-8")
+    plan.write_text(text.replace('dtype = "float32"', 'dtype = "float32"\ntrust_remote_code = true', 1), "utf-8")
+    command = ["bench", "run", str(plan), "-o", str(tmp_path / "out"), "--dry-run"]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert "models, 'llama': trust_remote_code = true runs Python code" in " ".join(refused.output.split())
+    with pytest.raises(PlanError, match="Add --trust-remote-code if you trust that code"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    assert not (tmp_path / "out").exists()
+    assert CliRunner().invoke(app, [*command, "--trust-remote-code"]).exit_code == 0
+
+
+def test_where_a_key_goes_is_said_before_anything_runs(plan):
+    settings = '{ base_url = "https://elsewhere.example/v1", api_key_env = "MY_KEY" }'
+    judged = f'[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {settings}\n'
+    plan = parse_plan(plan.read_text(encoding="utf-8") + judged, "p.toml")
+    (said,) = _check_trust(plan, "p.toml", trust_remote_code=False)
+    assert said == "The key in MY_KEY goes to https://elsewhere.example/v1."
+
+
+def test_names_in_a_folder_lead_nowhere_else(tmp_path, whole, plan):
+    out = tmp_path / "one" / "two" / "out"
+    shutil.copytree(whole, out)
+    place = out / "selections" / "llama" / "own.json"
+    good = place.read_text(encoding="utf-8")
+    for name in ("../../../../ESC", "gemma3"):
+        place.write_text(good.replace('"model": "llama"', f'"model": "{name}"'), encoding="utf-8")
+        with pytest.raises(StoredFileError, match=r"own\.json is damaged.*Delete that file"):
+            pack(out, tmp_path / "one" / "two" / "packed")
+    assert not list(tmp_path.rglob("ESC*"))
+    place.write_text(good, encoding="utf-8")
+    victim = tmp_path / "victim.toml"
+    victim.write_text("mine", encoding="utf-8")
+    (out / "plan.toml").unlink()
+    (out / "plan.toml").symlink_to(victim)
+    with pytest.raises(StoredFileError, match="is a link that leads out of the folder"):
+        run_bench(plan, out, Heard(), workers=0)
+    assert victim.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("damage", ["null", "{}", "[1]", '{"example": 1, "index": 0, "error": null}', "[" * 100_000])
+def test_lines_that_are_no_rows_are_damaged(tmp_path, plan, whole, damage):
+    for kind in ("rows", "attributions"):
+        out = tmp_path / kind
+        shutil.copytree(whole, out)
+        place = next((out / kind).rglob("*.jsonl"))
+        place.write_text(damage + "\n", encoding="utf-8")
+        with pytest.raises(StoredFileError, match=r"00\d+\.jsonl is damaged: .*Delete that file"):
+            run_bench(plan, out, Heard(), workers=0)
+        if kind == "rows":
+            with pytest.raises(StoredFileError, match="is damaged"):
+                status(out)
+            with pytest.raises(StoredFileError, match="is damaged"):
+                pack(out, tmp_path / "packed")
+        else:
+            with pytest.raises(StoredFileError, match="is damaged"):
+                list(Store(out).attributions(*place.relative_to(out / kind).parts[:-1]))
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path, whole, models):
+    for name in (r"\u001b[2Jgone", r"two\nlines", " "):
+        with pytest.raises(PlanError, match=r"name: got .* expected one line of text") as refused:
+            parse_plan(plan_text(models).replace('name = "tiny"', f'name = "{name}"'), "p.toml")
+        assert "\x1b" not in str(refused.value)
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    place = next(path for path in (out / "rows").rglob("*.jsonl") if b"names no spans" in path.read_bytes())
+    place.write_text(place.read_text(encoding="utf-8").replace("names", r"\u001b[31mnames"), encoding="utf-8")
+    shown = str(status(out))
+    assert "\x1b" not in shown
+    assert "[31mnames no spans" in shown
+
+
+def test_a_judges_budget_is_one_for_all_starts_of_a_run(tmp_path, models, monkeypatch):
+    """Replies of rows that are there are not looked at again; what they cost counts all the same."""
+    from noiser.judges import JUDGES, Verdict
+
+    class Counting:
+        name = "counting"
+
+        def __init__(self, *, model, lm, budget_tokens, spent=None):
+            self.budget, self.spent = budget_tokens, dict(spent or {})
+
+        def judge(self, requests):
+            verdicts = []
+            for request in requests:
+                key = " ".join(request.words)
+                if key not in self.spent and sum(map(sum, self.spent.values())) + 10 > self.budget:
+                    verdicts.append(Verdict(status="unscored", reason="budget", lost=True))
+                    continue
+                asked.extend({key} - self.spent.keys())
+                self.spent[key] = (9, 1)
+                verdicts.append(Verdict(status="answered", answers=("word",)))
+            return verdicts
+
+    asked = []
+    monkeypatch.setattr(JUDGES, "_entries", dict(JUDGES._entries))
+    monkeypatch.setattr(JUDGES, "_newest", dict(JUDGES._newest))
+    JUDGES.register("counting", Counting, summary="counts")
+    judged = '[[metrics]]\nname = "answerability"\njudge = "counting"\ndata = "own"\n'
+    text = plan_text(models, limit=4) + judged + "judge_args = { budget_tokens = 50 }\n"
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    for _ in range(3):
+        run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
+    assert len(asked) == 5
+    assert sum(map(sum, Store(tmp_path / "out").spent("answerability").values())) == 50
+    (tmp_path / "p.toml").write_text(text.replace("= 50 }", "= 70 }"), encoding="utf-8")
+    run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
+    assert len(asked) == 7

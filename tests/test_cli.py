@@ -286,9 +286,13 @@ def test_a_terminal_gets_results_that_it_can_print_and_a_pipe_gets_them_as_they_
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_plan_cannot_make_its_models_run_code(noiser_command, monkeypatch, tmp_path, trusted):
-    from noiser.bench import run
+    from noiser.bench import read_plan, run
 
-    monkeypatch.setattr(run, "run_bench", lambda *_, **__: run.Outcome(0, 0, ()))
+    def checked(plan, *_, trust_remote_code, **__):
+        list(run._check_trust(read_plan(plan)[0], str(plan), trust_remote_code))
+        return run.Outcome(0, 0, ())
+
+    monkeypatch.setattr(run, "run_bench", checked)
     plan = tmp_path / "plan.toml"
     text = """
 name = "a"
@@ -306,7 +310,7 @@ name = "faithfulness"
     flags = ["--trust-remote-code"] if trusted else []
     result = noiser_command("bench", "run", str(plan), "-o", str(tmp_path / "out"), *flags)
     assert result.exit_code == (0 if trusted else 2), result.stderr
-    assert ("add --trust-remote-code to the command" in result.stderr) == (not trusted)
+    assert ("Add --trust-remote-code if you trust that code" in result.stderr) == (not trusted)
 
 
 def test_interrupt_is_quiet(noiser_command, monkeypatch):

@@ -17,7 +17,7 @@ from noiser.attribution.store import plain
 from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan, limit_for
 from noiser.bench.records import Cost, Row, without_text
 from noiser.bench.resolve import make
-from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, File
+from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, SPENT, File
 from noiser.bench.tasks import Finished, JobAssignment, Sampled
 from noiser.engine import LocalEngine, run_interleaved
 from noiser.evaluation.measuring import Attributor, measure_one, measure_together
@@ -145,6 +145,8 @@ class _Block:
         ]
         if not lacking:
             return
+        judge = judge_of(metric)
+        spent_before = _spent_tokens(judge)
         registered = METRICS.get(metric.name).factory()
         found: dict[str, Measured | str] = {}
         spent: dict[str, _Spent] = {}
@@ -153,7 +155,7 @@ class _Block:
             "masks": metric.masks,
             "normalization": metric.normalization,
             "rates": metric.rates or RATES,
-            "judge": judge_of(metric),
+            "judge": judge,
         }
         usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]
         together = registered.measure is None
@@ -173,9 +175,14 @@ class _Block:
             found.setdefault(sampled.id, str(self.stored[sampled.id]["error"]))
         rows = [self._row(sampled, metric.label, found[sampled.id]) for sampled in lacking]
         replies = [reply for sampled in lacking if (reply := _replies(sampled, found[sampled.id]))]
-        yield self._finished(
-            metric.label, rows, spent, [(self._file(REPLIES, metric.label), replies)] if replies else []
-        )
+        tokens = [
+            {"example": question, "index": 0, "read": counts[0], "written": counts[1]}
+            for question, counts in _spent_tokens(judge).items()
+            if spent_before.get(question) != counts
+        ]
+        lines: dict[str, Lines] = {REPLIES: replies, SPENT: tokens}
+        others = [(self._file(kind, metric.label), some) for kind, some in lines.items() if some]
+        yield self._finished(metric.label, rows, spent, others)
 
     def _case(self, sampled: Sampled, settings: Mapping[str, Any]) -> Case:
         """The stored attribution of an example, on the model that all metrics share."""
@@ -278,6 +285,11 @@ def _since(started: _Spent, shares: int = 1) -> _Spent:
     """What was spent since then, for each of several that were done together."""
     now = _now()
     return _Spent(*((end - start) / max(1, shares) for start, end in zip(started, now, strict=True)))
+
+
+def _spent_tokens(judge: Judge | None) -> Mapping[str, Sequence[int]]:
+    """All that a judge with a budget counts against it: tokens read and written, by question."""
+    return dict(getattr(judge, "spent", {}))
 
 
 def _first(examples: Sequence[Sampled], limit: int | None) -> list[Sampled]:

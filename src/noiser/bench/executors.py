@@ -1,50 +1,34 @@
-"""Who does the tasks: this process itself, or a pool of workers, local or on a cluster, in one state machine."""
+"""Who does the tasks: this process itself, or a pool of workers, be they processes here or actors of a Ray cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from noiser.bench.tasks import Assign, Assignment, Done, Event, Failed, Lost, Setup, Started, Task, next_task
-from noiser.errors import RunError
+from noiser.errors import DependencyError, ParameterError, RunError
 
-__all__ = ["ATTEMPTS", "Executor", "Inline", "LocalWorker", "Pool", "WorkerHandle"]
+__all__ = ["ATTEMPTS", "CORES", "Executor", "Inline", "LocalWorker", "Pool", "WorkerHandle", "ray_pool"]
 
 ATTEMPTS = 3
 """How often a task is tried whose workers die, and how often in a row a worker may fail to start."""
 
+CORES = 4
+"""Cores of a worker on a cluster without graphics cards."""
 
-class Executor(Protocol):
-    """Runs tasks on workers.
-
-    Attributes:
-        setup: for workers that are started from now on.
-        workers: how many there are at most.
-    """
-
-    setup: Setup
-    workers: int
-
-    def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
-        """Runs tasks, the earliest rounds first, and yields what workers report.
-
-        Raises:
-            NoiserError: a worker cannot work at all.
-        """
-        ...
-
-    def close(self) -> None:
-        """Ends the workers."""
-        ...
+_SECONDS_TO_ANSWER = 10.0
+"""How long a cluster may take to answer."""
 
 
 class Inline:
@@ -59,7 +43,7 @@ class Inline:
         self._worker = Worker(setup)
 
     def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
-        """See `Executor`."""
+        """As `Pool.run`."""
         waiting, loaded = list(tasks), None
         while waiting:
             task = waiting.pop(next_task(waiting, loaded))
@@ -125,7 +109,7 @@ class Pool:
     them, and anew where they die.
 
     Args:
-        setup: what all workers have in common.
+        setup: what workers that are started from now on have in common.
         workers: how many at most.
         start: starts one.
         shut_down: called when all are ended.
@@ -136,7 +120,7 @@ class Pool:
         setup: Setup,
         workers: int,
         start: Callable[[Setup], WorkerHandle],
-        shut_down: Callable[[], None] = lambda: None,
+        shut_down: Callable[[], None] | None = None,
     ) -> None:
         self.setup, self.workers = setup, workers
         self._start, self._shut_down = start, shut_down
@@ -144,7 +128,11 @@ class Pool:
         self._failed_starts = 0
 
     def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
-        """See `Executor`."""
+        """Runs tasks, the earliest rounds first, and yields what workers report.
+
+        Raises:
+            NoiserError: a worker cannot work at all.
+        """
         waiting, deaths = list(tasks), Counter[Task]()
         while True:
             yield from self._hand_out(waiting, assign)
@@ -227,17 +215,21 @@ class Pool:
         for slot in self._slots:
             slot.worker.kill()
         self._slots.clear()
-        self._shut_down()
+        if self._shut_down is not None:
+            self._shut_down()
+
+
+Executor = Inline | Pool
+
+
+# ---- processes of this machine ---------------------------------------------------------------------------------------
 
 
 class LocalWorker:
-    """A process of this machine. It is started anew, not forked, and ends when this process does, however it ends.
+    """A process of this machine, spawned, which ends when this process does, however it ends.
 
-    `ProcessPoolExecutor` does not say which of its processes has which model, nor how one died, and leaves them
-    behind when this process is killed.
-
-    Args:
-        setup: what all workers have in common.
+    `ProcessPoolExecutor` gives a task to any of its processes, whatever model that has loaded, does not say how one
+    died, and leaves them behind when this process is killed.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -292,3 +284,88 @@ def _die_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+# ---- actors of a Ray cluster -----------------------------------------------------------------------------------------
+
+
+def ray_pool(setup: Setup, workers: int | None = None, cores: int | None = None) -> Pool:
+    """Actors of a Ray cluster, one per graphics card, or per number of cores where there are no cards.
+
+    They need noiser, the models and, for a judge, its key, but neither data nor folder. The cluster is the one that
+    `RAY_ADDRESS` names; without it, Ray is started on this machine, and ended with the pool.
+
+    Args:
+        setup: what all workers have in common.
+        workers: how many actors; None for as many as there is room for.
+        cores: of each; None for 4, or all that a node has.
+
+    Raises:
+        DependencyError: Ray is not installed.
+        RunError: there is no cluster at the address.
+        ParameterError: no worker at all.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise DependencyError(
+            'The executor "ray" needs Ray, which is not installed. Install it with: pip install "noiser[ray]"'
+        ) from error
+    from noiser.bench.worker import Worker
+
+    if workers is not None and workers < 1:
+        raise ParameterError(f"workers is {workers}; expected at least 1 on a cluster.")
+    connected_before = ray.is_initialized()
+    if not connected_before:
+        _connect(ray)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cards = int(sum(node.get("GPU", 0) for node in nodes))
+    cores = max(1, min(cores or CORES, max((int(node.get("CPU", 0)) for node in nodes), default=1)))
+    room = cards or sum(int(node.get("CPU", 0)) // cores for node in nodes) or 1
+    options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if cards else {"num_cpus": cores}
+    actor_class: Any = ray.remote(**options, max_restarts=0)(Worker)
+    return Pool(
+        setup if cards else replace(setup, threads=cores),
+        min(workers or room, room),
+        lambda setup: _RayWorker(ray, actor_class.remote(setup)),
+        None if connected_before else ray.shutdown,
+    )
+
+
+class _RayWorker:
+    """See `WorkerHandle`."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self.ready: Future[Any] = actor.__ray_ready__.remote().future()
+
+    def step(self, assignment: Assignment | None = None) -> Future[Any]:
+        return self._actor.step.remote(assignment).future()
+
+    def death(self, error: BaseException) -> str | None:
+        errors = self._ray.exceptions
+        if isinstance(error, errors.RayTaskError) or not isinstance(error, errors.RayError):
+            return None
+        return str(error).strip().splitlines()[0]  # the actor, its node or an object on it is gone
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor)
+
+
+def _connect(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        check_reachable(address or "")
+        ray.init(log_to_driver=False, **({} if address else {"include_dashboard": False}))
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        raise RunError(
+            f"Cannot reach the Ray cluster at {address or 'this machine'}: {error}. RAY_ADDRESS names it, such as "
+            "ray.example.org:6379; ray status tells whether it is up."
+        ) from error
+
+
+def check_reachable(address: str) -> None:
+    """Raises OSError where nobody answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()

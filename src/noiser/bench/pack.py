@@ -45,7 +45,7 @@ def pack(folder: Path, output: Path) -> list[Path]:
         RUN: run_bytes(_placeless(store.run)),
         PLAN: _renamed((folder / PLAN).read_bytes().decode(), dict(_names(store.plan))).encode(),
     }
-    for selection in store.selections():
+    for selection in store.selections():  # labels, checked: no path leads out of the folder
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
     for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
         text = "".join(line(record._asdict()) for record in records)

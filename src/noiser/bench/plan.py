@@ -196,7 +196,10 @@ class MetricEntry(Entry):
     @model_validator(mode="after")
     def _no_key(self) -> MetricEntry:
         if "api_key" in self.judge_args:
-            raise ValueError("judge_args has an api_key, which would be stored; set OPENAI_API_KEY instead")
+            raise ValueError(
+                "judge_args has an api_key, which would be stored; put it into an environment variable, OPENAI_API_KEY "
+                "or for another address the one that judge_args names as api_key_env"
+            )
         return self
 
     @property
@@ -228,6 +231,8 @@ class Plan(BaseModel):
 
     @model_validator(mode="after")
     def _labels(self) -> Plan:
+        if not self.name.isprintable() or not self.name.strip():
+            raise ValueError(f"name: got {self.name!r}, expected one line of text")
         for kind in _KINDS:
             entries: tuple[Entry, ...] = getattr(self, kind)
             if not entries and kind != "metrics":

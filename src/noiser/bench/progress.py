@@ -224,11 +224,16 @@ class Status:
         table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         rows, seconds = sum(part.rows for part in self.parts), sum(part.seconds for part in self.parts)
         state = "complete" if self.complete else "not complete"
-        reasons = [f"  {count} × {reason[:150]}" for reason, count in self.reasons[:10]]
+        reasons = [f"  {count} × {_printable(reason[:150])}" for reason, count in self.reasons[:10]]
         return "\n".join(
             [f"{self.name}: {state}, {rows:,} rows, {seconds:,.0f} seconds of work", "", *table]
             + (["", "Errors:", *reasons] if reasons else [])
         )
+
+
+def _printable(text: str) -> str:
+    """The text without what moves a terminal's cursor or colours it."""
+    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def status(folder: Path) -> Status:

@@ -15,13 +15,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from noiser.bench.executors import Executor, Inline, LocalWorker, Pool
-from noiser.bench.plan import ATTRIBUTION, DataEntry, combined, read_plan
+from noiser.bench.executors import Executor, Inline, LocalWorker, Pool, ray_pool
+from noiser.bench.plan import ATTRIBUTION, DataEntry, Plan, combined, read_plan
 from noiser.bench.progress import Forecast, Key, Load, attribution_tokens, metric_tokens
 from noiser.bench.records import Cost, Selection
 from noiser.bench.resolve import check_change, fingerprint, resolve
 from noiser.bench.samples import block_of, draw, select_all
-from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, locked
+from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, damaged, locked
 from noiser.bench.tasks import (
     Assignment,
     Candidates,
@@ -91,6 +91,7 @@ def run_bench(
     data_dir: str | PathLike[str] | None = None,
     retry_errors: bool = False,
     dry_run: bool = False,
+    trust_remote_code: bool = False,
     command: str = "",
 ) -> Outcome:
     """Does what is missing of a plan, and stores every chunk as soon as it is finished.
@@ -104,6 +105,7 @@ def run_bench(
         data_dir: as for `noiser.data.load`.
         retry_errors: rows that are errors count as missing.
         dry_run: says what it would take, and does nothing.
+        trust_remote_code: lets models of the plan that ask for it run the Python code that comes with them.
         command: what was typed, for the record.
 
     Raises:
@@ -112,6 +114,8 @@ def run_bench(
         NoiserError: a model, a judge or a data set is not there.
     """
     definition = _Definition(Path(plan), data_dir)
+    for warning in _check_trust(definition.plan, str(plan), trust_remote_code):
+        listener.say(warning)
     if dry_run:
         listener.say(f"At most: {definition.forecast(definition.upper_bounds())}.")
         return Outcome(0, 0, ())
@@ -122,7 +126,12 @@ def run_bench(
         run = _Run(definition, _open_store(folder, definition), retry_errors)
         run.begin({"command": command, "executor": executor, "workers": workers})
         listener.say(f"At most: {definition.forecast(definition.upper_bounds(), costs=run.store.costs())}.")
-        setup = Setup(plan=definition.plan, identities=run.identities, threads=_threads(executor, workers))
+        setup = Setup(
+            plan=definition.plan,
+            identities=run.identities,
+            spent={label: run.store.spent(label) for label in definition.plan.labels("metrics")},
+            threads=_threads(executor, workers),
+        )
         chosen = _executor(executor, setup, workers)
         try:
             run.prepare(chosen, listener)
@@ -131,12 +140,31 @@ def run_bench(
             chosen.close()
 
 
+def _check_trust(plan: Plan, source: str, trust_remote_code: bool) -> Iterator[str]:
+    """Where the plan sends keys. Raises PlanError where it would run a model's code and only the plan says so."""
+    for entry in plan.models:
+        if entry.trust_remote_code and not trust_remote_code:
+            raise PlanError(
+                f"{source}: models, {entry.label!r}: trust_remote_code = true runs Python code that comes with the "
+                "model; expected it of the command line too. Add --trust-remote-code if you trust that code."
+            )
+    for entry in plan.metrics:
+        if "api_key_env" in entry.judge_args:
+            address = entry.judge_args.get("base_url", "the address in OPENAI_BASE_URL, or OpenAI")
+            yield f"The key in {entry.judge_args['api_key_env']} goes to {address}."
+
+
 def _open_store(folder: Path, definition: _Definition) -> Store:
     """The folder's store, a new one where there is none. Raises PlanError where the plan changes what is stored."""
     if (folder / RUN).is_file():
         store = Store(folder)
-        check_change(store.run["resolved"], definition.resolved, str(folder), store.used())
-        return store
+        used, run = store.used(), store.run
+        intact = run.get("fingerprint") == fingerprint(run["resolved"]) and used["models"] <= run["models"].keys()
+        if intact:
+            check_change(run["resolved"], definition.resolved, str(folder), used)
+            return store
+        if any(used.values()):
+            raise damaged(folder / RUN, "it is not the one that the rows were made with")
     plan = definition.plan
     return Store.create(folder, {"plan": plan.name, "resolved": definition.resolved, "seed": plan.seed})
 
@@ -150,8 +178,6 @@ def _threads(executor: ExecutorName, workers: int | None) -> int | None:
 
 def _executor(name: ExecutorName, setup: Setup, workers: int | None) -> Executor:
     if name == "ray":
-        from noiser.bench.cluster import ray_pool
-
         return ray_pool(setup, workers)
     return Inline(setup) if workers == 0 else Pool(setup, workers or 1, LocalWorker)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import shutil
 import warnings
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Row, Selection, line, parse
@@ -23,12 +24,12 @@ from noiser.files import DRAFTS, write_bytes
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
 
-__all__ = ["ATTRIBUTIONS", "COSTS", "FORMAT", "REPLIES", "ROWS", "SCHEMA", "File", "Store", "StoredAttribution"]
+__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "damaged", "locked", "write_json"]
 
 FORMAT = "noiser.bench"
 SCHEMA = 1
 
-ROWS, COSTS, REPLIES, ATTRIBUTIONS = "rows", "costs", "replies", "attributions"
+ROWS, COSTS, REPLIES, ATTRIBUTIONS, SPENT = "rows", "costs", "replies", "attributions", "spent"
 PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
 
 Record = TypeVar("Record", Row, Cost)
@@ -38,7 +39,7 @@ class File(NamedTuple):
     """A file of one block.
 
     Attributes:
-        kind: "rows", "costs", "replies" or "attributions".
+        kind: "rows", "costs", "replies", "attributions", or "spent", whose lines are about questions to a judge.
         labels: model, data, method and, of all but attributions, metric.
         block: its number.
     """
@@ -51,6 +52,29 @@ class File(NamedTuple):
     def path(self) -> str:
         """Where it is in the benchmark's folder."""
         return "/".join((self.kind, *self.labels, f"{self.block:05}.jsonl"))
+
+
+class _Line(BaseModel):
+    """What every line of a block's file has."""
+
+    example: str
+    index: int
+
+
+class _Row(_Line):
+    error: str | None
+
+
+class _Attribution(_Row):
+    attribution: dict[str, Any] | None
+
+
+class _Spent(_Line):
+    read: int
+    written: int
+
+
+_LINES = {ROWS: _Row, ATTRIBUTIONS: _Attribution, SPENT: _Spent}
 
 
 class StoredAttribution(NamedTuple):
@@ -92,10 +116,24 @@ class Store:
                 f"{self.path / RUN} has format {self.run.get('format')!r}, schema {schema!r}; this version of noiser "
                 f"reads {FORMAT!r}, schema {SCHEMA}."
             )
+        for name in ("resolved", "models"):
+            if not isinstance(self.run.get(name), dict):
+                raise damaged(self.path / RUN, f"it has no {name!r}")
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
-        """The store of a new benchmark. Raises RunError where it cannot be written."""
+        """The store of a new benchmark.
+
+        Raises:
+            RunError: it cannot be written.
+            StoredFileError: the folder has rows or attributions, and nothing says what they mean.
+        """
+        if any(True for kind in (ROWS, ATTRIBUTIONS) for _ in (path / kind).rglob("*.jsonl")):
+            raise StoredFileError(
+                f"{path} has rows but no {RUN}, which says what they mean. Put back a copy of that file, or give "
+                "another folder. Nothing was changed."
+            )
+        shutil.rmtree(path / SELECTIONS, ignore_errors=True)  # of a plan that is not known
         head = {"format": FORMAT, "schema": SCHEMA, "fingerprint": "", "models": {}, "sessions": []}
         write_json(path, {**head, **run})
         return cls(path)
@@ -116,8 +154,8 @@ class Store:
         path = self.path / RUN
         try:
             values = json.loads(self._text(path))
-        except ValueError as error:
-            raise _damaged(path, error) from error
+        except (ValueError, RecursionError) as error:
+            raise damaged(path, error) from error
         return values if isinstance(values, dict) else {}
 
     @cached_property
@@ -138,9 +176,12 @@ class Store:
         if not path.is_file():
             return None
         try:
-            return parse(Selection, self._text(path))
+            selection = parse(Selection, self._text(path))
+            if (selection.model, selection.data) != (model, data):
+                raise ValueError(f"it is about {selection.model!r} and {selection.data!r}")
         except ValueError as error:
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
+        return selection
 
     def _selection_path(self, model: str, data: str) -> Path:
         return self.path / SELECTIONS / model / f"{data}.json"
@@ -186,6 +227,15 @@ class Store:
         ordered = sorted(merged.values(), key=lambda values: values["index"])
         self._write(self.path / file.path, "".join(map(line, ordered)))
 
+    def spent(self, metric: str) -> dict[str, tuple[int, int]]:
+        """The tokens that a metric's judge has read and written by now, by question."""
+        spent: dict[str, tuple[int, int]] = {}
+        for path in (self.path / SPENT).glob(f"*/*/*/{metric}/*.jsonl"):
+            for values in self._lines(path):
+                question, tokens = values["example"], (values["read"], values["written"])
+                spent[question] = max(tokens, spent.get(question, (0, 0)))
+        return spent
+
     def write_selection(self, selection: Selection) -> None:
         """Writes what was chosen. Raises RunError."""
         self._write(self._selection_path(selection.model, selection.data), selection.dumps())
@@ -207,6 +257,8 @@ class Store:
         self.__dict__.pop("plan", None)
 
     def _write(self, path: Path, text: str) -> None:
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise StoredFileError(f"{path} is a link that leads out of the folder; expected a file. Remove the link.")
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, text.encode())
@@ -244,19 +296,19 @@ class Store:
         return sorted(paths, key=lambda path: _rank(path.relative_to(self.path / kind).parts, order))
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
         try:
-            for line_text in self._text(path).splitlines():
-                values = json.loads(line_text)
-                if not isinstance(values, dict) or not {"example", "index", "attribution", "error"} <= values.keys():
-                    raise ValueError("a line is not a stored attribution")
-                yield cast("dict[str, Any]", values)
+            for text in self._text(path).splitlines():
+                values = json.loads(text)
+                shape.model_validate(values)
+                yield values
         except (ValueError, RecursionError) as error:
             self._skip(path, error)
 
     def _skip(self, path: Path, error: Exception) -> None:
         """Goes on without a damaged file of costs, which no row depends on. Raises StoredFileError for all others."""
         if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
         warnings.warn(
             f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and tables of "
             "seconds are made of costs.",
@@ -310,13 +362,17 @@ def locked(folder: Path) -> Generator[None]:
         lock.release()
 
 
-def _damaged(path: Path, error: Exception) -> StoredFileError:
-    return StoredFileError(
-        f"{path} is damaged: {_reason(error)}. Delete that file and run the plan again: it makes what is missing."
+def damaged(path: Path, reason: Exception | str) -> StoredFileError:
+    """The error for a file that cannot be what was written."""
+    advice = (
+        "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
+        if path.name == RUN
+        else "Delete that file and run the plan again: it makes what is missing"
     )
+    return StoredFileError(f"{path} is damaged: {_reason(reason)}. {advice}.")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception | str) -> str:
     """An error on one line; of pydantic's, the first."""
     if not isinstance(error, ValidationError):
         return str(error)

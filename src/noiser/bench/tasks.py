@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from noiser.bench.plan import DataEntry, Plan
@@ -166,11 +166,13 @@ class Setup:
     Attributes:
         plan: the plan.
         identities: of models by label, as stored; another identity is refused.
+        spent: tokens that judges took before, by metric and question; they count against budgets.
         threads: CPU threads of each worker; None leaves them as they are.
     """
 
     plan: Plan
     identities: Mapping[str, Mapping[str, Any]]
+    spent: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict[str, dict[str, tuple[int, int]]])
     threads: int | None = None
 
 

@@ -97,7 +97,9 @@ class Worker:
         kind, _, name = entry.judge.partition(":")
         if kind != "local":
             if entry.label not in self._judges:  # one for all jobs: a budget is one for all of them too
-                self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args)
+                spent = self.setup.spent.get(entry.label)
+                earlier: dict[str, Any] = {"spent": spent} if spent else {}  # by a judge that counts
+                self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args, **earlier)
             return self._judges[entry.label]
         if name and name not in self._judge_models:
             self._judge_models[name] = load_model(name)

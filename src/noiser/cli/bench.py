@@ -12,7 +12,7 @@ import typer
 from noiser.cli import options as o
 from noiser.cli.terminal import ProgressBar, printable, progress_bar, say, write
 from noiser.durations import duration
-from noiser.errors import ParameterError, PlanError, RunError
+from noiser.errors import ParameterError, RunError
 
 if TYPE_CHECKING:
     from noiser.bench.progress import Forecast
@@ -52,15 +52,8 @@ def run(
 
     Everything that is finished is stored at once: stopped in whatever way and started again, nothing is done twice.
     """
-    from noiser.bench.plan import read_plan
     from noiser.bench.run import run_bench
 
-    trusted = [model.name for model in read_plan(plan)[0].models if model.trust_remote_code]
-    if trusted and not trust_remote_code:
-        raise PlanError(
-            f"{plan}: trust_remote_code is true for {', '.join(trusted)}, which runs Python code that comes with the "
-            "model. A plan cannot allow that; if you trust the code, add --trust-remote-code to the command."
-        )
     listener = _Listener()
     try:
         outcome = run_bench(
@@ -72,6 +65,7 @@ def run(
             data_dir=data_dir,
             retry_errors=retry_errors,
             dry_run=dry_run,
+            trust_remote_code=trust_remote_code,
             command=" ".join(["noiser", *sys.argv[1:]]),
         )
     finally:
