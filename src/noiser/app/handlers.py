@@ -25,8 +25,17 @@ from noiser.model import LanguageModel
 from noiser.model.text import encode
 from noiser.model.units import make_units
 
-__all__ = ["Answer", "File", "Handlers", "TooLongError", "View", "file_of", "result_html", "target_choices"]
-__all__ += ["unit_choices"]
+__all__ = [
+    "Answer",
+    "File",
+    "Handlers",
+    "TooLongError",
+    "View",
+    "file_of",
+    "result_html",
+    "target_choices",
+    "unit_choices",
+]
 
 T = TypeVar("T")
 
