@@ -18,6 +18,7 @@ import transformers
 
 import noiser
 from noiser import wrap
+from noiser.errors import UnsupportedModelError
 from noiser.model.capabilities import logits_agree
 from noiser.model.memory import is_out_of_memory
 from noiser.model.prefix import _forgetful
@@ -278,15 +279,14 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     assert not lm.packs
 
 
-def test_a_vocabulary_of_one_token():
+def test_a_vocabulary_of_one_token_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.LlamaConfig(
             vocab_size=1, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
         )
     )
-    lm = wrap(model, tiny_tokenizer())
-    lm.check_embeddings()
-    assert lm.embedding_scale == 1
+    with pytest.raises(UnsupportedModelError, match="has a vocabulary of 1; expected at least two tokens"):
+        wrap(model, tiny_tokenizer())
 
 
 def test_memory_that_runs_out_is_recognised():

@@ -43,7 +43,7 @@ class LanguageModel:
             in its caches, and 8,192 elsewhere. Lower it when memory is short; results do not depend on it.
 
     Raises:
-        UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
+        UnsupportedModelError: the model is an encoder-decoder, has no language-modelling head, or only one token.
     """
 
     def __init__(
@@ -56,6 +56,11 @@ class LanguageModel:
     ) -> None:
         _check_is_causal(model)
         self.model: Any = model
+        if self.vocabulary_size < 2:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has a vocabulary of {self.vocabulary_size}; expected at least two tokens, of "
+                "which a prompt makes one more probable. Take another model."
+            )
         self.tokenizer: Any = tokenizer
         self.identity = identity or _identity_of(model)
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
