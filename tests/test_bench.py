@@ -22,7 +22,7 @@ from noiser.bench import Store, run_bench, samples
 from noiser.bench.pack import pack
 from noiser.bench.plan import parse_plan
 from noiser.bench.progress import status
-from noiser.bench.resolve import resolve
+from noiser.bench.resolve import check_change, resolve
 from noiser.bench.run import _check_trust
 from noiser.bench.store import locked
 from noiser.bench.tasks import Setup
@@ -1010,3 +1010,20 @@ def test_a_judges_budget_is_one_for_all_starts_of_a_run(tmp_path, models, monkey
     (tmp_path / "p.toml").write_text(text.replace("= 50 }", "= 70 }"), encoding="utf-8")
     run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
     assert len(asked) == 7
+
+
+def test_a_folder_of_the_first_edition_goes_on_with_the_search_that_it_was_made_with():
+    """Its "noiser@1" searched by what was then called "exact"."""
+    root = Path(__file__).parents[1]
+    old = json.loads((root / "docs" / "reproduction" / "rows" / "run.json").read_text(encoding="utf-8"))["resolved"]
+    text = (root / "docs" / "reproduction" / "rows" / "plan.toml").read_text(encoding="utf-8")
+    used = {kind: set(old[kind]) for kind in ("models", "data", "methods", "metrics")}
+    with pytest.raises(PlanError, match=r"methods, 'noiser', name was 'noiser@1' and is 'noiser@2'"):
+        check_change(old, resolve(parse_plan(text, "plan"), "plan"), "folder", used)
+    blocks = text.split("[[methods]]")
+    for i, block in enumerate(blocks):
+        if 'name = "noiser"\n' in block:
+            label = "" if "label = " in block.split("[[")[0] else 'label = "noiser"\n'
+            blocks[i] = block.replace('name = "noiser"\n', f'name = "noiser@1"\n{label}')
+    text = "[[methods]]".join(blocks)
+    check_change(old, resolve(parse_plan(text, "plan"), "plan"), "folder", used)
