@@ -846,3 +846,24 @@ def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch, error, 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(kind, match=said):
         noiser.load_model(folder)
+
+
+@pytest.mark.parametrize(("slower", "expected"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_the_fastest_type_is_the_one_whose_products_take_less_time(slower, expected, monkeypatch):
+    from noiser.model import checkpoint
+
+    clock = [0.0]
+
+    def linear(layer, x):
+        clock[0] += 2.0 if x.dtype == slower else 1.0
+        return x
+
+    monkeypatch.setattr(torch.nn.Linear, "__call__", linear)
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock[0])
+    checkpoint.fastest_dtype.cache_clear()
+    try:
+        assert checkpoint.choose_dtype("fastest", torch.device("cpu")) == expected
+        assert checkpoint.choose_dtype("fastest", torch.device("cuda")) == "auto"
+        assert checkpoint.choose_dtype("auto", torch.device("cpu")) == torch.float32
+    finally:
+        checkpoint.fastest_dtype.cache_clear()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ import torch
 
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.model.memory import is_out_of_memory
+from noiser.model.products import fast_products
 
 __all__ = [
     "Dtype",
@@ -20,11 +23,12 @@ __all__ = [
     "check_complete",
     "choose_device",
     "choose_dtype",
+    "fastest_dtype",
     "load_checkpoint",
     "quiet_transformers",
 ]
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
+Dtype = Literal["auto", "fastest", "float32", "bfloat16", "float16"] | torch.dtype
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -71,9 +75,33 @@ def choose_dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Lit
         return dtype
     if dtype == "auto":
         return torch.float32 if device is not None and device.type == "cpu" else "auto"
+    if dtype == "fastest":
+        return fastest_dtype() if device is not None and device.type == "cpu" else "auto"
     if dtype not in _DTYPES:
-        raise ParameterError(f"dtype: got {dtype!r}, expected one of auto, {', '.join(_DTYPES)}.")
+        raise ParameterError(f"dtype: got {dtype!r}, expected one of auto, fastest, {', '.join(_DTYPES)}.")
     return _DTYPES[dtype]
+
+
+@cache
+def fastest_dtype() -> torch.dtype:
+    """bfloat16 where this processor multiplies it clearly faster than float32, measured in some milliseconds.
+
+    Processors with matrix instructions for it are up to twice as fast; others convert it, and are slower.
+    """
+    seconds: dict[torch.dtype, float] = {}
+    with torch.inference_mode():
+        for dtype in (torch.float32, torch.bfloat16):
+            layer = torch.nn.Linear(640, 2048, bias=False, dtype=dtype)
+            vars(layer)["training"] = False
+            x = torch.ones(512, 640, dtype=dtype)
+            runs: list[float] = []
+            with fast_products(layer):
+                for _ in range(8):
+                    started = time.perf_counter()
+                    layer(x)
+                    runs.append(time.perf_counter() - started)
+            seconds[dtype] = min(runs)
+    return torch.bfloat16 if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32] else torch.float32
 
 
 def load_checkpoint(source: str, options: Options, *, local_only: bool = False) -> tuple[Any, Any]:
