@@ -348,7 +348,7 @@ def test_hub_id_from_the_local_hub_cache(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"dtype": "float8"}, "dtype: got 'float8', expected one of auto, float32"),
+        ({"dtype": "float8"}, "dtype: got 'float8', expected one of auto, fastest, float32"),
         ({"device": "toaster"}, "device: got 'toaster', expected such as 'cpu'"),
         ({"device": "cuda:99"}, "device: got 'cuda:99', but this machine offers cpu"),
         ({"device": "cpu", "device_map": "auto"}, "expected one of the two"),
