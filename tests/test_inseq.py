@@ -188,7 +188,7 @@ def test_command_line(no_bos, tmp_path):
     assert done.returncode == 0, done.stderr
     found = noiser.Attribution.from_inseq(tmp_path / "a.json")
     torch.testing.assert_close(found.scores, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
-    assert (found.method, found.seed, found.parameters) == ("noiser@1", 2, {"samples": 3, "steps": 4})
+    assert (found.method, found.seed, found.parameters) == ("noiser@2", 2, {"samples": 3, "steps": 4})
 
 
 @pytest.mark.slow
