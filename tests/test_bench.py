@@ -868,6 +868,7 @@ def test_rows_without_their_run_json_are_never_given_another_meaning(tmp_path, p
         {"fingerprint": ""},
         {"resolved": []},
         {"models": None},
+        {"models": {"llama": {}, "gemma3": {}}},
     ):
         run_file.write_text(json.dumps(values | change), encoding="utf-8")
         with pytest.raises(StoredFileError, match=r"run\.json is damaged.*Put back a copy"):

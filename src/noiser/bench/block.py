@@ -237,12 +237,7 @@ class _Block:
 
     def _cost(self, row: Row, spent: _Spent) -> dict[str, Any]:
         return Cost(
-            model=row.model,
-            data=row.data,
-            method=row.method,
-            metric=row.metric,
-            example=row.example,
-            index=row.index,
+            *(getattr(row, name) for name in Cost._fields[:6]),
             seconds=round(spent.seconds, 6),
             threads=torch.get_num_threads(),
             cpu=round(spent.cpu, 6),

@@ -73,11 +73,9 @@ class WorkerHandle(Protocol):
 
     def death(self, error: BaseException) -> str | None:
         """How the worker died, where the error of a future means that; None for any other error."""
-        ...
 
     def kill(self) -> None:
         """Ends it."""
-        ...
 
 
 @dataclass

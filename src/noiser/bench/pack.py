@@ -13,9 +13,8 @@ from typing import Any, cast
 
 from noiser.bench.plan import Plan
 from noiser.bench.records import line
-from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, explained, run_bytes
+from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, run_bytes, write_file
 from noiser.errors import RunError
-from noiser.files import write_bytes
 
 __all__ = ["pack"]
 
@@ -50,14 +49,9 @@ def pack(folder: Path, output: Path) -> list[Path]:
     for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
         text = "".join(line(record._asdict()) for record in records)
         files[f"{kind}.jsonl.gz"] = gzip.compress(text.encode(), mtime=0)
-    places: list[Path] = []
     for name, content in reversed(files.items()):  # the run last: with it, the folder is a benchmark
-        place = output / name
-        with explained(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(place, content)
-        places.append(place)
-    return places
+        write_file(output / name, content)
+    return [output / name for name in reversed(files)]
 
 
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 from noiser.attribution.store import plain
-from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
+from noiser.bench.plan import ATTRIBUTION, DataEntry, Entry, MethodEntry, MetricEntry, Plan, combined, read_plan
+from noiser.bench.progress import Forecast, Key, Load, attribution_tokens, metric_tokens
+from noiser.bench.records import Cost
+from noiser.bench.samples import draw
+from noiser.bench.tasks import Sampled
 from noiser.checks import check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
@@ -16,10 +23,14 @@ from noiser.evaluation.measuring import in_profile
 from noiser.judges import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
+from noiser.registry import unversioned
 
-__all__ = ["check_change", "fingerprint", "make", "resolve"]
+__all__ = ["Definition", "check_change", "fingerprint", "make", "resolve"]
 
 T = TypeVar("T")
+
+_CHARACTERS = 4.3
+"""Characters per token, for the forecast."""
 
 
 def make(entry: MethodEntry) -> Method:
@@ -165,3 +176,54 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         else:
             found.append(f"{key} was {before!r} and is {after!r}")
     return found
+
+
+class Definition:
+    """A plan with all that it means: defaults looked up, examples drawn.
+
+    Raises:
+        PlanError: the plan cannot be read, or means nothing. NoiserError: a data set is not there.
+    """
+
+    def __init__(self, path: Path, data_dir: str | PathLike[str] | None) -> None:
+        self.plan, self.text = read_plan(path)
+        self.resolved = resolve(self.plan, str(path))
+        self.drawn: dict[str, tuple[tuple[Sampled, ...], tuple[str, ...]]] = {}
+        for entry in self.plan.data:
+            try:
+                self.drawn[entry.label] = draw(entry, self.plan.seed, data_dir)
+            except LookupError as error:
+                raise PlanError(f"{path}: data, {entry.label!r}: {error}") from error
+
+    def upper_bounds(self) -> Counter[Key]:
+        """How many rows of each kind there can be at most."""
+        counts = Counter[Key]()
+        for entry in self.plan.data:
+            most = combined((entry.limit, len(self.drawn[entry.label][0])))
+            for model in self.plan.labels("models"):
+                for method, metric, limit in self.plan.kinds(model, entry.label):
+                    counts[Key(model, entry.label, method, metric)] = combined((most, limit)) or 0
+        return counts
+
+    def forecast(
+        self,
+        counts: Mapping[Key, int],
+        speeds: Mapping[str, float] | None = None,
+        costs: Iterable[Cost] = (),
+        workers: int = 1,
+    ) -> Forecast:
+        """What so many rows of each kind take."""
+        loads = {key: Load(count, self._tokens(key)) for key, count in counts.items()}
+        return Forecast(loads, speeds or {}, costs, workers)
+
+    def _tokens(self, key: Key) -> float:
+        targets = self.plan.entry("data", key.data).max_new_tokens
+        examples = self.drawn[key.data][0]
+        characters = sum(len(str(sampled.item.prompt)) for sampled in examples) / len(examples)
+        length = characters / _CHARACTERS + 1 + targets
+        if key.metric == ATTRIBUTION:
+            method = self.resolved["methods"][key.method]
+            return attribution_tokens(unversioned(method["name"]), method["parameters"], length, targets)
+        metric = self.resolved["metrics"][key.metric]
+        rates = len(metric["rates"] or range(5))
+        return metric_tokens(unversioned(metric["name"]), metric["masks"], rates, length, targets)

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from noiser.bench.executors import Executor, Inline, LocalWorker, Pool, ray_pool
-from noiser.bench.plan import ATTRIBUTION, DataEntry, Plan, combined, read_plan
-from noiser.bench.progress import Forecast, Key, Load, attribution_tokens, metric_tokens
-from noiser.bench.records import Cost, Selection
-from noiser.bench.resolve import check_change, fingerprint, resolve
-from noiser.bench.samples import block_of, draw, select_all
+from noiser.bench.plan import ATTRIBUTION, DataEntry, Plan
+from noiser.bench.progress import Forecast, Key
+from noiser.bench.records import Selection
+from noiser.bench.resolve import Definition, check_change, fingerprint
+from noiser.bench.samples import block_of, select_all
 from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, damaged, locked
 from noiser.bench.tasks import (
     Assignment,
@@ -39,15 +39,11 @@ from noiser.bench.tasks import (
 )
 from noiser.bench.worker import check_identity
 from noiser.errors import PlanError, RunError
-from noiser.registry import unversioned
 from noiser.version import __version__, version_of
 
 __all__ = ["ExecutorName", "Listener", "Outcome", "run_bench"]
 
 ExecutorName = Literal["local", "ray"]
-
-_CHARACTERS = 4.3
-"""Characters per token, for the forecast."""
 
 
 class Outcome(NamedTuple):
@@ -70,15 +66,12 @@ class Listener(Protocol):
 
     def say(self, text: str) -> None:
         """Something worth reading."""
-        ...
 
     def selecting(self, selection: Selection) -> None:
         """How far the choice of examples is."""
-        ...
 
     def progress(self, forecast: Forecast, last: Finished | None) -> None:
         """How far the rows are."""
-        ...
 
 
 def run_bench(
@@ -113,7 +106,7 @@ def run_bench(
         RunError: the folder cannot be written, or is in use.
         NoiserError: a model, a judge or a data set is not there.
     """
-    definition = _Definition(Path(plan), data_dir)
+    definition = Definition(Path(plan), data_dir)
     for warning in _check_trust(definition.plan, str(plan), trust_remote_code):
         listener.say(warning)
     if dry_run:
@@ -154,7 +147,7 @@ def _check_trust(plan: Plan, source: str, trust_remote_code: bool) -> Iterator[s
             yield f"The key in {entry.judge_args['api_key_env']} goes to {address}."
 
 
-def _open_store(folder: Path, definition: _Definition) -> Store:
+def _open_store(folder: Path, definition: Definition) -> Store:
     """The folder's store, a new one where there is none. Raises PlanError where the plan changes what is stored."""
     if (folder / RUN).is_file():
         store = Store(folder)
@@ -182,57 +175,10 @@ def _executor(name: ExecutorName, setup: Setup, workers: int | None) -> Executor
     return Inline(setup) if workers == 0 else Pool(setup, workers or 1, LocalWorker)
 
 
-class _Definition:
-    """A plan with all that it means: defaults looked up, examples drawn."""
-
-    def __init__(self, path: Path, data_dir: str | PathLike[str] | None) -> None:
-        self.plan, self.text = read_plan(path)
-        self.resolved = resolve(self.plan, str(path))
-        self.drawn: dict[str, tuple[tuple[Sampled, ...], tuple[str, ...]]] = {}
-        for entry in self.plan.data:
-            try:
-                self.drawn[entry.label] = draw(entry, self.plan.seed, data_dir)
-            except LookupError as error:
-                raise PlanError(f"{path}: data, {entry.label!r}: {error}") from error
-
-    def upper_bounds(self) -> Counter[Key]:
-        """How many rows of each kind there can be at most."""
-        counts = Counter[Key]()
-        for entry in self.plan.data:
-            most = combined((entry.limit, len(self.drawn[entry.label][0])))
-            for model in self.plan.labels("models"):
-                for method, metric, limit in self.plan.kinds(model, entry.label):
-                    counts[Key(model, entry.label, method, metric)] = combined((most, limit)) or 0
-        return counts
-
-    def forecast(
-        self,
-        counts: Mapping[Key, int],
-        speeds: Mapping[str, float] | None = None,
-        costs: Iterable[Cost] = (),
-        workers: int = 1,
-    ) -> Forecast:
-        """What so many rows of each kind take."""
-        loads = {key: Load(count, self._tokens(key)) for key, count in counts.items()}
-        return Forecast(loads, speeds or {}, costs, workers)
-
-    def _tokens(self, key: Key) -> float:
-        targets = self.plan.entry("data", key.data).max_new_tokens
-        examples = self.drawn[key.data][0]
-        characters = sum(len(str(sampled.item.prompt)) for sampled in examples) / len(examples)
-        length = characters / _CHARACTERS + 1 + targets
-        if key.metric == ATTRIBUTION:
-            method = self.resolved["methods"][key.method]
-            return attribution_tokens(unversioned(method["name"]), method["parameters"], length, targets)
-        metric = self.resolved["metrics"][key.metric]
-        rates = len(metric["rates"] or range(5))
-        return metric_tokens(unversioned(metric["name"]), metric["masks"], rates, length, targets)
-
-
 class _Run:
     """A plan at work in its folder."""
 
-    def __init__(self, definition: _Definition, store: Store, retry_errors: bool) -> None:
+    def __init__(self, definition: Definition, store: Store, retry_errors: bool) -> None:
         self.definition, self.plan, self.store, self.retry_errors = definition, definition.plan, store, retry_errors
 
     def begin(self, session: Mapping[str, Any]) -> None:
@@ -245,7 +191,7 @@ class _Run:
                 self.store.drop_selections(label)
         surroundings = {"versions": _versions(), "machine": _machine()}
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        sessions = [*run["sessions"], {"started": started, **session, **surroundings}]
+        sessions = [*run.get("sessions", ()), {"started": started, **session, **surroundings}]
         plan = {"plan": self.plan.name, "fingerprint": fingerprint(resolved), "resolved": resolved}
         self.store.write_run({**run, **plan, "sessions": sessions, **surroundings})
         self.store.write_plan(self.definition.text)

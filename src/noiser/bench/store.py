@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from noiser.bench.plan import Plan, parse_plan
-from noiser.bench.records import Cost, Row, Selection, line, parse
+from noiser.bench.records import Cost, Label, Row, Selection, line, parse
 from noiser.errors import RunError, StoredFileError
 from noiser.files import DRAFTS, write_bytes
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
 
-__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "damaged", "locked", "write_json"]
+__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "damaged", "locked", "write_file", "write_json"]
 
 FORMAT = "noiser.bench"
 SCHEMA = 1
@@ -52,6 +52,18 @@ class File(NamedTuple):
     def path(self) -> str:
         """Where it is in the benchmark's folder."""
         return "/".join((self.kind, *self.labels, f"{self.block:05}.jsonl"))
+
+
+class _Model(BaseModel):
+    identity: dict[str, Any]
+    tokens_per_second: float
+
+
+class _RunFile(BaseModel):
+    """What every run.json has."""
+
+    resolved: dict[str, Any]
+    models: dict[Label, _Model]
 
 
 class _Line(BaseModel):
@@ -116,9 +128,10 @@ class Store:
                 f"{self.path / RUN} has format {self.run.get('format')!r}, schema {schema!r}; this version of noiser "
                 f"reads {FORMAT!r}, schema {SCHEMA}."
             )
-        for name in ("resolved", "models"):
-            if not isinstance(self.run.get(name), dict):
-                raise damaged(self.path / RUN, f"it has no {name!r}")
+        try:
+            _RunFile.model_validate(self.run)
+        except ValidationError as error:
+            raise damaged(self.path / RUN, error) from error
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
@@ -259,9 +272,7 @@ class Store:
     def _write(self, path: Path, text: str) -> None:
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise StoredFileError(f"{path} is a link that leads out of the folder; expected a file. Remove the link.")
-        with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, text.encode())
+        write_file(path, text.encode())
 
     def sweep(self) -> None:
         """Removes drafts of files that a killed run left behind; only for who holds the lock."""
@@ -331,10 +342,14 @@ def _rank(parts: Sequence[str], order: Sequence[Sequence[str]]) -> tuple[Any, ..
 
 def write_json(folder: Path, run: Mapping[str, Any]) -> None:
     """Writes what is known about a run, which makes a folder a benchmark's. Raises RunError."""
-    path = folder / RUN
+    write_file(folder / RUN, run_bytes(run))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a whole file or nothing, in a new folder if need be. Raises RunError."""
     with explained(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, run_bytes(run))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
 
 
 def run_bytes(run: Mapping[str, Any]) -> bytes:

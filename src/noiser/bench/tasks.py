@@ -25,11 +25,6 @@ class Preparation(NamedTuple):
 
     model: str
 
-    @property
-    def round(self) -> int:
-        """Before all jobs."""
-        return -1
-
 
 class Job(NamedTuple):
     """A task: all methods and metrics on a block of examples, for one model and data set."""
@@ -38,24 +33,12 @@ class Job(NamedTuple):
     data: str
     block: int
 
-    @property
-    def round(self) -> int:
-        """The block: all models and data sets advance together, so a run that is stopped leaves balanced samples."""
-        return self.block
-
 
 Task = Preparation | Job
 
 
 class Candidates(NamedTuple):
-    """Examples of a data set to choose from.
-
-    Attributes:
-        entry: of the plan.
-        examples: in the order of the draw.
-        notes: what was done to the data set.
-        selection: what was chosen before.
-    """
+    """Examples to choose from, in the order of the draw; what was done to the data set; what was chosen before."""
 
     entry: DataEntry
     examples: tuple[Sampled, ...]
@@ -74,8 +57,7 @@ class JobAssignment(NamedTuple):
     """All that a worker needs for a job.
 
     Attributes:
-        task: the job.
-        examples: of its block.
+        task, examples: the job, and the examples of its block.
         attributions: stored ones by method, each by example.
         measured: examples that have a row, by method and metric.
     """
@@ -111,10 +93,8 @@ class Finished(NamedTuple):
 
     Attributes:
         files: lines to add to files, written in this order; rows are last, because they say that all is there.
-        task: the job.
-        method, metric: labels.
-        examples: how many examples it is about.
-        errors: how many of them failed.
+        task, method, metric: the job, and the labels of what was done.
+        examples, errors: how many examples it is about, and how many of them failed.
         seconds: that it took.
     """
 
@@ -148,12 +128,7 @@ class Lost(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A worker cannot work at all.
-
-    Attributes:
-        message: the error's, or a traceback.
-        expected: whether it is the user's to mend.
-    """
+    """A worker cannot work at all: the message of an expected error, or the traceback of another."""
 
     message: str
     expected: bool
@@ -177,7 +152,9 @@ class Setup:
 
 
 def next_task(tasks: Sequence[Task], loaded: str | None) -> int:
-    """The index of the task to take next: of the earliest round, for the model that is loaded if there is one."""
-    first = min(task.round for task in tasks)
-    candidates = [index for index, task in enumerate(tasks) if task.round == first]
-    return next((index for index in candidates if tasks[index].model == loaded), candidates[0])
+    """The index of the task to take next: preparations first, then by block; for the loaded model if there is one.
+
+    All models and data sets advance together, so that a run that is stopped leaves balanced samples.
+    """
+    rounds = [task.block if isinstance(task, Job) else -1 for task in tasks]
+    return min(range(len(tasks)), key=lambda index: (rounds[index], tasks[index].model != loaded, index))
