@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
-from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.runtime import evaluation_mode, model_lock, uncompiled
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["LanguageModel", "check_finite", "dtype_name", "wrap"]
-
-T = TypeVar("T")
 
 
 class LanguageModel:
@@ -222,18 +219,6 @@ class LanguageModel:
         logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]
         out.logits = logits.float()
         return out
-
-    shares_passes = False
-    """Whether packed passes are run together with those of other prompts."""
-
-    def packed(self, branches: Branches) -> Packed:
-        """Logits of sequences of different lengths that branch off one clean sequence; needs `packs`."""
-        with self.running():
-            return packed_logits(self, [branches])[0]
-
-    def in_turn(self, call: Callable[[], T]) -> T:
-        """What a call returns that runs the model by itself."""
-        return call()
 
     def _check_gradient(self, embeddings: Tensor, logits: Tensor) -> None:
         if torch.is_grad_enabled() and embeddings.requires_grad and not logits.requires_grad:
