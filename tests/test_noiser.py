@@ -47,7 +47,7 @@ def expected(lm, att, *, steps, samples, row=0, last_probe=False, foil=None):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_the_reference_in_every_family(family):
     lm = tiny(family)
-    method = noiser.Noiser(samples=3, steps=6, all_thresholds=True)
+    method = noiser.Noiser(samples=3, steps=6, all_thresholds=True, search="bisection")
     att = noiser.attribute(lm, PROMPT, method=method)
     _, thresholds, scores = expected(lm, att, steps=6, samples=3)
     torch.testing.assert_close(att.thresholds[0], thresholds.float(), atol=0, rtol=0)
@@ -59,7 +59,7 @@ def test_equals_the_reference_in_every_family(family):
 def test_pruning_changes_no_score(family):
     lm = tiny(family)
     pruned = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, search="bisection"))
-    full = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, all_thresholds=True))
+    full = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, all_thresholds=True, search="bisection"))
     torch.testing.assert_close(pruned.scores, full.scores, atol=1e-6, rtol=1e-5)
     assert pruned.k_min == full.k_min
     searched = ~pruned.thresholds.isnan()
@@ -76,13 +76,13 @@ def test_certified_search_finds_noise_that_flips_nothing(family):
         k = float(att.k_min[row])
         same = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, bounding=k), max_new_tokens=2)
         torch.testing.assert_close(att.scores[row], same.scores[row], atol=1e-6, rtol=1e-5, equal_nan=True)
-    with pytest.raises(noiser.errors.ParameterError, match="smallest threshold alone"):
+    with pytest.raises(noiser.errors.ParameterError, match="finds the smallest threshold"):
         noiser.Noiser(search="certified", bounding="k_max")
 
 
 def test_the_certified_search_is_the_default_where_it_can_be():
     assert noiser.Noiser().certifies
-    for others in ({"bounding": "k_max"}, {"all_thresholds": True}, {"profile": "authors"}, {"search": "bisection"}):
+    for others in ({"bounding": "k_max"}, {"profile": "authors"}, {"search": "bisection"}):
         assert not noiser.Noiser(**others).certifies
     assert noiser.Noiser(search="exact") == noiser.Noiser(search="bisection")  # its name in the first edition
     assert make_method("noiser@1") == noiser.Noiser(search="bisection")
@@ -92,6 +92,10 @@ def test_the_certified_search_is_the_default_where_it_can_be():
         for search in (None, "certified")
     )
     assert torch.equal(default.scores, certified.scores)
+    full = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=6, all_thresholds=True))
+    assert torch.equal(full.scores, default.scores)
+    assert full.k_min == default.k_min
+    assert not full.thresholds.isnan().any()
     assert default.method == "noiser@2"
 
 
@@ -118,7 +122,9 @@ def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
 def test_foil_replaces_p_and_flips_when_the_pair_turns():
     lm = tiny("llama")
     second = int(clean(lm, build_query(lm, PROMPT))[0].topk(2).indices[1])
-    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=6, all_thresholds=True), foil=second)
+    att = noiser.attribute(
+        lm, PROMPT, method=noiser.Noiser(samples=3, steps=6, all_thresholds=True, search="bisection"), foil=second
+    )
     assert att.foil.token_id == second
     _, thresholds, scores = expected(lm, att, steps=6, samples=3, foil=second)
     torch.testing.assert_close(att.thresholds[0], thresholds.float(), atol=0, rtol=0)

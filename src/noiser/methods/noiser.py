@@ -60,8 +60,8 @@ class Noiser:
         scope: "target", a search for each target; "continuation", one k for all, which changes none of them.
         r: size of "relative" noise, in norms of the embedding.
         exact_norms: exact E‖n‖ for the norm boundings; False for the paper's approximation for large dimensions.
-        all_thresholds: search every unit's k_u to the end, also where only the smallest or largest is needed; for the
-            three boundings that search.
+        all_thresholds: also search every unit's k_u to the end, by bisection, where only the smallest or largest is
+            needed; for the three boundings that search.
         search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips; it follows
             the units that a few noise samples say tolerate least, at half the cost. "bisection" is the paper's
             algorithm, each unit by itself. The two differ where a unit flips at some k but not at a larger one that
@@ -113,16 +113,15 @@ class Noiser:
                 f"all_thresholds is True and bounding {self.bounding!r}, which searches no threshold; expected "
                 f"{', '.join(map(repr, _SEARCHES))}. Leave all_thresholds out, or choose one of them."
             )
-        rest = (self.bounding, self.all_thresholds, self.profile)
         if self.search == "certified" and not self._can_certify:
             raise ParameterError(
-                "search='certified' finds the smallest threshold alone; expected bounding='k_min', "
-                f"all_thresholds=False and profile='paper', got {rest}. Leave search out, or use search='bisection'."
+                "search='certified' finds the smallest threshold; expected bounding='k_min' and profile='paper', got "
+                f"{(self.bounding, self.profile)}. Leave search out, or use search='bisection'."
             )
 
     @property
     def _can_certify(self) -> bool:
-        return (self.bounding, self.all_thresholds, self.profile) == ("k_min", False, "paper")
+        return (self.bounding, self.profile) == ("k_min", "paper")
 
     @property
     def certifies(self) -> bool:
@@ -159,6 +158,7 @@ class _Run:
             self.noise = draw_noise(method.samples, longest, dim, rng)
         self.effects: dict[Probed, Effect] = {}
         self.clean_leads: list[float] = []
+        self.complete: list[Search] = []
         self.expected = self._expected_work()
 
     # ---- what the model says -----------------------------------------------------------------------------------
@@ -190,8 +190,15 @@ class _Run:
         """Searches run to their end, one per target, or one for the whole continuation; none without a search."""
         if self.method.bounding not in _SEARCHES:
             return []
+        searches = yield from self._run_searches([self._new_search(group) for group in self._groups()])
+        self._warn_of_ties(searches)
+        self.complete = searches
+        if self.method.certifies and self.method.all_thresholds:
+            self.complete = yield from self._run_searches([self._bisection(group, "each") for group in self._groups()])
+        return searches
+
+    def _run_searches(self, searches: list[Search]) -> Steps[list[Search]]:
         groups = self._groups()
-        searches = [self._new_search(group) for group in groups]
         pairs = set(self.pairs)
         while True:
             rounds = [
@@ -206,7 +213,6 @@ class _Run:
             for search, probes in zip(searches, rounds, strict=True):
                 if probes:
                     search.update({probe: self._answer(probe, group) for probe, group in probes.items()})
-        self._warn_of_ties(searches)
         return searches
 
     def _warn_of_ties(self, searches: Sequence[Search]) -> None:
@@ -227,12 +233,16 @@ class _Run:
             )
 
     def _new_search(self, group: Sequence[int]) -> Search:
-        units = sorted({u for g, u in self.pairs if g in group})
         if self.method.certifies:
-            return Certified(units, steps=self.method.steps, samples=len(self.noise))
-        mode = "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)]
+            return Certified(self._units_of(group), steps=self.method.steps, samples=len(self.noise))
+        return self._bisection(group, "each" if self.method.all_thresholds else _SEARCHES[str(self.method.bounding)])
+
+    def _bisection(self, group: Sequence[int], mode: Mode) -> Bisection:
         authors = self.method.profile == "authors"
-        return Bisection(units, mode=mode, steps=self.method.steps, last_probe=authors)
+        return Bisection(self._units_of(group), mode=mode, steps=self.method.steps, last_probe=authors)
+
+    def _units_of(self, group: Sequence[int]) -> list[int]:
+        return sorted({u for g, u in self.pairs if g in group})
 
     def _answer(self, probe: Probe, targets: Iterable[int]) -> Answer:
         """What the model says at the targets that share a search: the worst of it counts."""
@@ -287,11 +297,11 @@ class _Run:
             used[g, u] = math.nan if (bound := k[g, u]) is None else bound
         k_min = torch.full(shape[:1], torch.nan)
         complete = self.method.bounding in ("k_min", "k_max_per_unit") or self.method.all_thresholds
-        for group, search in zip(self._groups(), searches, strict=False):
-            own: Float[Tensor, " units"] = search.thresholds(len(self.units))
+        for group, search, full in zip(self._groups(), searches, self.complete, strict=False):
+            smallest: Float[Tensor, " units"] = search.thresholds(len(self.units))
             for g in group:
-                thresholds[g] = torch.where(self.query.causal_mask[g], own, torch.nan)
-                k_min[g] = own.nan_to_num(torch.inf).min() if complete else torch.nan
+                thresholds[g] = torch.where(self.query.causal_mask[g], full.thresholds(len(self.units)), torch.nan)
+                k_min[g] = smallest.nan_to_num(torch.inf).min() if complete else torch.nan
         return Scores(scores=scores, thresholds=thresholds, k_min=k_min, stderr=stderr, info={"k": used.tolist()})
 
     def _expected_work(self) -> float:

@@ -36,16 +36,12 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positio
         UnsupportedModelError: no layer has attention, or the model does not give its weights.
     """
     length = len(token_ids)
-    out = _eager_pass(lm, token_ids, positions)
+    with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, length):
+        out = lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
         raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
     return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0])
-
-
-def _eager_pass(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Any:
-    with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, len(token_ids)):
-        return lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
 
 
 @contextlib.contextmanager
