@@ -662,7 +662,7 @@ def test_files_are_what_the_commands_write(handlers, tmp_path):
     assert file_of(one, "html").text == one.attributions[0].to_html()
     both = ask(handlers, methods=("noiser", "occlusion")).answer
     listed = json.loads(file_of(both, "json").text)
-    assert [noiser.Attribution.from_dict(data).method for data in listed] == ["noiser@1", "occlusion@1"]
+    assert [noiser.Attribution.from_dict(data).method for data in listed] == ["noiser@2", "occlusion@1"]
     assert file_of(both, "html").text.startswith("<!doctype html>")
     assert "http" not in file_of(both, "html").media_type
 

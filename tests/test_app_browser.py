@@ -205,14 +205,14 @@ def test_compare_measure_and_link(visit):
     choose(page, "Methods", "occlusion")
     page.get_by_label("word", exact=True).check()
     ask(page)
-    sync_api.expect(page.locator("#noiser-result .row h3")).to_have_text(["noiser@1", "occlusion@1"])
+    sync_api.expect(page.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     page.locator("#noiser-measure").click()
     page.locator("#noiser-evaluation table").wait_for()
     link = link_of(page)
     assert page.url == link
     other = visit(link[link.index("?") :])
     done(other)
-    sync_api.expect(other.locator("#noiser-result .row h3")).to_have_text(["noiser@1", "occlusion@1"])
+    sync_api.expect(other.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     sync_api.expect(other.locator("#noiser-prompt textarea")).to_have_value(PROMPT)
     assert other.get_by_label("word", exact=True).is_checked()
     titles = "els => els.map(e => e.title)"

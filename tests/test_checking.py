@@ -8,9 +8,9 @@ import sys
 import jaxtyping
 import pytest
 import torch
-from noiser.engine.distances import hellinger
 
 import checking
+from noiser.engine.readouts import hellinger
 
 MODULE = """
 from __future__ import annotations

@@ -152,7 +152,7 @@ def test_two_methods_of_one_class_have_their_own_names(noiser_command):
     first, second = json.loads(
         noiser_command("compare", PROMPT, "--methods", "noiser,noiser_relative", "--format", "json").stdout
     )
-    assert (first["method"], second["method"]) == ("noiser@1", "noiser_relative@1")
+    assert (first["method"], second["method"]) == ("noiser@2", "noiser_relative@1")
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
@@ -269,9 +269,9 @@ def test_nothing_from_elsewhere_makes_a_terminal_obey(noiser_command, monkeypatc
 
 
 def test_control_characters_of_a_plan_do_not_reach_the_terminal(noiser_command, monkeypatch):
-    from noiser.bench import status
+    from noiser.bench import progress
 
-    monkeypatch.setattr(status, "status", lambda folder: HOSTILE)
+    monkeypatch.setattr(progress, "status", lambda folder: HOSTILE)
     assert noiser_command("bench", "status", "DIR").stdout == f"{SHOWN}\n"
 
 

@@ -68,7 +68,7 @@ def test_every_kind_of_example():
     att = noiser.attribute(lm, PROMPTS[0], method="occlusion", max_new_tokens=2)
     record = SimpleNamespace(prompt=PROMPTS[1], target=" violin", spans={"who": [(2, 9)]})
     found = evaluated([PROMPTS[0], att, record], ["soft_scores", "localisation"])
-    assert found.rows["method"].tolist() == ["noiser@2", "occlusion@1", "noiser@1"]
+    assert found.rows["method"].tolist() == ["noiser@2", "occlusion@1", "noiser@2"]
     assert found.rows.loc[1, "target"] == "".join(target.text for target in att.targets)
     assert found.rows.loc[2, "target"] == " violin"
     assert 0 <= found["share_who"].value <= 1

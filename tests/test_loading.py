@@ -252,11 +252,16 @@ def test_a_folder_that_changes_while_it_is_loaded_is_refused(folder, monkeypatch
 def test_python_and_numpy_draw_as_if_nothing_had_been_imported():
     """Rich draws from Python's generator when it is imported, by scikit-learn too."""
     code = (
-        "import random, numpy; random.seed(1); expected = random.getstate(), str(numpy.random.get_state())\n"
-        "import noiser, noiser.model, rich.progress, sklearn.linear_model\n"
+        "import random, numpy, torch, noiser\n"
+        "from attribution_for_tests import make\n"
+        "from noiser.methods.coalitions import lasso, ridge\n"
+        "random.seed(1); expected = random.getstate(), str(numpy.random.get_state())\n"
+        "kept, values = torch.eye(3).bool(), torch.arange(3.0).double()\n"
+        "lasso(kept, values, 0.1), ridge(kept, values, values + 1, 0.1), str(make())\n"
         "assert (random.getstate(), str(numpy.random.get_state())) == expected"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")])
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": paths})
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

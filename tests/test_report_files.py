@@ -360,15 +360,20 @@ def test_names_are_escaped(tmp_path):
 HOSTILE = "<b>\n\nred \x1b[31m \u202e\r{x}"
 
 
+MARKED = "<b> red {x}"
+
+
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder whose plan has line breaks, control characters and marks of every format in its names."""
+    """A folder whose plan has line breaks, control characters and marks of every format in its names, but its own."""
     data = [{"name": HOSTILE, "label": "known"}, {"label": "own", "prompts": [OWN]}]
-    wanted = plan(name=HOSTILE, data=data, metrics=[{"name": "answerability", "judge": HOSTILE}])
+    wanted = plan(name=MARKED, data=data, metrics=[{"name": "answerability", "judge": HOSTILE}])
     rows = [row("noiser", "answerability", i, {"answerability_rate": i % 2}) for i in range(3)]
     rows.append(row("occlusion", "answerability", 0, error=f"{HOSTILE}: why"))
     folder = tmp_path / "run"
-    write_json(folder, {"format": FORMAT, "schema": SCHEMA, "models": {}, "versions": {HOSTILE: HOSTILE}})
+    write_json(
+        folder, {"format": FORMAT, "schema": SCHEMA, "resolved": {}, "models": {}, "versions": {HOSTILE: HOSTILE}}
+    )
     store = Store(folder)
     store.write_plan(toml(wanted))
     for one in rows:
@@ -386,9 +391,9 @@ def test_control_characters_of_names_do_not_reach_the_terminal(hostile, form):
 def test_names_stay_on_their_line(hostile, tmp_path):
     assert run(hostile, "--format", "all", "--html", "-o", tmp_path / "out").exit_code == 0
     latex = (tmp_path / "out/report.tex").read_text()
-    assert r"\section*{Benchmark ``\textless{}b\textgreater{} red $\langle$U+001B" in latex
+    assert r"\section*{Benchmark ``\textless{}b\textgreater{} red" in latex
     assert all("{" not in line or line.count("{") == line.count("}") for line in latex.splitlines() if "red" in line)
-    assert (tmp_path / "out/report.md").read_text().splitlines()[0].endswith("\\[31m ⟨U+202E⟩ {x}”")
+    assert (tmp_path / "out/report.md").read_text().splitlines()[0].endswith("red {x}”")
     assert not re.search(r"[\x1b\u202e]", (tmp_path / "out/report.html").read_text())
 
 

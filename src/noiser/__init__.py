@@ -10,7 +10,6 @@ Names are loaded when they are first used, so `import noiser` costs milliseconds
 from __future__ import annotations
 
 import importlib
-import random
 from typing import TYPE_CHECKING, Any
 
 from noiser.errors import NoiserError as NoiserError
@@ -42,11 +41,6 @@ if TYPE_CHECKING:
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
     from noiser.model import wrap as wrap
-
-# Rich, which scikit-learn imports too, draws from Python's global generator when it is first imported.
-_random_state = random.getstate()
-importlib.import_module("rich.style")
-random.setstate(_random_state)
 
 _NAMES = {
     "attribution": "Attribution",

@@ -1,14 +1,16 @@
-"""Checks of arguments; each error says what, got, expected."""
+"""Checks of arguments, each error of which says what, got, expected; and imports that leave nothing changed."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from noiser.errors import ParameterError, UnknownNameError
 
-__all__ = ["check_choice", "check_count", "check_positive", "check_probability", "check_shares"]
+__all__ = ["check_choice", "check_count", "check_positive", "check_probability", "check_shares", "random_state_kept"]
 
 
 def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
@@ -49,3 +51,13 @@ def check_shares(name: str, values: Sequence[float], *, at_least: int = 1) -> tu
 
 def _is_number(got: object) -> bool:
     return isinstance(got, int | float) and not isinstance(got, bool)
+
+
+@contextmanager
+def random_state_kept() -> Generator[None]:
+    """Puts back Python's global random state, from which Rich, and so scikit-learn, draws when it is first imported."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)

@@ -17,6 +17,7 @@ from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import label
 from noiser.attribution.normalize import normalize
 from noiser.attribution.record import AttributionRecord
+from noiser.checks import random_state_kept
 from noiser.files import write_text
 from noiser.types import Unit
 
@@ -196,12 +197,14 @@ class Attribution(AttributionRecord):
         return html.fragment(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from noiser.attribution import terminal  # rich is imported when it is needed
+        with random_state_kept():
+            from noiser.attribution import terminal  # rich is imported when it is needed
 
         return terminal.render(self, console, options)
 
     def __str__(self) -> str:
-        from noiser.attribution import terminal
+        with random_state_kept():
+            from noiser.attribution import terminal
 
         return terminal.to_text(self)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noiser.errors import ParameterError
-from noiser.model.turns import turn
+from noiser.model.runtime import model_lock
 
 __all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "names_of", "twin"]
 
@@ -88,7 +88,7 @@ def twin(model: Any) -> Any:
     Memory holds the weights once: the twin's parameters are views that need no gradient. Weights of a special class,
     such as quantised ones, are shared as they are.
     """
-    with turn(model):
+    with model_lock(model):
         shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
         for parameter in model.parameters():
             plain = type(parameter) is nn.Parameter

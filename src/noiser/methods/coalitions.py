@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from noiser.checks import random_state_kept
 from noiser.engine import Baseline, Query, Replace, Steps, Values, ValueTable
 
 __all__ = ["Coalitions", "ScaleName", "Surrogate", "draw_per_unit", "lasso", "ridge"]
@@ -112,7 +113,8 @@ def ridge(
     alpha: float,
 ) -> Surrogate:
     """Minimises Σ importance (values - intercept - kept·weights)² + alpha ‖weights‖²; the intercept is free."""
-    from sklearn.linear_model import Ridge
+    with random_state_kept():
+        from sklearn.linear_model import Ridge
 
     model: Any = Ridge(alpha=alpha, solver="svd").fit(kept.double().numpy(), values.numpy(), importance.numpy())
     return _surrogate(model.coef_, model.intercept_, kept, values, importance)
@@ -123,8 +125,9 @@ def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples
 
     The weights returned are those of `kept` itself. A unit that is kept always, or never, gets 0.
     """
-    from sklearn.linear_model import Lasso
-    from sklearn.preprocessing import StandardScaler
+    with random_state_kept():
+        from sklearn.linear_model import Lasso
+        from sklearn.preprocessing import StandardScaler
 
     scaler: Any = StandardScaler()
     features = scaler.fit_transform(kept.double().numpy())
