@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import shutil
 import warnings
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from noiser.files import DRAFTS, write_bytes
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
 
-__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "damaged", "locked", "write_file", "write_json"]
+__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "locked", "write_file", "write_json"]
 
 FORMAT = "noiser.bench"
 SCHEMA = 1
@@ -131,7 +130,7 @@ class Store:
         try:
             _RunFile.model_validate(self.run)
         except ValidationError as error:
-            raise damaged(self.path / RUN, error) from error
+            raise _damaged(self.path / RUN, error) from error
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
@@ -139,14 +138,13 @@ class Store:
 
         Raises:
             RunError: it cannot be written.
-            StoredFileError: the folder has rows or attributions, and nothing says what they mean.
+            StoredFileError: the folder holds results already.
         """
-        if any(True for kind in (ROWS, ATTRIBUTIONS) for _ in (path / kind).rglob("*.jsonl")):
+        if any(True for kind in (ROWS, ATTRIBUTIONS, SELECTIONS) for _ in (path / kind).rglob("*.json*")):
             raise StoredFileError(
-                f"{path} has rows but no {RUN}, which says what they mean. Put back a copy of that file, or give "
-                "another folder. Nothing was changed."
+                f"{path} holds results, but the {RUN} that says what they mean is missing or damaged. Put back a copy "
+                "of that file, or give another folder. Nothing was changed."
             )
-        shutil.rmtree(path / SELECTIONS, ignore_errors=True)  # of a plan that is not known
         head = {"format": FORMAT, "schema": SCHEMA, "fingerprint": "", "models": {}, "sessions": []}
         write_json(path, {**head, **run})
         return cls(path)
@@ -168,7 +166,7 @@ class Store:
         try:
             values = json.loads(self._text(path))
         except (ValueError, RecursionError) as error:
-            raise damaged(path, error) from error
+            raise _damaged(path, error) from error
         return values if isinstance(values, dict) else {}
 
     @cached_property
@@ -193,7 +191,7 @@ class Store:
             if (selection.model, selection.data) != (model, data):
                 raise ValueError(f"it is about {selection.model!r} and {selection.data!r}")
         except ValueError as error:
-            raise damaged(path, error) from error
+            raise _damaged(path, error) from error
         return selection
 
     def _selection_path(self, model: str, data: str) -> Path:
@@ -319,7 +317,7 @@ class Store:
     def _skip(self, path: Path, error: Exception) -> None:
         """Goes on without a damaged file of costs, which no row depends on. Raises StoredFileError for all others."""
         if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
-            raise damaged(path, error) from error
+            raise _damaged(path, error) from error
         warnings.warn(
             f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and tables of "
             "seconds are made of costs.",
@@ -377,17 +375,15 @@ def locked(folder: Path) -> Generator[None]:
         lock.release()
 
 
-def damaged(path: Path, reason: Exception | str) -> StoredFileError:
+def _damaged(path: Path, error: Exception) -> StoredFileError:
     """The error for a file that cannot be what was written."""
-    advice = (
-        "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
-        if path.name == RUN
-        else "Delete that file and run the plan again: it makes what is missing"
-    )
-    return StoredFileError(f"{path} is damaged: {_reason(reason)}. {advice}.")
+    advice = "Delete that file and run the plan again: it makes what is missing"
+    if path.name == RUN:
+        advice = "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
+    return StoredFileError(f"{path} is damaged: {_reason(error)}. {advice}.")
 
 
-def _reason(error: Exception | str) -> str:
+def _reason(error: Exception) -> str:
     """An error on one line; of pydantic's, the first."""
     if not isinstance(error, ValidationError):
         return str(error)
