@@ -33,7 +33,6 @@ from noiser.bench.tasks import (
     Preparation,
     PreparationAssignment,
     Sampled,
-    Selected,
     Setup,
     Task,
 )
@@ -213,9 +212,9 @@ class _Run:
                 raise RunError(f"The model {event.task.model!r} could not be prepared: {event.reason}.")
             if isinstance(event, ModelReady):
                 self._on_model_ready(event)
-            if isinstance(event, Selected):
-                self.store.write_selection(event.selection)
-                listener.selecting(event.selection)
+            if isinstance(event, Selection):
+                self.store.write_selection(event)
+                listener.selecting(event)
         executor.setup = dataclasses.replace(executor.setup, identities=self._identities)
 
     def _candidates(self, model: str, entry: DataEntry) -> Candidates:

@@ -7,13 +7,13 @@ import gzip
 import json
 import warnings
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Label, Row, Selection, line, parse
@@ -32,6 +32,7 @@ ROWS, COSTS, REPLIES, ATTRIBUTIONS, SPENT = "rows", "costs", "replies", "attribu
 PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
 
 Record = TypeVar("Record", Row, Cost)
+T = TypeVar("T")
 
 
 class File(NamedTuple):
@@ -65,27 +66,15 @@ class _RunFile(BaseModel):
     models: dict[Label, _Model]
 
 
-class _Line(BaseModel):
-    """What every line of a block's file has."""
+_Line = create_model("_Line", example=(str, ...), index=(int, ...))
+"""What every line of a block's file has."""
 
-    example: str
-    index: int
-
-
-class _Row(_Line):
-    error: str | None
-
-
-class _Attribution(_Row):
-    attribution: dict[str, Any] | None
-
-
-class _Spent(_Line):
-    read: int
-    written: int
-
-
-_LINES = {ROWS: _Row, ATTRIBUTIONS: _Attribution, SPENT: _Spent}
+_Row = create_model("_Row", error=(str | None, ...), __base__=_Line)
+_LINES = {
+    ROWS: _Row,
+    ATTRIBUTIONS: create_model("_Attribution", attribution=(dict[str, Any] | None, ...), __base__=_Row),
+    SPENT: create_model("_Spent", read=(int, ...), written=(int, ...), __base__=_Line),
+}
 
 
 class StoredAttribution(NamedTuple):
@@ -281,48 +270,41 @@ class Store:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _records(self, kind: type[Record], folder: str) -> Iterator[Record]:
-        for path, lines in self._texts(folder):
-            try:
-                yield from (parse(kind, text) for text in lines.splitlines())
-            except ValueError as error:
-                self._skip(path, error)
+        whole = self.path / f"{folder}.jsonl.gz"
+        for path in [whole] if whole.is_file() else self.files(folder):
+            yield from self._parsed(path, lambda text: parse(kind, text))
 
-    def _texts(self, kind: str) -> Iterator[tuple[Path, str]]:
-        """The files of a kind with their lines; one where the benchmark is packed."""
-        whole = self.path / f"{kind}.jsonl.gz"
-        for path in [whole] if whole.is_file() else self.files(kind):
-            try:
-                with explained(path, "read"):
-                    content = path.read_bytes()
-                yield path, (gzip.decompress(content) if path == whole else content).decode()
-            except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-                self._skip(path, error)
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
+
+        def read(text: str) -> dict[str, Any]:
+            values = json.loads(text)
+            shape.model_validate(values)
+            return values
+
+        return self._parsed(path, read)
+
+    def _parsed(self, path: Path, read: Callable[[str], T]) -> Iterator[T]:
+        """What a file has on its lines. Damaged costs, which no row depends on, are left out, with a warning."""
+        with explained(path, "read"):
+            content = path.read_bytes()
+        try:
+            text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+            yield from map(read, text.splitlines())
+        except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
+                raise _damaged(path, error) from error
+            warnings.warn(
+                f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and "
+                "tables of seconds are made of costs.",
+                stacklevel=2,
+            )
 
     def files(self, kind: str) -> list[Path]:
         """The files of a kind, in the order of the plan's labels, then of blocks."""
         order = [self.plan.labels(name) for name in ("models", "data", "methods", "metrics")]
         paths = list((self.path / kind).rglob("*.jsonl"))
         return sorted(paths, key=lambda path: _rank(path.relative_to(self.path / kind).parts, order))
-
-    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
-        shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
-        try:
-            for text in self._text(path).splitlines():
-                values = json.loads(text)
-                shape.model_validate(values)
-                yield values
-        except (ValueError, RecursionError) as error:
-            self._skip(path, error)
-
-    def _skip(self, path: Path, error: Exception) -> None:
-        """Goes on without a damaged file of costs, which no row depends on. Raises StoredFileError for all others."""
-        if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
-            raise _damaged(path, error) from error
-        warnings.warn(
-            f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and tables of "
-            "seconds are made of costs.",
-            stacklevel=2,
-        )
 
     def _text(self, path: Path) -> str:
         with explained(path, "read"):
