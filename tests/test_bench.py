@@ -465,6 +465,16 @@ def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatc
     assert len(asked) == len(set(asked)) == 7
 
 
+def test_chosen_examples_that_the_data_do_not_have(tmp_path, models, quiz):
+    plan = tmp_path / "p.toml"
+    plan.write_text(QUIZ.format(models=models, more=""), encoding="utf-8")
+    run_bench(plan, tmp_path / "run", Heard(), workers=0)
+    place = tmp_path / "run" / "selections" / "llama" / "quiz.json"
+    place.write_text(place.read_text(encoding="utf-8").replace("quiz-0", "quiz-99"), encoding="utf-8")
+    with pytest.raises(StoredFileError, match="not all in the data set, such as 'quiz-99'"):
+        run_bench(plan, tmp_path / "run", Heard(), workers=0)
+
+
 def test_what_was_chosen_of_data_that_change_is_chosen_anew(tmp_path, models, quiz):
     class Interrupts(Heard):
         def progress(self, forecast, last):
@@ -859,7 +869,7 @@ def test_rows_without_their_run_json_are_never_given_another_meaning(tmp_path, p
     run_file.unlink()
     text = plan.read_text(encoding="utf-8")
     plan.write_text(text.replace("seed = 3", "seed = 4"), encoding="utf-8")
-    with pytest.raises(StoredFileError, match=r"has rows but no run\.json.*Put back a copy"):
+    with pytest.raises(StoredFileError, match=r"holds results, but the run\.json.*Put back a copy"):
         run_bench(plan, out, Heard(), workers=0)
     values = json.loads(good)
     for change in (
@@ -871,27 +881,17 @@ def test_rows_without_their_run_json_are_never_given_another_meaning(tmp_path, p
         {"models": {"llama": {}, "gemma3": {}}},
     ):
         run_file.write_text(json.dumps(values | change), encoding="utf-8")
-        with pytest.raises(StoredFileError, match=r"run\.json is damaged.*Put back a copy"):
+        with pytest.raises(StoredFileError, match=r"run\.json .*damaged.*Put back a copy"):
             run_bench(plan, out, Heard(), workers=0)
+    run_file.unlink()
+    shutil.rmtree(out / "rows")
+    shutil.rmtree(out / "attributions")
+    with pytest.raises(StoredFileError, match="holds results"):  # a choice of examples, perhaps of another seed
+        run_bench(plan, out, Heard(), workers=0)
     run_file.write_text(good, encoding="utf-8")
     plan.write_text(text, encoding="utf-8")
-    assert run_bench(plan, out, Heard(), workers=0).rows == 0
+    run_bench(plan, out, Heard(), workers=0)
     assert contents(out) == before
-
-
-def test_a_choice_whose_plan_is_not_known_is_made_anew(tmp_path, models, quiz):
-    class Interrupts(Heard):
-        def progress(self, forecast, last):
-            raise KeyboardInterrupt
-
-    plan = tmp_path / "p.toml"
-    plan.write_text(QUIZ.format(models=models, more='category = "a"'), encoding="utf-8")
-    with pytest.raises(KeyboardInterrupt):
-        run_bench(plan, tmp_path / "run", Interrupts(), workers=0)
-    (tmp_path / "run" / "run.json").unlink()
-    plan.write_text(QUIZ.format(models=models, more='category = "c"'), encoding="utf-8")
-    run_bench(plan, tmp_path / "run", Heard(), workers=0)
-    assert {row.example for row in Store(tmp_path / "run").rows()} == {"quiz-2"}
 
 
 def test_nothing_is_read_before_the_lock_is_held(tmp_path, plan):
@@ -932,7 +932,12 @@ def test_names_in_a_folder_lead_nowhere_else(tmp_path, whole, plan):
         with pytest.raises(StoredFileError, match=r"own\.json is damaged.*Delete that file"):
             pack(out, tmp_path / "one" / "two" / "packed")
     assert not list(tmp_path.rglob("ESC*"))
-    place.write_text(good, encoding="utf-8")
+    place.write_text(good.replace("own-1", "../own-1"), encoding="utf-8")
+    text = plan.read_text(encoding="utf-8")
+    plan.write_text(text.replace("limit = 6", "limit = 5"), encoding="utf-8")
+    run_bench(plan, out, Heard(), workers=0)  # chosen by the plan alone, without asking the model: made anew
+    assert place.read_text(encoding="utf-8") == good
+    plan.write_text(text, encoding="utf-8")
     victim = tmp_path / "victim.toml"
     victim.write_text("mine", encoding="utf-8")
     (out / "plan.toml").unlink()

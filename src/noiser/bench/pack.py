@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,10 +40,8 @@ def pack(folder: Path, output: Path) -> list[Path]:
     store = Store(folder)
     if (output / RUN).is_file() and not Store(output).packed:
         raise RunError(f"{output} holds a benchmark that is not packed; expected another folder for the pack.")
-    files = {
-        RUN: run_bytes(_placeless(store.run)),
-        PLAN: _renamed((folder / PLAN).read_bytes().decode(), dict(_names(store.plan))).encode(),
-    }
+    plan = (folder / PLAN).read_bytes().decode()
+    files = {RUN: run_bytes(_placeless(store.run)), PLAN: _renamed(plan, _names(store.plan)).encode()}
     for selection in store.selections():  # labels, checked: no path leads out of the folder
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
     for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
@@ -65,7 +63,7 @@ def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
         entry["name"] = _last(entry["name"])
     for entry in run["resolved"].get("metrics", {}).values():
         entry["judge"] = entry["judge"] and _judge(entry["judge"])
-        entry["judge_args"] = _last_of_each(entry["judge_args"])
+        entry["judge_args"] = _each_text(entry["judge_args"], _last)
     for known in run["models"].values():
         known["identity"]["name"] = _last(known["identity"]["name"])
     for session in run.get("sessions", ()):
@@ -73,13 +71,14 @@ def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _names(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Texts of a plan that may hold absolute paths, with what stands for them."""
-    yield from ((entry.name, _last(entry.name)) for entry in plan.models)
+def _names(plan: Plan) -> dict[str, str]:
+    """Texts of a plan that may hold absolute paths, with their replacements."""
+    names = {entry.name: _last(entry.name) for entry in plan.models}
     for entry in plan.metrics:
         if entry.judge is not None:
-            yield entry.judge, _judge(entry.judge)
-        yield from ((text, _last(text)) for text in _texts(entry.judge_args))
+            names[entry.judge] = _judge(entry.judge)
+        _each_text(entry.judge_args, lambda text: names.setdefault(text, _last(text)))
+    return names
 
 
 def _renamed(toml: str, names: Mapping[str, str]) -> str:
@@ -98,7 +97,7 @@ def _last(text: str) -> str:
 
 
 def _judge(judge: str) -> str:
-    """A judge's name, which may have a path behind its colon."""
+    """A judge's name, which may have a path after its colon."""
     kind, colon, model = judge.partition(":")
     return kind + colon + _last(model)
 
@@ -109,20 +108,10 @@ def _word(word: str) -> str:
     return _last(word) if Path(word).is_absolute() else option + equals + _last(value)
 
 
-def _texts(value: object) -> Iterator[str]:
-    """All texts among settings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        each = cast("Any", value)
-        for part in each.values() if isinstance(value, dict) else each:
-            yield from _texts(part)
-
-
-def _last_of_each(value: Any) -> Any:
-    """Settings with names in place of absolute paths."""
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Settings with all texts among them changed."""
     if isinstance(value, dict):
-        return {key: _last_of_each(part) for key, part in cast("dict[str, Any]", value).items()}
+        return {key: _each_text(part, change) for key, part in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_last_of_each(part) for part in cast("list[Any]", value)]
-    return _last(value) if isinstance(value, str) else value
+        return [_each_text(part, change) for part in cast("list[Any]", value)]
+    return change(value) if isinstance(value, str) else value

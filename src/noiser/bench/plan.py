@@ -234,26 +234,22 @@ class Plan(BaseModel):
         if not self.name.isprintable() or not self.name.strip():
             raise ValueError(f"name: got {self.name!r}, expected one line of text")
         for kind in _KINDS:
-            entries: tuple[Entry, ...] = getattr(self, kind)
-            if not entries and kind != "metrics":
+            labels = self.labels(kind)
+            if not labels and kind != "metrics":
                 raise ValueError(f"{kind} is empty; expected at least one [[{kind}]]")
-            counts = Counter(entry.label.casefold() for entry in entries)
-            twice = [entry.label for entry in entries if counts[entry.label.casefold()] > 1]
+            counts = Counter(map(str.casefold, labels))
+            twice = [label for label in labels if counts[label.casefold()] > 1]
             if twice:
                 raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
         if ATTRIBUTION in self.labels("metrics"):
             raise ValueError(f"a metric has the label {ATTRIBUTION!r}, which is taken; give it another label")
-        for kind in ("methods", "metrics"):
-            for entry in cast("tuple[Entry, ...]", getattr(self, kind)):
-                self._check_restrictions(kind, entry)
+        for kind, entry in [("methods", entry) for entry in self.methods] + [("metrics", e) for e in self.metrics]:
+            for name, restriction in entry.restrictions.items():
+                for label in restriction:
+                    if label not in self.labels(name):
+                        error = UnknownNameError(f"label in {name}", label, self.labels(name))
+                        raise ValueError(f"{kind}, {entry.label!r}: {error}")
         return self
-
-    def _check_restrictions(self, kind: str, entry: Entry) -> None:
-        for name, wanted in entry.restrictions.items():
-            for label in wanted:
-                if label not in self.labels(name):
-                    error = UnknownNameError(f"label in {name}", label, self.labels(name))
-                    raise ValueError(f"{kind}, {entry.label!r}: {error}")
 
     def labels(self, kind: str) -> list[str]:
         """The labels of "models", "data", "methods" or "metrics"."""
@@ -343,19 +339,17 @@ def _problem(values: dict[str, Any], detail: dict[str, Any]) -> str:
     where: list[str | int] = [part for part in detail["loc"] if part != "__root__"]
     place = _place(values, where)
     if detail["type"] == "extra_forbidden":
-        return f"{place}: {_unknown_key(where)}"
+        owner = _ENTRIES.get(str(where[0]), Plan) if len(where) > 1 else Plan
+        return f"{place}: {UnknownNameError('key', where[-1], owner.model_fields)}"
     if detail["type"] == "missing":
         return f"{place} is missing"
     if detail["type"] == "value_error":
         said = str(detail["ctx"]["error"])
         return f"{place}: {said}" if place else said
-    got = detail.get("input")
-    expected = (
-        detail["msg"].replace("Input should be ", "").replace("String should match pattern", "a text that matches")
-    )
+    expected = detail["msg"].replace("Input should be ", "")
     if detail["type"] == "string_pattern_mismatch":
         expected = "letters, digits and . _ + @ -, to name files by"
-    return f"{place}: got {got!r}, expected {expected}"
+    return f"{place}: got {detail.get('input')!r}, expected {expected}"
 
 
 def _place(values: dict[str, Any], where: Sequence[str | int]) -> str:
@@ -363,25 +357,16 @@ def _place(values: dict[str, Any], where: Sequence[str | int]) -> str:
     parts: list[str] = []
     at: Any = values
     for part in where:
-        at = (
-            at[part]
-            if isinstance(at, list) and isinstance(part, int) and part < len(at)
-            else (cast("dict[str, Any]", at).get(str(part)) if isinstance(at, dict) else None)
-        )
-        if isinstance(part, int) and isinstance(at, dict):
-            known = cast("dict[str, Any]", at)
-            parts.append(repr(known.get("label") or known.get("name") or part))
-        else:
-            parts.append(str(part))
+        try:
+            at = at[part]
+        except (LookupError, TypeError):
+            at = None
+        named = isinstance(part, int) and isinstance(at, dict) and (at.get("label") or at.get("name"))
+        parts.append(repr(named) if named else str(part))
     return ", ".join(parts)
 
 
-def _unknown_key(where: Sequence[str | int]) -> str:
-    kinds: dict[str, type[BaseModel]] = {
-        "models": ModelEntry, "data": DataEntry, "methods": MethodEntry, "metrics": MetricEntry,
-    }  # fmt: skip
-    owner = kinds.get(str(where[0]), Plan) if len(where) > 1 else Plan
-    return str(UnknownNameError("key", where[-1], owner.model_fields))
+_ENTRIES = {"models": ModelEntry, "data": DataEntry, "methods": MethodEntry, "metrics": MetricEntry}
 
 
 def combined(limits: Iterable[int | None]) -> int | None:

@@ -21,7 +21,7 @@ from noiser.bench.progress import Forecast, Key
 from noiser.bench.records import Selection
 from noiser.bench.resolve import Definition, check_change, fingerprint
 from noiser.bench.samples import block_of, select_all
-from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, damaged, locked
+from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, locked
 from noiser.bench.tasks import (
     Assignment,
     Candidates,
@@ -33,12 +33,11 @@ from noiser.bench.tasks import (
     Preparation,
     PreparationAssignment,
     Sampled,
-    Selected,
     Setup,
     Task,
 )
 from noiser.bench.worker import check_identity
-from noiser.errors import PlanError, RunError
+from noiser.errors import PlanError, RunError, StoredFileError
 from noiser.version import __version__, version_of
 
 __all__ = ["ExecutorName", "Listener", "Outcome", "run_bench"]
@@ -119,13 +118,7 @@ def run_bench(
         run = _Run(definition, _open_store(folder, definition), retry_errors)
         run.begin({"command": command, "executor": executor, "workers": workers})
         listener.say(f"At most: {definition.forecast(definition.upper_bounds(), costs=run.store.costs())}.")
-        setup = Setup(
-            plan=definition.plan,
-            identities=run.identities,
-            spent={label: run.store.spent(label) for label in definition.plan.labels("metrics")},
-            threads=_threads(executor, workers),
-        )
-        chosen = _executor(executor, setup, workers)
+        chosen = _executor(executor, run.setup, workers)
         try:
             run.prepare(chosen, listener)
             return run.work(chosen, listener)
@@ -148,7 +141,11 @@ def _check_trust(plan: Plan, source: str, trust_remote_code: bool) -> Iterator[s
 
 
 def _open_store(folder: Path, definition: Definition) -> Store:
-    """The folder's store, a new one where there is none. Raises PlanError where the plan changes what is stored."""
+    """The folder's store; a new one where there is none, or one that no plan has been recorded in.
+
+    Raises:
+        PlanError: the plan changes what is stored. StoredFileError: nothing says what is stored.
+    """
     if (folder / RUN).is_file():
         store = Store(folder)
         used, run = store.used(), store.run
@@ -156,23 +153,18 @@ def _open_store(folder: Path, definition: Definition) -> Store:
         if intact:
             check_change(run["resolved"], definition.resolved, str(folder), used)
             return store
-        if any(used.values()):
-            raise damaged(folder / RUN, "it is not the one that the rows were made with")
     plan = definition.plan
     return Store.create(folder, {"plan": plan.name, "resolved": definition.resolved, "seed": plan.seed})
 
 
-def _threads(executor: ExecutorName, workers: int | None) -> int | None:
-    """Cores divided among the workers, unless the user has said how many threads there are to be."""
-    if executor != "local" or workers == 0 or "OMP_NUM_THREADS" in os.environ:
-        return None
-    return max(1, _core_count() // (workers or 1))
-
-
 def _executor(name: ExecutorName, setup: Setup, workers: int | None) -> Executor:
+    """Of local workers, each has its share of the cores, unless the user has said how many threads there are to be."""
     if name == "ray":
         return ray_pool(setup, workers)
-    return Inline(setup) if workers == 0 else Pool(setup, workers or 1, LocalWorker)
+    if workers == 0:
+        return Inline(setup)
+    threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
+    return Pool(dataclasses.replace(setup, threads=threads), workers or 1, LocalWorker)
 
 
 class _Run:
@@ -197,8 +189,13 @@ class _Run:
         self.store.write_plan(self.definition.text)
 
     @property
-    def identities(self) -> dict[str, Mapping[str, Any]]:
-        """Of the models that were met before, by label."""
+    def setup(self) -> Setup:
+        """What workers need to know of the plan and of what is stored."""
+        spent = {label: self.store.spent(label) for label in self.plan.labels("metrics")}
+        return Setup(plan=self.plan, identities=self._identities, spent=spent)
+
+    @property
+    def _identities(self) -> dict[str, Mapping[str, Any]]:
         return {label: known["identity"] for label, known in self.store.run["models"].items()}
 
     # ---- examples ---------------------------------------------------------------------------------------------------
@@ -215,23 +212,21 @@ class _Run:
                 raise RunError(f"The model {event.task.model!r} could not be prepared: {event.reason}.")
             if isinstance(event, ModelReady):
                 self._on_model_ready(event)
-            if isinstance(event, Selected):
-                self.store.write_selection(event.selection)
-                listener.selecting(event.selection)
-        executor.setup = dataclasses.replace(executor.setup, identities=self.identities)
+            if isinstance(event, Selection):
+                self.store.write_selection(event)
+                listener.selecting(event)
+        executor.setup = dataclasses.replace(executor.setup, identities=self._identities)
 
     def _candidates(self, model: str, entry: DataEntry) -> Candidates:
         return Candidates(entry, *self.definition.drawn[entry.label], self.store.selection(model, entry.label))
 
     def _preparation(self, task: Task) -> Assignment | None:
         assert isinstance(task, Preparation)
-        all_candidates = (self._candidates(task.model, entry) for entry in self.plan.data if entry.only_correct)
+        all_candidates = [self._candidates(task.model, entry) for entry in self.plan.data if entry.only_correct]
         lacking = tuple(
-            candidates
-            for candidates in all_candidates
-            if candidates.selection is None or not candidates.selection.serves(candidates.entry.limit)
+            each for each in all_candidates if each.selection is None or not each.selection.serves(each.entry.limit)
         )
-        return PreparationAssignment(task, lacking) if lacking or task.model not in self.identities else None
+        return PreparationAssignment(task, lacking) if lacking or task.model not in self._identities else None
 
     def _on_model_ready(self, ready: ModelReady) -> None:
         models = self.store.run["models"]
@@ -290,8 +285,15 @@ class _Run:
         chosen: dict[tuple[str, str], tuple[str, ...]] = {}
         for model in self.plan.labels("models"):
             for entry in self.plan.data:
-                selection = self.store.selection(model, entry.label)
-                chosen[model, entry.label] = selection.chosen[: entry.limit] if selection else ()
+                candidates = self._candidates(model, entry)
+                ids = candidates.selection.chosen[: entry.limit] if candidates.selection else ()
+                gone = set(ids) - {sampled.id for sampled in candidates.examples}
+                if gone:
+                    raise StoredFileError(
+                        f"The examples chosen of {entry.label!r} for {model!r} in {self.store.path} are not all in the "
+                        f"data set, such as {min(gone)!r}. Use the data that they were chosen from, or another folder."
+                    )
+                chosen[model, entry.label] = ids
         return chosen
 
     def _examples(self, job: Job) -> tuple[Sampled, ...]:

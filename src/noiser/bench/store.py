@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import shutil
 import warnings
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Label, Row, Selection, line, parse
@@ -24,7 +23,7 @@ from noiser.files import DRAFTS, write_bytes
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
 
-__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "damaged", "locked", "write_file", "write_json"]
+__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "locked", "write_file", "write_json"]
 
 FORMAT = "noiser.bench"
 SCHEMA = 1
@@ -33,6 +32,7 @@ ROWS, COSTS, REPLIES, ATTRIBUTIONS, SPENT = "rows", "costs", "replies", "attribu
 PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
 
 Record = TypeVar("Record", Row, Cost)
+T = TypeVar("T")
 
 
 class File(NamedTuple):
@@ -66,27 +66,15 @@ class _RunFile(BaseModel):
     models: dict[Label, _Model]
 
 
-class _Line(BaseModel):
-    """What every line of a block's file has."""
+_Line = create_model("_Line", example=(str, ...), index=(int, ...))
+"""What every line of a block's file has."""
 
-    example: str
-    index: int
-
-
-class _Row(_Line):
-    error: str | None
-
-
-class _Attribution(_Row):
-    attribution: dict[str, Any] | None
-
-
-class _Spent(_Line):
-    read: int
-    written: int
-
-
-_LINES = {ROWS: _Row, ATTRIBUTIONS: _Attribution, SPENT: _Spent}
+_Row = create_model("_Row", error=(str | None, ...), __base__=_Line)
+_LINES = {
+    ROWS: _Row,
+    ATTRIBUTIONS: create_model("_Attribution", attribution=(dict[str, Any] | None, ...), __base__=_Row),
+    SPENT: create_model("_Spent", read=(int, ...), written=(int, ...), __base__=_Line),
+}
 
 
 class StoredAttribution(NamedTuple):
@@ -131,7 +119,7 @@ class Store:
         try:
             _RunFile.model_validate(self.run)
         except ValidationError as error:
-            raise damaged(self.path / RUN, error) from error
+            raise _damaged(self.path / RUN, error) from error
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
@@ -139,14 +127,13 @@ class Store:
 
         Raises:
             RunError: it cannot be written.
-            StoredFileError: the folder has rows or attributions, and nothing says what they mean.
+            StoredFileError: the folder holds results already.
         """
-        if any(True for kind in (ROWS, ATTRIBUTIONS) for _ in (path / kind).rglob("*.jsonl")):
+        if any(True for kind in (ROWS, ATTRIBUTIONS, SELECTIONS) for _ in (path / kind).rglob("*.json*")):
             raise StoredFileError(
-                f"{path} has rows but no {RUN}, which says what they mean. Put back a copy of that file, or give "
-                "another folder. Nothing was changed."
+                f"{path} holds results, but the {RUN} that says what they mean is missing or damaged. Put back a copy "
+                "of that file, or give another folder. Nothing was changed."
             )
-        shutil.rmtree(path / SELECTIONS, ignore_errors=True)  # of a plan that is not known
         head = {"format": FORMAT, "schema": SCHEMA, "fingerprint": "", "models": {}, "sessions": []}
         write_json(path, {**head, **run})
         return cls(path)
@@ -168,7 +155,7 @@ class Store:
         try:
             values = json.loads(self._text(path))
         except (ValueError, RecursionError) as error:
-            raise damaged(path, error) from error
+            raise _damaged(path, error) from error
         return values if isinstance(values, dict) else {}
 
     @cached_property
@@ -193,7 +180,7 @@ class Store:
             if (selection.model, selection.data) != (model, data):
                 raise ValueError(f"it is about {selection.model!r} and {selection.data!r}")
         except ValueError as error:
-            raise damaged(path, error) from error
+            raise _damaged(path, error) from error
         return selection
 
     def _selection_path(self, model: str, data: str) -> Path:
@@ -283,48 +270,41 @@ class Store:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _records(self, kind: type[Record], folder: str) -> Iterator[Record]:
-        for path, lines in self._texts(folder):
-            try:
-                yield from (parse(kind, text) for text in lines.splitlines())
-            except ValueError as error:
-                self._skip(path, error)
+        whole = self.path / f"{folder}.jsonl.gz"
+        for path in [whole] if whole.is_file() else self.files(folder):
+            yield from self._parsed(path, lambda text: parse(kind, text))
 
-    def _texts(self, kind: str) -> Iterator[tuple[Path, str]]:
-        """The files of a kind with their lines; one where the benchmark is packed."""
-        whole = self.path / f"{kind}.jsonl.gz"
-        for path in [whole] if whole.is_file() else self.files(kind):
-            try:
-                with explained(path, "read"):
-                    content = path.read_bytes()
-                yield path, (gzip.decompress(content) if path == whole else content).decode()
-            except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-                self._skip(path, error)
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
+
+        def read(text: str) -> dict[str, Any]:
+            values = json.loads(text)
+            shape.model_validate(values)
+            return values
+
+        return self._parsed(path, read)
+
+    def _parsed(self, path: Path, read: Callable[[str], T]) -> Iterator[T]:
+        """What a file has on its lines. Damaged costs, which no row depends on, are left out, with a warning."""
+        with explained(path, "read"):
+            content = path.read_bytes()
+        try:
+            text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+            yield from map(read, text.splitlines())
+        except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
+                raise _damaged(path, error) from error
+            warnings.warn(
+                f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and "
+                "tables of seconds are made of costs.",
+                stacklevel=2,
+            )
 
     def files(self, kind: str) -> list[Path]:
         """The files of a kind, in the order of the plan's labels, then of blocks."""
         order = [self.plan.labels(name) for name in ("models", "data", "methods", "metrics")]
         paths = list((self.path / kind).rglob("*.jsonl"))
         return sorted(paths, key=lambda path: _rank(path.relative_to(self.path / kind).parts, order))
-
-    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
-        shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
-        try:
-            for text in self._text(path).splitlines():
-                values = json.loads(text)
-                shape.model_validate(values)
-                yield values
-        except (ValueError, RecursionError) as error:
-            self._skip(path, error)
-
-    def _skip(self, path: Path, error: Exception) -> None:
-        """Goes on without a damaged file of costs, which no row depends on. Raises StoredFileError for all others."""
-        if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
-            raise damaged(path, error) from error
-        warnings.warn(
-            f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and tables of "
-            "seconds are made of costs.",
-            stacklevel=2,
-        )
 
     def _text(self, path: Path) -> str:
         with explained(path, "read"):
@@ -377,17 +357,15 @@ def locked(folder: Path) -> Generator[None]:
         lock.release()
 
 
-def damaged(path: Path, reason: Exception | str) -> StoredFileError:
+def _damaged(path: Path, error: Exception) -> StoredFileError:
     """The error for a file that cannot be what was written."""
-    advice = (
-        "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
-        if path.name == RUN
-        else "Delete that file and run the plan again: it makes what is missing"
-    )
-    return StoredFileError(f"{path} is damaged: {_reason(reason)}. {advice}.")
+    advice = "Delete that file and run the plan again: it makes what is missing"
+    if path.name == RUN:
+        advice = "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
+    return StoredFileError(f"{path} is damaged: {_reason(error)}. {advice}.")
 
 
-def _reason(error: Exception | str) -> str:
+def _reason(error: Exception) -> str:
     """An error on one line; of pydantic's, the first."""
     if not isinstance(error, ValidationError):
         return str(error)

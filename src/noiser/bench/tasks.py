@@ -82,12 +82,6 @@ class ModelReady(NamedTuple):
     tokens_per_second: float
 
 
-class Selected(NamedTuple):
-    """Examples were chosen, perhaps not yet all."""
-
-    selection: Selection
-
-
 class Finished(NamedTuple):
     """A chunk of a job is finished.
 
@@ -107,7 +101,7 @@ class Finished(NamedTuple):
     seconds: float
 
 
-Event = ModelReady | Selected | Finished
+Event = ModelReady | Selection | Finished
 
 
 class Started(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from noiser.bench.block import work_on
 from noiser.bench.plan import MetricEntry
 from noiser.bench.samples import select
-from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, ModelReady, Selected, Setup, Started
+from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, ModelReady, Setup, Started
 from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, make_judge
 from noiser.model import LanguageModel, load_model
@@ -75,7 +75,7 @@ class Worker:
             return
         yield ModelReady(label, identity_of(lm), tokens_per_second(lm))
         for candidates in assignment.candidates:
-            yield from map(Selected, select(label, lm, candidates))
+            yield from select(label, lm, candidates)
 
     def _model(self, label: str) -> LanguageModel:
         if self._loaded is None or self._loaded[0] != label:
