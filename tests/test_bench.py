@@ -295,6 +295,23 @@ def test_other_weights_are_refused(tmp_path, models, plan):
         run_bench(plan, tmp_path / "out", Heard(), workers=0)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_another_configuration_or_tokenizer_with_the_same_weights_is_refused(tmp_path, models, plan, name):
+    import shutil
+
+    copy = shutil.copytree(models, tmp_path / "copies")
+    plan.write_text(plan_text(copy), encoding="utf-8")
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    path = copy / "llama" / name
+    text = path.read_text(encoding="utf-8")
+    changed = text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05') if name == "config.json" else text + "\n"
+    assert changed != text
+    path.write_text(changed, encoding="utf-8")
+    next((tmp_path / "out" / "rows" / "llama").rglob("*.jsonl")).unlink()
+    with pytest.raises(StoredFileError, match="'llama' is not the one that the stored rows are about: revision was"):
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 

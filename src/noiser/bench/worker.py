@@ -106,6 +106,9 @@ class Worker:
         return make_judge("local", lm=self._judge_models[name] if name else lm, **entry.judge_args)
 
 
+_SHA256 = 64  # digits; a commit has 40
+
+
 def identity_of(lm: LanguageModel) -> dict[str, Any]:
     """Name, revision, dtype, architecture, and the sha256 of a sample of every weight tensor."""
     digest = hashlib.sha256()
@@ -119,8 +122,13 @@ def identity_of(lm: LanguageModel) -> dict[str, Any]:
 
 
 def check_identity(label: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raises StoredFileError where the model is not the one that rows are stored of."""
-    differing = [key for key in ("weights", "dtype", "architecture") if identity[key] != stored.get(key)]
+    """Raises StoredFileError where the model is not the one that rows are stored of.
+
+    A revision that is a hash of files tells of another configuration or tokenizer, too; the first edition had none.
+    """
+    keys = ["weights", "dtype", "architecture"]
+    keys += ["revision"] if all(len(each.get("revision") or "") == _SHA256 for each in (identity, stored)) else []
+    differing = [key for key in keys if identity[key] != stored.get(key)]
     if differing:
         changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in differing)
         raise StoredFileError(

@@ -48,7 +48,7 @@ def objective(
     logits: Float[Tensor, "samples vocab"], target: int, foil: int | None, name: ObjectiveName
 ) -> Float[Tensor, " samples"]:
     """p(target), its logarithm, or its logit, less the foil's where there is one."""
-    values = {"prob": lambda: logits.softmax(-1), "logprob": lambda: logits.log_softmax(-1)}.get(name, lambda: logits)()
+    values = {"prob": torch.softmax, "logprob": torch.log_softmax}[name](logits, -1) if name != "logit" else logits
     return values[:, target] - (0 if foil is None else values[:, foil])
 
 
