@@ -238,8 +238,6 @@ def test_a_plan_may_grow(tmp_path, models, plan, whole):
     ],
 )
 def test_a_plan_may_not_change_what_is_stored(tmp_path, plan, whole, old, new, said):
-    import shutil
-
     shutil.copytree(whole, tmp_path / "out")
     before = contents(tmp_path / "out", ("",))
     text = plan.read_text(encoding="utf-8").replace('methods = ["noiser", "random"]', "")
@@ -281,8 +279,6 @@ def test_data_without_rows_may_still_be_put_right(tmp_path, models, plan):
 
 
 def test_other_weights_are_refused(tmp_path, models, plan):
-    import shutil
-
     copy = shutil.copytree(models, tmp_path / "copies")
     plan.write_text(plan_text(copy), encoding="utf-8")
     run_bench(plan, tmp_path / "out", Heard(), workers=0)
@@ -297,8 +293,6 @@ def test_other_weights_are_refused(tmp_path, models, plan):
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_another_configuration_or_tokenizer_with_the_same_weights_is_refused(tmp_path, models, plan, name):
-    import shutil
-
     copy = shutil.copytree(models, tmp_path / "copies")
     plan.write_text(plan_text(copy), encoding="utf-8")
     run_bench(plan, tmp_path / "out", Heard(), workers=0)
@@ -558,8 +552,6 @@ def test_two_runs_in_one_folder(tmp_path, plan, whole):
 
 
 def test_damaged_files_are_named(tmp_path, plan, whole):
-    import shutil
-
     shutil.copytree(whole, tmp_path / "out")
     place = next((tmp_path / "out" / "rows").rglob("*.jsonl"))
     place.write_text('{"model": ', encoding="utf-8")
@@ -1050,3 +1042,36 @@ def test_a_folder_of_the_first_edition_goes_on_with_the_search_that_it_was_made_
             blocks[i] = block.replace('name = "noiser"\n', f'name = "noiser@1"\n{label}')
     text = "[[methods]]".join(blocks)
     check_change(old, resolve(parse_plan(text, "plan"), "plan"), "folder", used)
+
+
+def test_another_judge_under_the_same_name_is_another_judge(tmp_path, models, monkeypatch):
+    judge = tmp_path / "judge"
+    shutil.copytree(models / "llama", judge)
+    judged = '\n[[metrics]]\nname = "answerability"\njudge = "{}"\n'
+
+    def meaning(name):
+        return resolve(parse_plan(plan_text(models) + judged.format(name), "p.toml"), "p.toml")
+
+    def changes(old, new):
+        used = {kind: set(old[kind]) for kind in ("models", "data", "methods", "metrics")}
+        with pytest.raises(PlanError) as refused:
+            check_change(old, new, "folder", used)
+        return str(refused.value)
+
+    before = meaning(f"local:{judge}")
+    text = (judge / "config.json").read_text(encoding="utf-8")
+    (judge / "config.json").write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'), encoding="utf-8")
+    assert "judge_revision was" in changes(before, meaning(f"local:{judge}"))
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://one.example/v1")
+    before = meaning("openai:m")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://other.example/v1")
+    assert "judge_address was 'http://one.example/v1' and is 'http://other.example/v1'" in changes(
+        before, meaning("openai:m")
+    )
+    del before["metrics"]["answerability"]["judge_address"]  # as the first edition stored it
+    check_change(
+        before,
+        meaning("openai:m"),
+        "folder",
+        dict.fromkeys(("models", "data", "methods"), ()) | {"metrics": {"answerability"}},
+    )

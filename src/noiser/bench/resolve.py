@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from noiser.attribution.store import plain
 from noiser.bench.plan import ATTRIBUTION, DataEntry, Entry, MethodEntry, MetricEntry, Plan, combined, read_plan
@@ -23,6 +25,7 @@ from noiser.evaluation.measuring import in_profile
 from noiser.judges import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
+from noiser.model.store import file_sha256, folder_sha256
 from noiser.registry import unversioned
 
 __all__ = ["Definition", "check_change", "fingerprint", "make", "resolve"]
@@ -99,7 +102,23 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
         raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:
         check_judge(entry.judge, **entry.judge_args)
-    return entry.meaning | {"name": registered.versioned_name}
+    return entry.meaning | {"name": registered.versioned_name} | _judge_identity(entry)
+
+
+_JUDGE_IDENTITY = ("judge_revision", "judge_address")
+
+
+def _judge_identity(entry: MetricEntry) -> dict[str, str]:
+    """What a judge's name does not say: a hash of a local model's files; where a served one is, if only the
+    environment does.
+    """
+    kind, _, name = (entry.judge or "").partition(":")
+    if kind == "local" and name and (path := Path(name).expanduser()).exists():
+        return {"judge_revision": folder_sha256(path) if path.is_dir() else file_sha256(path)}
+    if kind == "openai" and "base_url" not in entry.judge_args:
+        address = urlsplit(os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
+        return {"judge_address": f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"}
+    return {}
 
 
 def _check_read(entry: MetricEntry, metric: Metric) -> None:
@@ -169,7 +188,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, after = old.get(key), new.get(key)
         if key == "prompts":
             after = (after or [])[: len(before or [])]  # more may follow
-        if before == after:
+        if before == after or (key in _JUDGE_IDENTITY and before is None):  # the first edition did not store it
             continue
         if isinstance(before, dict) and isinstance(after, dict):
             found += [f"{key}: {change}" for change in _differences(before, after)]
