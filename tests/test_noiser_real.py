@@ -25,7 +25,7 @@ LONG = (
 
 def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
     """Ours against the reference, for every target of a prompt."""
-    method = noiser.Noiser(samples=samples, steps=steps, profile=profile)
+    method = noiser.Noiser(samples=samples, steps=steps, profile=profile, search="bisection")
     att = noiser.attribute(lm, prompt, method=method, max_new_tokens=max_new_tokens)
     query = build_query(lm, prompt, max_new_tokens=max_new_tokens, special_tokens=method.special_tokens)
     noise = torch.randn(samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0))[:, None]
@@ -73,11 +73,11 @@ def test_equals_the_reference_for_several_targets(real):
 
 def test_certified_search_gives_the_same_scores_for_less(gemma):
     prompt = "The old lighthouse keeper climbed the narrow stairs every"
-    exact = noiser.attribute(gemma, prompt)
-    certified = noiser.attribute(gemma, prompt, method=noiser.Noiser(search="certified"))
-    assert torch.equal(certified.k_min, exact.k_min)
-    torch.testing.assert_close(certified.scores, exact.scores, atol=1e-5, rtol=0)
-    assert certified.info["token_forwards"] < 0.8 * exact.info["token_forwards"]
+    bisection = noiser.attribute(gemma, prompt, method=noiser.Noiser(search="bisection"))
+    certified = noiser.attribute(gemma, prompt)
+    assert torch.equal(certified.k_min, bisection.k_min)
+    torch.testing.assert_close(certified.scores, bisection.scores, atol=1e-5, rtol=0)
+    assert certified.info["token_forwards"] < 0.8 * bisection.info["token_forwards"]
 
 
 def test_any_batch_budget_gives_the_same_scores(gemma):
