@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -62,6 +64,8 @@ def test_a_node_dies_and_the_rows_are_the_same(tmp_path, plan, cluster, monkeypa
 
         def progress(self, forecast, last):
             super().progress(forecast, last)
+            if len(self.finished) == 1:
+                time.sleep(5)  # the other node may still be starting its worker
             tasks = [task for task, *_ in self.finished[-3:]]
             if not self.killed and len(tasks) == 3 and tasks[0] == tasks[2] != tasks[1]:  # both nodes are at work
                 self.killed = True
@@ -70,7 +74,9 @@ def test_a_node_dies_and_the_rows_are_the_same(tmp_path, plan, cluster, monkeypa
                 made.remove_node(victim, allow_graceful=False)
 
     run_bench(plan, tmp_path / "whole", Heard(), workers=0)
-    outcome = run_bench(plan, tmp_path / "out", Killer(), executor="ray")
+    killer = Killer()
+    outcome = run_bench(plan, tmp_path / "out", killer, executor="ray")
+    assert killer.killed, "the nodes were never at work side by side"
     assert outcome.lost == ()
     assert len(deaths) >= 1
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
