@@ -245,7 +245,7 @@ class _Run:
                 self.store.drop_selections(label)
         surroundings = {"versions": _versions(), "machine": _machine()}
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        sessions = [*run["sessions"], {"started": started, **session, **surroundings}]
+        sessions = [*run.get("sessions", ()), {"started": started, **session, **surroundings}]
         plan = {"plan": self.plan.name, "fingerprint": fingerprint(resolved), "resolved": resolved}
         self.store.write_run({**run, **plan, "sessions": sessions, **surroundings})
         self.store.write_plan(self.definition.text)

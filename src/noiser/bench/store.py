@@ -14,12 +14,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Row, Selection, line, parse
 from noiser.errors import RunError, StoredFileError
-from noiser.files import DRAFTS, write_bytes
+from noiser.files import DRAFTS, parse_json, write_bytes
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
@@ -74,6 +74,39 @@ class _Spent(_Line):
     written: int
 
 
+class _Named(BaseModel):
+    name: str
+
+
+class _Judged(_Named):
+    judge: str | None
+    judge_args: dict[str, Any]
+
+
+class _Known(BaseModel):
+    identity: dict[str, str | None]
+    tokens_per_second: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Resolved(BaseModel):
+    models: dict[str, _Named] = {}
+    data: dict[str, dict[str, Any]] = {}
+    methods: dict[str, _Named] = {}
+    metrics: dict[str, _Judged] = {}
+
+
+class _Session(BaseModel):
+    command: str
+
+
+class _RunFile(BaseModel):
+    """What of run.json is used; a plan of the same fingerprint has the same `resolved`."""
+
+    resolved: _Resolved
+    models: dict[str, _Known]
+    sessions: list[_Session] = []
+
+
 _LINES = {ROWS: _Row, ATTRIBUTIONS: _Attribution, SPENT: _Spent}
 
 
@@ -116,9 +149,10 @@ class Store:
                 f"{self.path / RUN} has format {self.run.get('format')!r}, schema {schema!r}; this version of noiser "
                 f"reads {FORMAT!r}, schema {SCHEMA}."
             )
-        for name in ("resolved", "models"):
-            if not isinstance(self.run.get(name), dict):
-                raise damaged(self.path / RUN, f"it has no {name!r}")
+        try:
+            _RunFile.model_validate(self.run)
+        except ValueError as error:
+            raise damaged(self.path / RUN, error) from error
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
@@ -153,8 +187,8 @@ class Store:
         """The resolved plan and its fingerprint, models, machine, versions and sessions."""
         path = self.path / RUN
         try:
-            values = json.loads(self._text(path))
-        except (ValueError, RecursionError) as error:
+            values = parse_json(self._text(path))
+        except ValueError as error:
             raise damaged(path, error) from error
         return values if isinstance(values, dict) else {}
 
@@ -299,10 +333,10 @@ class Store:
         shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
         try:
             for text in self._text(path).splitlines():
-                values = json.loads(text)
+                values = parse_json(text)
                 shape.model_validate(values)
                 yield values
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self._skip(path, error)
 
     def _skip(self, path: Path, error: Exception) -> None:
@@ -339,7 +373,7 @@ def write_json(folder: Path, run: Mapping[str, Any]) -> None:
 
 def run_bytes(run: Mapping[str, Any]) -> bytes:
     """What is known about a run, as its file holds it."""
-    return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 @contextlib.contextmanager
