@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 SHARE = float(os.environ.get("NOISER_SOAK", "0.04"))
@@ -23,10 +24,10 @@ def share(figure: int, least: int = 1) -> int:
 
 
 def tell(line: str, text: str) -> None:
-    """Prints a figure of a line of the table in docs/reliability.md, also where pytest captures what is printed."""
-    if "NOISER_SOAK" in os.environ:
-        with open("/dev/stderr" if "NOISER_SOAK_LOG" not in os.environ else os.environ["NOISER_SOAK_LOG"], "a") as out:
-            out.write(f"{line}: {text}\n")
+    """Adds a figure of the table in docs/reliability.md to the log of `scripts/soak`."""
+    if "NOISER_SOAK_LOG" in os.environ:
+        with Path(os.environ["NOISER_SOAK_LOG"]).open("a") as log:
+            log.write(f"{line}: {text}\n")
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
