@@ -47,8 +47,8 @@ def _finite(number: str) -> float:
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
-    """As `write_bytes`, in UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+    """As `write_bytes`, in UTF-8; half of a surrogate pair becomes its JSON escape."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:

@@ -325,7 +325,7 @@ def parse_plan(text: str, source: str) -> Plan:
     """A plan from TOML; `source` is what errors call it. Raises PlanError."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PlanError(f"{source} is no TOML: {error}. See docs/bench.md for the form of a plan.") from error
     try:
         return Plan.model_validate(values)

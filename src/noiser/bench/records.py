@@ -17,7 +17,8 @@ T = TypeVar("T")
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
 """What files may be named by."""
 
-Value = float | int | str | None
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Value = Number | int | str | None
 
 
 class Row(NamedTuple):
@@ -47,7 +48,7 @@ class Row(NamedTuple):
     seed: int
     units: int
     targets: int
-    probability: float | None
+    probability: Number | None
     values: Mapping[str, Value]
     error: str | None
 
@@ -68,9 +69,9 @@ class Cost(NamedTuple):
     metric: Label
     example: str
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    seconds: float
+    seconds: Number
     threads: int
-    cpu: float | None = None
+    cpu: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from noiser.bench.plan import Plan, parse_plan
 from noiser.bench.records import Cost, Label, Row, Selection, line, parse
 from noiser.errors import RunError, StoredFileError
-from noiser.files import DRAFTS, write_bytes
+from noiser.files import DRAFTS, parse_json, write_bytes
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
@@ -54,18 +54,6 @@ class File(NamedTuple):
         return "/".join((self.kind, *self.labels, f"{self.block:05}.jsonl"))
 
 
-class _Model(BaseModel):
-    identity: dict[str, Any]
-    tokens_per_second: float
-
-
-class _RunFile(BaseModel):
-    """What every run.json has."""
-
-    resolved: dict[str, Any]
-    models: dict[Label, _Model]
-
-
 _Line = create_model("_Line", example=(str, ...), index=(int, ...))
 """What every line of a block's file has."""
 
@@ -75,6 +63,39 @@ _LINES = {
     ATTRIBUTIONS: create_model("_Attribution", attribution=(dict[str, Any] | None, ...), __base__=_Row),
     SPENT: create_model("_Spent", read=(int, ...), written=(int, ...), __base__=_Line),
 }
+
+
+class _Named(BaseModel):
+    name: str
+
+
+class _Judged(_Named):
+    judge: str | None
+    judge_args: dict[str, Any]
+
+
+class _Known(BaseModel):
+    identity: dict[str, str | None]
+    tokens_per_second: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Resolved(BaseModel):
+    models: dict[str, _Named] = {}
+    data: dict[str, dict[str, Any]] = {}
+    methods: dict[str, _Named] = {}
+    metrics: dict[str, _Judged] = {}
+
+
+class _Session(BaseModel):
+    command: str
+
+
+class _RunFile(BaseModel):
+    """What of run.json is used; a plan of the same fingerprint has the same `resolved`."""
+
+    resolved: _Resolved
+    models: dict[Label, _Known]
+    sessions: list[_Session] = []
 
 
 class StoredAttribution(NamedTuple):
@@ -278,7 +299,7 @@ class Store:
         shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
 
         def read(text: str) -> dict[str, Any]:
-            values = json.loads(text)
+            values = parse_json(text)
             shape.model_validate(values)
             return values
 
@@ -334,7 +355,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def run_bytes(run: Mapping[str, Any]) -> bytes:
     """What is known about a run, as its file holds it."""
-    return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 @contextlib.contextmanager

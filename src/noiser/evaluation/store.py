@@ -30,7 +30,7 @@ class _Saved(BaseModel):
 
 
 class _Settings(_Saved):
-    seed: int
+    seed: int = Field(ge=0)
     profile: str
     rates: list[float]
 

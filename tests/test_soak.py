@@ -1,0 +1,293 @@
+"""Attack and bad luck, by chance: hostile files, prompts and judges, clocks that jump. `scripts/soak` runs all of it.
+
+The normal tests run a small share; docs/reliability.md has the figures of a whole run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import time
+from collections import Counter
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+import noiser
+from bench_for_tests import PROMPTS, Heard, contents, plan_text, save_models
+from chat_server import ChatServer, Step, completion
+from gguf_for_tests import write_gguf
+from noiser.bench import Store, run_bench
+from noiser.bench.pack import pack
+from noiser.bench.plan import read_plan
+from noiser.bench.progress import status
+from noiser.errors import JudgeError, NoiserError
+from noiser.model.conversion import read_head
+from noiser.model.text import encode
+from noiser.model.units import make_units
+from soak_for_tests import SHARE, damaged, hostile_json, share, tell
+from test_attribution_store import rich_example
+from test_inseq_format import SCORES, content
+from test_judge_openai import ECHOES, KEY, TROUBLES, judge_at, requests_of
+from test_text import ALL, check_invariants
+from tiny import tiny, tiny_model, tiny_tokenizer
+from tokenizers_for_tests import CHAT_TEMPLATE
+
+SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A plan that ran without being disturbed: plan.toml, and the folder `out`."""
+    folder = tmp_path_factory.mktemp("soak")
+    (folder / "plan.toml").write_text(plan_text(save_models(folder)), encoding="utf-8")
+    run_bench(folder / "plan.toml", folder / "out", Heard(), workers=0)
+    return folder
+
+
+# ---- hostile files ---------------------------------------------------------------------------------------------------
+
+
+def show_attribution(path):
+    att = noiser.Attribution.load(path)
+    assert "\x1b" not in str(att) + repr(att) + att.to_html()
+    att.save(path)
+
+
+def show_evaluation(path):
+    evaluation = noiser.Evaluation.load(path)
+    assert "\x1b" not in str(evaluation) + repr(evaluation.rows.shape)
+    evaluation.save(path)
+
+
+def show_inseq(path):
+    att = noiser.Attribution.from_inseq(path)
+    assert "\x1b" not in str(att) + att.to_html()
+
+
+def use_folder(path):
+    """All that is done with a benchmark's folder: it is shown, packed and gone on with."""
+    folder = next(parent for parent in path.parents if (parent / "plan.toml").exists())
+    assert "\x1b" not in str(status(folder))
+    list(Store(folder).rows())
+    list(Store(folder).costs())
+    pack(folder, folder.parent / "packed")
+    run_bench(folder.parent / "plan.toml", folder, Heard(), workers=0)
+
+
+def good_files(whole: Path, folder: Path) -> dict[str, bytes]:
+    rich_example().save(folder / "attribution")
+    noiser.evaluate(tiny("llama"), PROMPTS[:3], metrics="soft_scores", masks=1, method="occlusion").save(folder / "e")
+    write_gguf(folder / "gguf", tiny_model("llama").eval(), tiny_tokenizer(bos=False))
+    return {
+        "saved attributions": (folder / "attribution").read_bytes(),
+        "saved evaluations": (folder / "e").read_bytes(),
+        "Inseq's files": json.dumps(content(SCORES)).encode(),
+        "GGUF heads": (folder / "gguf").read_bytes(),
+        "plans": (whole / "plan.toml").read_bytes(),
+        **{
+            name: (whole / "out" / name).read_bytes()
+            for name in ("run.json", ROWS, ROWS.replace("rows", "attributions").replace("soft_scores/", ""), SELECTION)
+        },
+    }
+
+
+ROWS = "rows/llama/own/occlusion/soft_scores/00000.jsonl"
+SELECTION = "selections/llama/own.json"
+READERS = {
+    "saved attributions": show_attribution,
+    "saved evaluations": show_evaluation,
+    "Inseq's files": show_inseq,
+    "GGUF heads": read_head,
+    "plans": read_plan,
+}
+
+
+def hostile(name: str, good: bytes, count: int):
+    draw = random.Random(1)
+    if name == "GGUF heads":  # the first 20,000 bytes of the file: all that comes before the weights
+        return (damaged(good[:20_000], draw) + good[20_000:] for _ in range(count))
+    if name == "plans":
+        return (damaged(good, draw) for _ in range(count))
+    return hostile_json(good, count, lines=name.endswith("jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hostile_files_are_refused_or_can_be_used(tmp_path, whole):
+    """Nothing but a NoiserError, and within seconds."""
+    problems = dict[str, Exception]()
+    for name, good in good_files(whole, tmp_path).items():
+        outcomes, longest, count = Counter(), 0.0, share(200, least=4)
+        for number, bad in enumerate(hostile(name, good, count)):
+            if name in READERS:
+                path, use = tmp_path / "hostile", READERS[name]
+            else:
+                shutil.rmtree(tmp_path / "run", ignore_errors=True)
+                shutil.copytree(whole / "out", tmp_path / "run/out")
+                shutil.copy(whole / "plan.toml", tmp_path / "run")
+                path, use = tmp_path / "run/out" / name, use_folder
+            path.write_bytes(bad)
+            began = time.process_time()
+            try:
+                use(path)
+                outcomes["loaded"] += 1
+            except NoiserError as error:
+                outcomes["without a word"] += not str(error)
+                outcomes[type(error).__name__] += 1
+            except Exception as error:
+                problems[f"{name}, file {number}: {error!r:.200}"] = error
+                outcomes["a traceback"] += 1
+            longest = max(longest, time.process_time() - began)
+        assert longest < SECONDS
+        assert not outcomes.pop("without a word")
+        tell("hostile files", f"{name}: {count}, {dict(outcomes)}, at most {longest:.2f} s")
+    if problems:
+        raise ExceptionGroup("\n".join(problems), [*problems.values()])
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+PIECES = [
+    *("a", "B", " ", "  ", "\n", "\r\n", "\t", "the", " sport", "naïve", "日本", "हिन्दी", "ﬁ", "ß", "İ"),
+    *("\x00", "\x07", "\x1b[31m", "\x7f", "\x85", "\u200b", "\u2028", "\ufeff", "\ufffd", "\U000e0041", "\U0010ffff"),
+    *("👋", "👨‍👩‍👧", "🏳️‍🌈", "👍🏽", "🇦🇹", "e" + "\u0301" * 40, "\u0301", "\u200d"),
+    *("שלום", "مرحبا", "\u202e", "\u202d", "\u2066", "\u2069", "\u200f"),
+    *("<s>", "</s>", "<unk>", "<|assistant|>", "<|im_end|>", "<0x0A>", "▁", "Ġ", "[MASK]", "##ing", "{{ bos_token }}"),
+    *("a" * 700, "Donaudampfschiff" * 60, "日" * 300, "-" * 500, "\ud800"),
+]
+
+
+def fuzzed(draw: random.Random):
+    """A text, or every fourth time a chat."""
+
+    def text():
+        chars = "".join(chr(draw.choice([draw.randrange(0xD800), draw.randrange(0x10000, 0x110000)])) for _ in range(5))
+        return "".join(draw.choices([*PIECES, chars], k=draw.randrange(1, 12)))
+
+    if draw.randrange(4):
+        return text()
+    return [{"role": draw.choice(["user", "assistant"]), "content": text()} for _ in range(draw.randrange(1, 5))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["byte_level", "unigram", "word_piece", "byte_fallback"])
+def test_fuzzed_prompts_are_tiled_by_their_tokens_or_refused(name):
+    tokenizer, draw, outcomes = ALL[name](), random.Random(2), Counter()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    for _ in range(share(1000)):
+        prompt = fuzzed(draw)
+        try:
+            encoding = encode(tokenizer, prompt)
+        except NoiserError as error:
+            outcomes[type(error).__name__] += 1
+            continue
+        check_invariants(encoding)
+        for unit in ("token", "word", "sentence"):
+            covered = [index for part in make_units(encoding, unit) for index in part.token_indices]
+            assert sorted(covered) == [index for index, frozen in enumerate(encoding.frozen) if not frozen]
+        outcomes["tiled"] += 1
+    slowest = max(
+        growth(tokenizer, piece) for piece in PIECES[:: 1 if SHARE == 1 else 8] if piece.strip() and piece != "\ud800"
+    )
+    assert slowest < 12, "four times the text takes much more than four times as long"
+    tell("fuzzed prompts", f"{name}: {dict(outcomes)}; four times the text takes at most {slowest:.1f} times as long")
+
+
+def growth(tokenizer, piece: str) -> float:
+    """How many times as long the fourfold text takes."""
+
+    def seconds(characters):
+        text, taken = "so " + piece * (characters // len(piece)), []
+        for _ in range(3):
+            began = time.process_time()
+            with contextlib.suppress(NoiserError):
+                make_units(encode(tokenizer, text), "word")
+            taken.append(time.process_time() - began)
+        return min(taken)
+
+    return seconds(12_000) / max(seconds(3_000), 0.004)
+
+
+# ---- judges ----------------------------------------------------------------------------------------------------------
+
+REDIRECT = Step(307, {}, headers={"Location": "http://127.0.0.1:9/v1/chat/completions"})
+LATER = {
+    **{f"after {value}": Step(429, {}, headers={"Retry-After": value}) for value in ("0.01", "-5", "soon", "86400")},
+    "a date": Step(429, {}, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+    "a late date": Step(503, {}, headers={"Retry-After": "Wed, 21 Oct 2065 07:28:00 GMT"}),
+}
+UNREADABLE = {f"unreadable {i}": Step(body=completion(text)) for i, text in enumerate(["", None, "I cannot help."])}
+FAULTS = TROUBLES | LATER | UNREADABLE | {f"echo {name}": step for name, step in ECHOES.items()} | {"away": REDIRECT}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_judges_that_misbehave_are_unscored_or_right_and_counted_once(tmp_path, monkeypatch):
+    """Every second request meets a fault by chance; where all would fail, the job is started again."""
+    monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
+    draw, met, starts, count = random.Random(3), Counter(), 0, share(500)
+    messages, judges, words = [], [], {f"w{i}" for i in range(count)}
+
+    def script(words, before):
+        name = draw.choice([*FAULTS]) if draw.random() < 0.5 else None
+        met[name] += name is not None
+        return name and FAULTS[name]
+
+    def start():
+        judge = judge_at(server, api_key=KEY, max_retries=2, timeout=0.5, backoff=0.002, max_wait=1, concurrency=8)
+        judges.append(judge)
+        try:
+            return judge.judge(requests_of(count))
+        except JudgeError as error:
+            messages.append(str(error))
+            return None
+
+    with ChatServer(script) as server:
+        while (verdicts := start()) is None or any(not verdict.replies for verdict in verdicts):
+            starts += 1
+            assert starts < 40 * count
+        for number, verdict in enumerate(verdicts):
+            assert (verdict.status, verdict.answers) == ("answered", (f"w{number}",)) or (
+                not {*verdict.answers} & words and verdict.says(f"w{number}") is not True
+            )
+        asked = server.total
+        again = start()
+        assert server.total == asked
+    assert [v.answers for v in again] == [v.answers for v in verdicts]
+    assert sum(judge.bill.asked for judge in judges) == count
+    files = [path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert KEY[:12].encode() not in b"".join(files) + repr((verdicts, messages)).encode()
+    statuses = Counter(verdict.status for verdict in verdicts)
+    tell(
+        "judge faults", f"{count} verdicts, {sum(met.values())} faults of {len(met)} kinds, {starts} starts: {statuses}"
+    )
+
+
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_changes_no_row_and_no_wait(tmp_path, whole, monkeypatch):
+    """Every look at the wall clock is up to ten years off."""
+    draw, real, looks = random.Random(4), time.time, Counter()
+
+    def jumping():
+        looks["all"] += 1
+        return real() + draw.uniform(-3e8, 3e8)
+
+    monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr("noiser.judges.endpoint.time", jumping)
+    runs = share(10)
+    for number in range(runs):
+        run_bench(whole / "plan.toml", tmp_path / f"{number}", Heard(), workers=0)
+        assert contents(tmp_path / f"{number}") == contents(whole / "out")
+        step = Step(429, {}, headers={"Retry-After": formatdate(real() + 1, usegmt=True)})
+        with ChatServer(lambda words, before, step=step: step if before < 3 else None) as server:
+            began = time.monotonic()
+            judge = judge_at(server, max_wait=1, budget_tokens=10_000, cache_dir=tmp_path / f"answers{number}")
+            verdicts = judge.judge(requests_of(8))
+            assert time.monotonic() - began < 20
+            assert all(v.answers == (f"w{i}",) or "asks to wait" in v.reason for i, v in enumerate(verdicts))
+    tell("clock", f"{runs} runs of a benchmark and a judge, {looks['all']} looks at a clock that jumps; all the same")
