@@ -57,6 +57,7 @@ def desk(tmp_path, monkeypatch, registries):
     monkeypatch.setattr(noiser.data, "load", load_one)
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setenv("MY_KEY", "a key of one's own")
     if REAL is not None:
         monkeypatch.setenv("NOISER_DATA", str(REAL))
     for name in ("plan.toml", "PLAN.toml"):
