@@ -29,7 +29,6 @@ __all__ = [
     "dumps",
     "first_problem",
     "from_dict",
-    "plain",
     "read",
     "to_dict",
     "to_jsonable",
@@ -228,9 +227,6 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [to_jsonable(item) for item in cast("list[object]", value)]
     return str(value)
-
-
-plain = to_jsonable
 
 
 def _finite(value: float) -> float | str | None:

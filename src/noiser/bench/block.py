@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from noiser.attribution import Attribution
-from noiser.attribution.restore import from_dict
-from noiser.attribution.store import plain
+from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan, limit_for
 from noiser.bench.records import Cost, Row, without_text
 from noiser.bench.resolve import make
@@ -191,7 +190,7 @@ class _Block:
         return dataclasses.replace(self._cases[sampled.id], cache=self.memos[sampled.id], **settings)
 
     def _restored(self, sampled: Sampled) -> Attribution:
-        return from_dict(self.stored[sampled.id]["attribution"])
+        return Attribution.from_dict(self.stored[sampled.id]["attribution"])
 
     # ---- what is handed over ------------------------------------------------------------------------------------
 
@@ -216,7 +215,7 @@ class _Block:
             units=len(att["units"]) if att else 0,
             targets=len(att["targets"]) if att else 0,
             probability=att["targets"][0]["probability"] if att else None,
-            values={} if failed else {name: value for name, value in plain(found).items() if _is_free_of_text(value)},
+            values={} if failed else {name: v for name, v in to_jsonable(found).items() if _is_free_of_text(v)},
             error=without_text(found, _texts(sampled, att)) if failed else None,
         )
 

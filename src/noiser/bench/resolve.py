@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from noiser.attribution.store import plain
+from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import ATTRIBUTION, DataEntry, Entry, MethodEntry, MetricEntry, Plan, combined, read_plan
 from noiser.bench.progress import Forecast, Key, Load, attribution_tokens, metric_tokens
 from noiser.bench.records import Cost
@@ -63,7 +63,7 @@ def resolve(plan: Plan, source: str) -> dict[str, Any]:
 
 def _checked(source: str, kind: str, entry: T, look_up: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return plain(look_up(entry))
+        return to_jsonable(look_up(entry))
     except NoiserError as error:
         assert isinstance(entry, Entry)
         raise PlanError(f"{source}: {kind}, {entry.label!r}: {error}") from error

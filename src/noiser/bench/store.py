@@ -217,13 +217,13 @@ class Store:
 
     def attributions(self, model: str, data: str, method: str) -> Iterator[StoredAttribution]:
         """The attributions of a method, by index; none where the benchmark is packed."""
-        from noiser.attribution.restore import from_dict
+        from noiser.attribution import Attribution
 
         for path in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
             for values in self._lines(path):
                 att = values["attribution"]
                 yield StoredAttribution(
-                    values["example"], values["index"], from_dict(att) if att else None, values["error"]
+                    values["example"], values["index"], Attribution.from_dict(att) if att else None, values["error"]
                 )
 
     def used(self) -> dict[str, set[str]]:

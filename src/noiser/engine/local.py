@@ -90,11 +90,15 @@ class LocalEngine:
             steps: the method or metric at work.
             progress: called with the work done and the work expected, in token-forwards.
         """
-        return Session(self.lm, query, share=self.share, progress=progress).drive(steps)
+        return self.session(query, progress).drive(steps)
 
     def ask(self, query: Query, request: Request, progress: Progress | None = None) -> Any:
         """The answer to one request, now."""
-        return complete(self, self.answer(query, _asking(request), progress))
+        return complete(self, self.session(query, progress).answer(request))
+
+    def session(self, query: Query, progress: Progress | None = None) -> Session:
+        """What answers everything about a query."""
+        return Session(self.lm, query, share=self.share, progress=progress)
 
     # ---- what the scheduler needs -----------------------------------------------------------------------------------
 
@@ -489,10 +493,6 @@ class Session:
         if self.progress is not None:
             done = self.counters.token_forwards
             self.progress(done, max(done, expected))
-
-
-def _asking(request: Request) -> Steps[Any]:
-    return (yield request)
 
 
 def _unanswerable(request: Request) -> ParameterError:

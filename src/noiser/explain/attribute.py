@@ -14,7 +14,7 @@ from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, Share
 from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import Budget, refine
-from noiser.methods import Method, Scores, describe, make_method
+from noiser.methods import Method, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
@@ -198,7 +198,7 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
     if query.unit == "auto":
         units, scores = yield from refine(method, query, seed, budget)
     else:
-        units, scores = query.units, (yield from _scores(method, query, seed))
+        units, scores = query.units, (yield from method(query, torch.Generator().manual_seed(seed)))
     clean: CleanStats = yield Clean()
     spent: Counters = yield Spent()
     name, parameters = describe(method)
@@ -227,10 +227,6 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
         versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **ran},
     )
-
-
-def _scores(method: Method, query: Query, seed: int) -> Steps[Scores]:
-    return (yield from method(query, torch.Generator().manual_seed(seed)))
 
 
 def _one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:

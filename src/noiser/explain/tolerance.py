@@ -88,7 +88,7 @@ def tolerance(
     _check(att, unit_index, ks)
     query = rebuild_query(lm, att)
     positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
-    vectors = _noise(query, att, samples, noise)
+    vectors = _noise(query, att, samples, noise).to(query.device)  # once, not for every k
     noisy = [AddNoise(positions, targets, noise=vectors, scale=float(k)) for k in ks]
     table: EffectTable = LocalEngine(lm).ask(query, Effects(noisy), progress)
     ids = sorted({token for token in table.leader.flatten().tolist() if token >= 0})

@@ -161,6 +161,7 @@ def _query(lm: LanguageModel, ids: Int[Tensor, " length"], target: int, foil: in
         model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
+        device=lm.device,
     )
 
 

@@ -98,9 +98,7 @@ class IntegratedGradients:
 
     def __post_init__(self) -> None:
         check_count("n_steps", self.n_steps)
-        check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("baseline", self.baseline, BASELINES)
-        check_choice("score", self.score, get_args(GradientScore))
+        _check_path(self)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
@@ -147,9 +145,7 @@ class GradientShap:
         check_count("samples", self.samples)
         if not math.isfinite(self.stdev) or self.stdev < 0:
             raise ParameterError(f"stdev is {self.stdev!r}; expected a finite number of at least 0.")
-        check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("baseline", self.baseline, BASELINES)
-        check_choice("score", self.score, get_args(GradientScore))
+        _check_path(self)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
@@ -197,9 +193,7 @@ class SequentialIntegratedGradients:
 
     def __post_init__(self) -> None:
         check_count("n_steps", self.n_steps)
-        check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("baseline", self.baseline, BASELINES)
-        check_choice("score", self.score, get_args(GradientScore))
+        _check_path(self)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
@@ -237,3 +231,10 @@ def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
 def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce) -> Float[Tensor, "*rows"]:
     """From the contributions of an embedding's dimensions to one number."""
     return contributions.norm(dim=-1) if reduce == "l2" else contributions.sum(-1)
+
+
+def _check_path(method: IntegratedGradients | GradientShap | SequentialIntegratedGradients) -> None:
+    """Checks the names that all methods of paths have."""
+    check_choice("reduce", method.reduce, get_args(Reduce))
+    check_choice("baseline", method.baseline, BASELINES)
+    check_choice("score", method.score, get_args(GradientScore))

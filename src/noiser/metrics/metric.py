@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
-from noiser.engine import LocalEngine, Progress, Query, Session, Steps, complete
+from noiser.engine import LocalEngine, Progress, Query, Steps, complete
 from noiser.metrics.bootstrap import Statistic, mean
 from noiser.metrics.probe import FaithfulnessProbe, Profile
 from noiser.model import LanguageModel, rebuild_query
@@ -114,7 +114,7 @@ class Case:
 
     def answer(self, engine: LocalEngine, steps: Steps[T], progress: Progress | None = None) -> Passes[T]:
         """What the steps return, as a coroutine; everything about this case goes on from one clean run."""
-        session = self._once(("session", engine.share), lambda: Session(engine.lm, self.query, share=engine.share))
+        session = self._once(("session", engine.share), lambda: engine.session(self.query))
         session.progress = progress
         yield from session.clean()  # alone, so that no rounding depends on which metric came first
         return (yield from session.drive(steps))

@@ -41,6 +41,7 @@ class Query:
         model: the model that is asked.
         embedding_dim: length of a row of its embedding table.
         dtype: of the embeddings that the model reads.
+        device: where they are.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
@@ -57,6 +58,7 @@ class Query:
     model: ModelIdentity
     embedding_dim: int
     dtype: torch.dtype
+    device: torch.device
     continuation: Continuation | None = field(default=None, repr=False)
 
     @property
@@ -146,6 +148,7 @@ def query_passes(
         model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
+        device=lm.device,
         continuation=continuation if foil is None else None,
     )
 

@@ -49,6 +49,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
+        device=lm.device,
     )
 
 
