@@ -29,6 +29,7 @@ from noiser.bench.tasks import Setup
 from noiser.bench.worker import Worker
 from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PlanError, RunError, StoredFileError
+from noiser.evaluation.examples import Item
 from tiny import tiny
 
 
@@ -447,6 +448,17 @@ def test_only_examples_that_the_model_gets_right(tmp_path, models, quiz):
     plan.write_text(QUIZ.format(models=models, more=""), encoding="utf-8")
     run_bench(plan, tmp_path / "some", Heard(), workers=0)
     check_same_numbers(tmp_path / "some", tmp_path / "all")
+
+
+@pytest.mark.parametrize(
+    ("says", "right"),
+    [({"with": "attic", "out": "barn"}, True), ({"with": "attic", "out": "attic"}, False), ({"with": "barn"}, False)],
+)
+def test_an_answer_must_change_without_what_decides_it(monkeypatch, says, right):
+    monkeypatch.setattr(samples, "_says", lambda lm, prompt, answer: says[prompt] == answer)
+    item = Item(index=0, prompt="with", gold="attic", without="out")
+    assert samples.answers_right(None, item) is right  # pyright: ignore[reportArgumentType]
+    assert samples.answers_right(None, dataclasses.replace(item, without=None)) is (says["with"] == "attic")  # pyright: ignore
 
 
 def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatch):

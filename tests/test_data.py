@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from data_for_tests import (
     upstream,
 )
 from noiser import data
-from noiser.data import Example, Recipe, loading
+from noiser.data import Example, Recipe, loading, planted
 from noiser.data.dataset import choose
 from noiser.data.known import known, read_known
 from noiser.data.longra import longra, read_longra
@@ -407,3 +409,42 @@ def test_real_wikibio():
     part = next(REAL.rglob("lebret_train_first10*.json"), None)
     if part is not None:
         assert len(read_biographies(part).examples) == 8
+
+
+# ---- planted ---------------------------------------------------------------------------------------------------------
+
+
+def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
+    examples = data.load("planted")
+    assert len({example.id for example in examples}) == len(examples)
+    for example in examples:
+        (question,) = re.findall(r"Question: .*|[a-z]+:$", example.prompt)
+        gold = parts(example)["gold"]
+        rest = example.prompt
+        for sentence in gold:
+            rest = rest.replace(sentence + ("\n" if example.category == "few_shot" else " "), "")
+        assert example.without == rest
+        assert example.target in " ".join(gold)
+        asked = re.findall(r"does (\w+) keep the (\w+)", question)
+        if example.category in ("once", "twice", "similar"):
+            (person, thing), room = asked[0], example.target
+            assert set(gold) == {f"{person} keeps the {thing} in the {room}."}
+            assert f"{person} keeps the {thing}" not in example.without
+        assert len(gold) == {"twice": 2, "combined": 2}.get(example.category, 1)
+
+
+def test_planted_places_are_balanced_and_lengths_span_20_to_2000_tokens():
+    examples = data.load("planted")
+    for category in ("once", "twice", "combined", "similar", "few_shot"):
+        for sentences in planted.SENTENCES:
+            depths = [e.meta["depth"] for e in examples if e.id.startswith(f"planted-{category}-{sentences}-")]
+            assert sum(depths) / len(depths) == pytest.approx(50, abs=1)
+            assert {0, 100} <= set(depths)
+    lengths = [len(example.prompt.split()) for example in examples]
+    assert min(lengths) < 20
+    assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
+
+
+def test_planted_is_the_same_in_every_run():
+    digest = hashlib.sha256("".join(example.prompt for example in data.load("planted")).encode()).hexdigest()
+    assert digest[:16] == "a9ed84097a623a93"

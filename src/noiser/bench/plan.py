@@ -103,7 +103,8 @@ class DataEntry(Entry):
         limit: the most examples to take; None for all. Those of a lower limit are among those of a higher one.
         category: only these categories.
         without_category: all but these categories.
-        only_correct: only examples whose answer the model gives greedily, all its tokens.
+        only_correct: only examples whose answer the model gives greedily, all its tokens; of planted facts, only those
+            whose answer changes without them.
         explain: "continuation", the first tokens that the model says; or "answer", those that the data set gives.
         max_new_tokens: how many tokens of the continuation.
         as_published: leaves the errors of the published file in.

@@ -15,6 +15,7 @@ from noiser.data.dataset import in_draw_order
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.evaluation.examples import Item
 from noiser.model import LanguageModel
+from noiser.types import Prompt
 
 __all__ = ["answers_right", "block_of", "draw", "select", "select_all"]
 
@@ -62,6 +63,7 @@ def draw(
                 target=example.target if entry.explain == "answer" else None,
                 gold=example.target,
                 spans=example.spans or None,
+                without=example.without,
             ),
         )
         for example in in_draw_order(examples, seed)
@@ -128,13 +130,20 @@ def select(model: str, lm: LanguageModel, candidates: Candidates) -> Iterator[Se
 
 
 def answers_right(lm: LanguageModel, item: Item) -> bool:
-    """Whether every token of the answer is the one that the model says, given the prompt and the tokens before it."""
+    """Whether every token of the answer is the one that the model says, given the prompt and the tokens before it.
+
+    Where the example names the prompt without what decides the answer, the model must say something else to that one.
+    """
+    if item.gold is None:
+        raise ParameterError("The example has no answer; expected one, to be compared with what the model says.")
+    return _says(lm, item.prompt, item.gold) and (item.without is None or not _says(lm, item.without, item.gold))
+
+
+def _says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:
     from noiser.engine import Clean, CleanStats, LocalEngine
     from noiser.model.query import build_query
 
-    if item.gold is None:
-        raise ParameterError("The example has no answer; expected one, to be compared with what the model says.")
-    stats: CleanStats = LocalEngine(lm).ask(build_query(lm, item.prompt, target=item.gold), Clean())
+    stats: CleanStats = LocalEngine(lm).ask(build_query(lm, prompt, target=answer), Clean())
     return all(rank == 1 for rank in stats.ranks)
 
 

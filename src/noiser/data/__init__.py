@@ -4,6 +4,7 @@ from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, So
 from noiser.data.known import KNOWN
 from noiser.data.loading import cache_folder, fetch, load
 from noiser.data.longra import LONGRA
+from noiser.data.planted import read_planted
 from noiser.data.wikibio import WIKIBIO, read_biographies
 from noiser.data.wikitext import WIKITEXT
 
@@ -23,4 +24,5 @@ __all__ = [
     "fetch",
     "load",
     "read_biographies",
+    "read_planted",
 ]

@@ -41,6 +41,7 @@ class Example:
         dataset: name of the data set.
         category: the data set's own division, such as a relation; empty where there is none.
         spans: named parts of `prompt`, for localisation.
+        without: the prompt without the parts that decide the answer; None where the data set does not say which do.
         meta: whatever else the record says.
     """
 
@@ -50,6 +51,7 @@ class Example:
     dataset: str
     category: str = ""
     spans: Spans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
+    without: str | None = None
     meta: Mapping[str, str | int | bool] = field(default_factory=dict[str, "str | int | bool"], hash=False)
 
 

@@ -26,7 +26,7 @@ def load(
     """A data set by name.
 
     Args:
-        name: a name of `DATA_SETS`: "known", "longra", "wikitext", "wikibio".
+        name: a name of `DATA_SETS`: "known", "longra", "wikitext", "wikibio", "planted".
         data_dir: a folder with the upstream files, anywhere in it; else `$NOISER_DATA`; else the cache folder, into
             which they are fetched first if they are not there.
         limit: the most examples to take; None for all.

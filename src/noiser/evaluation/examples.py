@@ -23,6 +23,7 @@ class Item:
         target: what to explain; None for the greedy continuation.
         gold: the answer that a data set gives; None for the model's own.
         spans: named character spans, for localisation.
+        without: the prompt without what decides the gold answer, where a data set says what does.
         attribution: the attribution, if it is there already.
     """
 
@@ -31,6 +32,7 @@ class Item:
     target: str | int | None = None
     gold: str | None = None
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    without: str | None = None
     attribution: Attribution | None = None
 
 

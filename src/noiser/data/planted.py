@@ -1,0 +1,207 @@
+"""Planted facts: prompts made by a program, so that the part that decides the answer is known.
+
+Every prompt has a question, sentences that answer it (the span "gold"), and sentences of the same form about other
+people. `Example.without` is the prompt without its gold sentences: where a model says the answer with them and
+something else without them, they decided. The place of the first gold sentence goes evenly through the prompt, so that
+scores that only know positions are at chance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source
+
+__all__ = ["CATEGORIES", "planted", "read_planted"]
+
+SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
+
+SENTENCES = (3, 6, 12, 24, 48, 96, 192)
+"""How many sentences stand before the question: about 20 to 2,000 tokens."""
+
+REPEATS = 20
+"""Prompts of each category and length; two for each, one per answer, where two passages are in conflict."""
+
+_WORDS = {
+    "people": (
+        "Anna Boris Clara David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nadia Oscar Paula Quinn Robert "
+        "Sarah Thomas Ursula Victor Wendy Xavier Yvonne Zachary Alice Bruno Cecil Diana Edgar Fiona George Hannah "
+        "Isaac Julia Kevin Laura Martin Nora Oliver Peter Rachel Simon Teresa Ulrich Vera Walter Emma Philip"
+    ),
+    "things": (
+        "guitar hammer lantern blanket bicycle mirror camera basket ladder kettle violin helmet compass umbrella "
+        "suitcase telescope trumpet carpet bottle candle drum saddle clock puzzle"
+    ),
+    "rooms": "attic garage kitchen cellar garden office library bedroom hallway barn",
+    "labels": "north south east west spring summer autumn winter",
+    "colours": "red blue green yellow purple orange pink brown",
+}
+_CLASSES = {
+    "animals": "dog horse lion rabbit tiger sheep wolf monkey",
+    "fruits": "apple banana cherry grape lemon peach mango plum",
+    "tools": "hammer saw drill wrench chisel shovel axe knife",
+    "colours": _WORDS["colours"],
+    "metals": "iron copper silver zinc gold nickel tin lead",
+    "clothes": "shirt jacket sock glove scarf hat coat shoe",
+}
+_PEOPLE, _THINGS, _ROOMS, _LABELS, _COLOURS = (words.split() for words in _WORDS.values())
+
+
+class _Planted(NamedTuple):
+    """Sentences in order, which of them decide, and the question that ends in front of the answer."""
+
+    sentences: list[str]
+    gold: tuple[int, ...]
+    question: str
+    answer: str
+    separator: str = " "
+
+
+def planted() -> Recipe:
+    """The recipe; there are no files. The span of every example is "gold", what decides the answer."""
+    return Recipe(source=SOURCE, read=read_planted)
+
+
+def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
+    """All prompts, the same in every run."""
+    return Reading(
+        [
+            example
+            for category, make in CATEGORIES.items()
+            for count in SENTENCES
+            for repeat in range(REPEATS)
+            for example in _examples(category, make, count, repeat)
+        ],
+        ("Made by a program. An answer counts as right only if it changes when the gold sentences are taken out.",),
+    )
+
+
+def _examples(
+    category: str, make: Callable[[_Facts], Iterator[_Planted]], count: int, repeat: int
+) -> Iterator[Example]:
+    facts = _Facts(random.Random(f"{category}/{count}/{repeat}"), count, repeat)
+    for variant, case in enumerate(make(facts)):
+        rest = [sentence for i, sentence in enumerate(case.sentences) if i not in case.gold]
+        yield Example(
+            id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}",
+            prompt=_joined(case, case.sentences),
+            without=_joined(case, rest),
+            target=case.answer,
+            dataset="planted",
+            category=category,
+            spans={"gold": tuple(_spans(case)[i] for i in case.gold)},
+            meta={"sentences": len(case.sentences), "depth": round(100 * case.gold[0] / (len(case.sentences) - 1))},
+        )
+
+
+def _joined(case: _Planted, sentences: list[str]) -> str:
+    return case.separator.join([*sentences, case.question])
+
+
+def _spans(case: _Planted) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for sentence in case.sentences:
+        spans.append((start, start + len(sentence)))
+        start += len(sentence) + len(case.separator)
+    return spans
+
+
+class _Facts:
+    """Draws people, things and rooms, no pair of person and thing twice."""
+
+    def __init__(self, random: random.Random, count: int, repeat: int) -> None:
+        self.random, self.count, self.repeat = random, count, repeat
+        self.pairs = random.sample([(person, thing) for person in _PEOPLE for thing in _THINGS], count + 2)
+        self.rooms = random.sample(_ROOMS, len(_ROOMS))
+        self.person, self.thing = self.pairs.pop()
+        self.room, self.other_room = self.rooms[:2]
+        self.question = f"Question: Where does {self.person} keep the {self.thing}? Answer: in the"
+
+    def fact(self, room: str) -> str:
+        """A sentence that answers the question."""
+        return f"{self.person} keeps the {self.thing} in the {room}."
+
+    def others(self, count: int) -> list[str]:
+        """Sentences about other people and things, in rooms that are not the answers."""
+        return [
+            f"{person} keeps the {thing} in the {self.random.choice(self.rooms[2:])}."
+            for person, thing in self.pairs[:count]
+        ]
+
+    def place(self, *planted: str) -> tuple[list[str], tuple[int, ...]]:
+        """The planted sentences among others: the first where the repeat says, the rest anywhere; and their places."""
+        first = round(self.repeat / (REPEATS - 1) * (self.count - 1))
+        places = [first, *self.random.sample([i for i in range(self.count) if i != first], len(planted) - 1)]
+        sentences = self.others(self.count - len(planted))
+        for index, sentence in sorted(zip(places, planted, strict=True)):
+            sentences.insert(index, sentence)
+        return sentences, tuple(places)
+
+
+def _once(facts: _Facts) -> Iterator[_Planted]:
+    sentences, gold = facts.place(facts.fact(facts.room))
+    yield _Planted(sentences, gold, facts.question, facts.room)
+
+
+def _twice(facts: _Facts) -> Iterator[_Planted]:
+    sentences, gold = facts.place(facts.fact(facts.room), facts.fact(facts.room))
+    yield _Planted(sentences, gold, facts.question, facts.room)
+
+
+def _conflict(facts: _Facts) -> Iterator[_Planted]:
+    """Two passages disagree: two examples of one prompt, of which at most one has the answer that a model gives."""
+    rooms = (facts.room, facts.other_room)
+    sentences, places = facts.place(*map(facts.fact, rooms))
+    for place, room in zip(places, rooms, strict=True):
+        yield _Planted(sentences, (place,), facts.question, room)
+
+
+def _combined(facts: _Facts) -> Iterator[_Planted]:
+    """Neither sentence says it alone."""
+    colour = facts.random.choice(_COLOURS)
+    sentences, gold = facts.place(
+        f"{facts.person} keeps the {facts.thing} in the {colour} box.", f"The {colour} box is in the {facts.room}."
+    )
+    yield _Planted(sentences, gold, facts.question, facts.room)
+
+
+def _similar(facts: _Facts) -> Iterator[_Planted]:
+    """Another person has the same thing, the same person another one."""
+    person = facts.random.choice([name for name in _PEOPLE if name != facts.person])
+    thing = facts.random.choice([name for name in _THINGS if name != facts.thing])
+    look_alikes = (
+        f"{person} keeps the {facts.thing} in the {facts.other_room}.",
+        f"{facts.person} keeps the {thing} in the {facts.rooms[2]}.",
+    )
+    sentences, places = facts.place(facts.fact(facts.room), *look_alikes)
+    yield _Planted(sentences, places[:1], facts.question, facts.room)
+
+
+def _few_shot(facts: _Facts) -> Iterator[_Planted]:
+    """Labels without meaning, one per class; the example of the question's own class decides."""
+    labels = dict(zip(_CLASSES, facts.random.sample(_LABELS, len(_CLASSES)), strict=True))
+    asked = facts.random.choice(list(_CLASSES))
+    shown, question = facts.random.sample(_CLASSES[asked].split(), 2)
+    others = [(word, label) for kind, label in labels.items() if kind != asked for word in _CLASSES[kind].split()]
+    facts.random.shuffle(others)
+    sentences = [f"{word}: {label}" for word, label in others[: min(facts.count, len(others)) - 1]]
+    place = round(facts.repeat / (REPEATS - 1) * len(sentences))
+    sentences.insert(place, f"{shown}: {labels[asked]}")
+    yield _Planted(sentences, (place,), f"{question}:", labels[asked], "\n")
+
+
+CATEGORIES: Mapping[str, Callable[[_Facts], Iterator[_Planted]]] = {
+    "once": _once,
+    "twice": _twice,
+    "conflict": _conflict,
+    "combined": _combined,
+    "similar": _similar,
+    "few_shot": _few_shot,
+}
+"""Each category and what makes its prompts."""
+
+DATA_SETS.register("planted", planted, summary="made-up facts among distractors: what decides the answer is known")
