@@ -145,7 +145,7 @@ def kernel(size, units):
 
 @pytest.mark.parametrize("units", [1, 2, 3, 4, 7, 10])
 def test_enough_samples_give_every_coalition_its_kernel_weight(units):
-    kept, weights = draw_coalitions(units, units, 2**units, torch.Generator())
+    kept, weights, *_ = draw_coalitions(units, units, 2**units, torch.Generator())
     assert len(kept) == len({tuple(row) for row in kept.tolist()}) == 2**units - 2
     for row, weight in zip(kept, weights.tolist(), strict=True):
         assert weight == pytest.approx(kernel(int(row.sum()), units))
@@ -158,7 +158,7 @@ def test_drawn_coalitions_have_the_kernel_as_their_mean(first, units, samples):
     bits = 2 ** torch.arange(units)
     total = torch.zeros(runs, 2**units, dtype=torch.float64)
     for run in total:
-        kept, weights = draw_coalitions(first, units, samples, generator)
+        kept, weights, *_ = draw_coalitions(first, units, samples, generator)
         run.index_add_(0, (kept * bits).sum(1), weights)
     for index in range(1, 2**units - 1):
         expected = kernel(index.bit_count(), units)
@@ -167,7 +167,7 @@ def test_drawn_coalitions_have_the_kernel_as_their_mean(first, units, samples):
 
 
 def test_whole_sizes_come_first_and_the_rest_in_complements():
-    kept, weights = draw_coalitions(20, 20, 448, torch.Generator().manual_seed(0))
+    kept, weights, *_ = draw_coalitions(20, 20, 448, torch.Generator().manual_seed(0))
     sizes = kept.sum(1)
     assert len(kept) == 448
     assert ((sizes[:40] == 1) | (sizes[:40] == 19)).all()
@@ -177,14 +177,14 @@ def test_whole_sizes_come_first_and_the_rest_in_complements():
 
 def test_regression_gets_every_additive_game_right():
     generator = torch.Generator().manual_seed(0)
-    kept, weights = draw_coalitions(12, 12, 60, generator)
+    kept, weights, *_ = draw_coalitions(12, 12, 60, generator)
     truth = torch.randn(12, generator=generator, dtype=torch.float64)
     found = shapley_regression(kept, kept.double() @ truth, weights, truth.sum())
     torch.testing.assert_close(found, truth)
 
 
 def test_regression_with_few_coalitions_still_meets_the_sum():
-    kept, weights = draw_coalitions(30, 30, 4, torch.Generator().manual_seed(0))
+    kept, weights, *_ = draw_coalitions(30, 30, 4, torch.Generator().manual_seed(0))
     found = shapley_regression(kept, torch.randn(len(kept), dtype=torch.float64), weights, torch.tensor(0.7).double())
     assert found.isfinite().all()
     assert float(found.sum()) == pytest.approx(0.7)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spans
 
 __all__ = ["CATEGORIES", "planted", "read_planted"]
 
@@ -61,7 +61,7 @@ class _Planted(NamedTuple):
 
 
 def planted() -> Recipe:
-    """The recipe; there are no files. The span of every example is "gold", what decides the answer."""
+    """The recipe; there are no files. Spans: "gold", the sentences that decide the answer; "other", all others."""
     return Recipe(source=SOURCE, read=read_planted)
 
 
@@ -92,7 +92,7 @@ def _examples(
             target=case.answer,
             dataset="planted",
             category=category,
-            spans={"gold": tuple(_spans(case)[i] for i in case.gold)},
+            spans=_spans(case),
             meta={"sentences": len(case.sentences), "depth": round(100 * case.gold[0] / (len(case.sentences) - 1))},
         )
 
@@ -101,13 +101,13 @@ def _joined(case: _Planted, sentences: list[str]) -> str:
     return case.separator.join([*sentences, case.question])
 
 
-def _spans(case: _Planted) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
+def _spans(case: _Planted) -> Spans:
+    spans: dict[str, list[tuple[int, int]]] = {"gold": [], "other": []}
     start = 0
-    for sentence in case.sentences:
-        spans.append((start, start + len(sentence)))
+    for i, sentence in enumerate(case.sentences):
+        spans["gold" if i in case.gold else "other"].append((start, start + len(sentence)))
         start += len(sentence) + len(case.separator)
-    return spans
+    return {name: tuple(places) for name, places in spans.items()}
 
 
 class _Facts:

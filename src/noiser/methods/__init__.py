@@ -12,6 +12,7 @@ from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGra
 from noiser.methods.kernel_shap import KernelShap
 from noiser.methods.lime import Lime
 from noiser.methods.noiser import Noiser
+from noiser.methods.noiser_joint import NoiserJoint
 from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores, describe, make_method
 from noiser.methods.random import Random
@@ -31,6 +32,7 @@ __all__ = [
     "Lime",
     "Method",
     "Noiser",
+    "NoiserJoint",
     "Occlusion",
     "Random",
     "Scores",
@@ -57,6 +59,7 @@ METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit
 METHODS.register(
     "noiser_relative", _noiser_relative, summary="noise in proportion to each embedding, Hellinger score; no search"
 )
+METHODS.register("noiser_joint", NoiserJoint, summary="units removed together: Shapley values of the prediction's root")
 METHODS.register(
     "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
 )

@@ -6,6 +6,7 @@ And linear surrogates of it: how much of a prediction is a sum over the units th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from noiser.checks import random_state_kept
-from noiser.engine import Baseline, Query, Replace, Steps, Values, ValueTable
+from noiser.engine import Baseline, Query, Remover, Replace, Steps, ValueName, Values, ValueTable
 
 __all__ = ["Coalitions", "ScaleName", "Surrogate", "draw_per_unit", "lasso", "ridge"]
 
@@ -29,18 +30,18 @@ class Coalitions:
 
     Args:
         query: the question.
-        baseline: what replaces a unit.
-        value: "prob", "logprob" or "logit"; see `noiser.engine.Values`.
+        remove: what makes the perturbation that removes tokens; or the baseline that replaces them.
+        value: the number that is predicted; see `noiser.engine.Values`.
 
     Attributes:
         seen: for each target, the indices of the units before it.
         clean: [targets], the values with every unit kept; there once `values` has been asked.
     """
 
-    def __init__(self, query: Query, baseline: Baseline, value: Literal["prob", "logprob", "logit"]) -> None:
+    def __init__(self, query: Query, remove: Baseline | Remover, value: ValueName) -> None:
         self._query = query
-        self._baseline: Baseline = baseline
-        self._value: Literal["prob", "logprob", "logit"] = value
+        self._remove = remove if isinstance(remove, Remover) else partial(Replace, baseline=remove)
+        self._value: ValueName = value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])
         self._cut = (first[None] <= torch.tensor(query.logit_positions)[:, None]) & ~self._mask
@@ -59,10 +60,8 @@ class Coalitions:
                 if (g, of_target[i]) not in planned:
                     planned.add((g, of_target[i]))
                     runs.setdefault(of_target[i] if disturbed[g][i] else row, {})[g] = of_target[i]
-        replaced = [
-            Replace(self._positions(run), tuple(targets), baseline=self._baseline) for run, targets in runs.items()
-        ]
-        table: ValueTable = yield Values(replaced, self._value)
+        removed = [self._remove(self._positions(run), tuple(targets)) for run, targets in runs.items()]
+        table: ValueTable = yield Values(removed, self._value)
         self.clean = table.clean
         known = {(g, everything): value for g, value in enumerate(table.clean.tolist())}
         if runs:

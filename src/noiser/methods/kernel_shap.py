@@ -68,12 +68,9 @@ class KernelShap:
         coalitions = Coalitions(query, self.baseline, self.score)
         counts = [len(seen) for seen in coalitions.seen]
         samples = self._samples_for(counts[0])
-        order = query.causal_mask.sum(0).argsort(descending=True, stable=True)
         exact = [samples >= 2**count for count in counts]
-        start = max([count for count, all_of_them in zip(counts, exact, strict=True) if all_of_them] or counts[:1])
-        game = draw_coalitions(start, len(order), samples, rng)
-        kept = torch.zeros(1 + len(game.kept), len(order), dtype=torch.bool)  # the first is the empty one
-        kept[1:, order] = game.kept
+        game = draw_for_targets(query, samples, rng)
+        kept = torch.cat([torch.zeros(1, len(query.units), dtype=torch.bool), game.kept])  # the empty one first
         values = yield from coalitions.values(kept)
         empty = values[:, 0]
         rows = [
@@ -90,15 +87,30 @@ class KernelShap:
 class Weighted(NamedTuple):
     """Coalitions and what each counts, in a measure that tends to the Shapley kernel.
 
-    The kernel's scale is the one in which a coalition of s among n units weighs (s-1)! (n-s-1)! / (n-1)!, which a
-    game inherits from every larger one.
+    Those of sizes that were taken whole come first, then `drawn` in pairs. The kernel's scale is the one in which a
+    coalition of s among n units weighs (s-1)! (n-s-1)! / (n-1)!, which a game inherits from every larger one.
     """
 
     kept: Bool[Tensor, "coalitions units"]
     weights: Float64[Tensor, " coalitions"]
+    whole: int
+    drawn: int
 
 
-def draw_coalitions(first: int, units: int, samples: int, generator: torch.Generator) -> Weighted:
+def draw_for_targets(query: Query, samples: int, generator: torch.Generator, *, singles: bool = False) -> Weighted:
+    """Coalitions of all units that serve every target, drawn for the last that is exact, or for the first."""
+    counts = query.causal_mask.sum(1).tolist()
+    order = query.causal_mask.sum(0).argsort(descending=True, stable=True)
+    start = max([count for count in counts if samples >= 2**count] or counts[:1])
+    game = draw_coalitions(start, len(order), samples, generator, singles=singles)
+    kept = torch.empty_like(game.kept)
+    kept[:, order] = game.kept
+    return game._replace(kept=kept)
+
+
+def draw_coalitions(
+    first: int, units: int, samples: int, generator: torch.Generator, *, singles: bool = False
+) -> Weighted:
     """Coalitions of `first` units, neither empty nor whole, continued to coalitions of `units`.
 
     Args:
@@ -106,14 +118,15 @@ def draw_coalitions(first: int, units: int, samples: int, generator: torch.Gener
         units: units before the last target, `first` or more.
         samples: coalitions of the first game; 2^first or more are all.
         generator: numbers for the first game are drawn before those for the others.
+        singles: take the sizes 1 and `first` - 1 whole in any case.
     """
-    found = _draw(first, samples, generator)
+    found = _draw(first, samples, generator, singles)
     for count in range(first, units):
         found = _join(found, count, generator)
     return found
 
 
-def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
+def _draw(units: int, samples: int, generator: torch.Generator, singles: bool) -> Weighted:
     """Sizes taken whole where their share of the samples covers all their coalitions; the rest in random pairs."""
     kept: list[Tensor] = []
     weights: list[float] = []
@@ -122,11 +135,13 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
     while mass:
         outermost = {s: math.comb(units, s) for s in {min(mass), max(mass)}}
         share = sum(mass[s] for s in outermost) / sum(mass.values())
-        if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
+        enough = (samples - len(kept)) * share >= sum(outermost.values()) - 1e-9
+        if not enough and not (singles and 1 in outermost):
             break
         for s, count in outermost.items():
             kept += _all_of_size(units, s)
             weights += [mass.pop(s) / count] * count
+    whole = len(kept)
     if mass:
         pairs = max(1, (samples - len(kept)) // 2)
         sizes = torch.tensor(list(mass.values())).multinomial(pairs, replacement=True, generator=generator) + min(mass)
@@ -135,7 +150,7 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
             chosen = torch.randperm(units, generator=generator) < size
             kept += [chosen, ~chosen]
     table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
-    return Weighted(table, torch.tensor(weights, dtype=torch.float64))
+    return Weighted(table, torch.tensor(weights, dtype=torch.float64), whole, len(kept) - whole)
 
 
 def _all_of_size(units: int, size: int) -> Iterator[Bool[Tensor, " units"]]:
@@ -155,7 +170,8 @@ def _join(game: Weighted, count: int, generator: torch.Generator) -> Weighted:
     alone = torch.zeros(2, count + 1, dtype=torch.bool)
     alone[0, :count] = alone[1, count] = True
     kept = torch.cat([torch.cat([game.kept, joins[:, None]], dim=1), alone])
-    return Weighted(kept, torch.cat([game.weights, torch.full((2,), 1 / count, dtype=torch.float64)]))
+    weights = torch.cat([game.weights, torch.full((2,), 1 / count, dtype=torch.float64)])
+    return game._replace(kept=kept, weights=weights)
 
 
 def shapley_regression(

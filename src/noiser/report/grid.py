@@ -44,6 +44,7 @@ METHOD_TITLES: Mapping[str, str] = {
     "sequential_integrated_gradients": "Sequential IG",
     "lime": "LIME",
     "occlusion": "Occlusion",
+    "noiser_joint": "Joint",
     "kernel_shap": "Kernel SHAP",
     "shapley_sampling": "Shapley sampling",
     "context_cite": "ContextCite",

@@ -1,0 +1,135 @@
+"""Joint removal against Shapley's formula over all coalitions, each a whole sequence."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import noiser
+from noiser.errors import ParameterError
+from noiser.methods.kernel_shap import draw_coalitions
+from noiser.methods.noiser_joint import _fit
+from test_shapley import all_values, exact
+from tiny import FAMILIES, tiny
+
+PROMPT = "The quick fox sings"
+EVERY = 1 << 10
+
+
+def root_of(token):
+    return lambda p: float(p[token].double() ** 0.25)
+
+
+def log_odds_of(token):
+    return lambda p: float(p[token].double().log() - (1 - p[token].double()).log())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_all_coalitions_it_is_shapleys_value_of_the_root_in_every_family(family):
+    lm = tiny(family)
+    att = noiser.attribute(lm, PROMPT, method=noiser.NoiserJoint(samples=EVERY))
+    values, seen = all_values(lm, att, 0, root_of(att.targets[0].token_id))
+    torch.testing.assert_close(att.scores[0], exact(values, len(seen)), atol=1e-5, rtol=0)
+    assert (att.stderr == 0).all()
+
+
+def test_several_targets_words_and_log_odds_are_exact_too():
+    lm = tiny("gemma3")
+    method = noiser.NoiserJoint(samples=EVERY, score="logit")
+    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3, unit="word")
+    for row, target in enumerate(att.targets):
+        values, seen = all_values(lm, att, row, log_odds_of(target.token_id))
+        torch.testing.assert_close(att.scores[row, seen], exact(values, len(seen)), atol=1e-4, rtol=0)
+
+
+def test_with_a_foil_the_root_gives_way_to_log_odds_of_the_pair():
+    lm, foil = tiny("llama"), 77
+    att = noiser.attribute(lm, PROMPT, method=noiser.NoiserJoint(samples=EVERY), foil=foil)
+    token = att.targets[0].token_id
+    values, seen = all_values(lm, att, 0, lambda p: float(p[token].log() - p[foil].log()))
+    torch.testing.assert_close(att.scores[0], exact(values, len(seen)), atol=5e-5, rtol=0)
+    with pytest.raises(ParameterError, match=r"hellinger.* has no foil"):
+        noiser.attribute(lm, PROMPT, method=noiser.NoiserJoint(score="hellinger"), foil=foil)
+
+
+@pytest.mark.parametrize("removal", ["noise", "mean", "delete"])
+def test_scores_sum_to_the_gain_whatever_the_removal(removal):
+    att = noiser.attribute(tiny("llama"), PROMPT + " near the river", method=noiser.NoiserJoint(removal=removal))
+    gain = att.info["value"][0] - att.info["baseline_value"][0]
+    assert float(att.scores.sum()) == pytest.approx(gain, abs=1e-6)
+
+
+def test_a_targets_scores_do_not_depend_on_later_targets():
+    lm, method = tiny("llama"), noiser.NoiserJoint(samples=16)
+    alone = noiser.attribute(lm, PROMPT, method=method, continuation_units=False)
+    together = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3, continuation_units=False)
+    torch.testing.assert_close(together.scores[0], alone.scores[0], atol=1e-6, rtol=0)
+
+
+# ---- the fit, on games that need no model ----------------------------------------------------------------------------
+
+
+def play(value, units, samples, seed=0):
+    """Scores and standard errors of a game, a function from a set of units to a number."""
+    game = draw_coalitions(units, units, samples, torch.Generator().manual_seed(seed), singles=True)
+    every = frozenset(range(units))
+    numbers = [value(frozenset(row.nonzero().flatten().tolist())) - value(frozenset()) for row in game.kept]
+    last = torch.tensor([value(every) - value(every - {u}) for u in range(units)]).double()
+    first = torch.tensor([value(frozenset({u})) - value(frozenset()) for u in range(units)]).double()
+    gain = torch.tensor(value(every) - value(frozenset())).double()
+    return _fit(game, torch.tensor(numbers).double(), last, first, gain)
+
+
+def test_a_sum_is_found_with_the_fewest_samples():
+    weights = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0, 1.5, -0.5]
+    fit = play(lambda kept: sum(weights[u] for u in kept), 8, 16)
+    torch.testing.assert_close(fit.scores, torch.tensor(weights).double())
+
+
+def test_copies_share_what_one_of_them_would_have():
+    """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is worth a half."""
+    for samples in (24, 96):
+        fit = play(lambda kept: float(bool({2, 5} & kept)), 12, samples)
+        assert fit.scores.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
+    torch.testing.assert_close(fit.scores[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0)
+
+
+def test_standard_errors_are_the_spread_over_seeds():
+    pairs = {(i, j): (-1.0) ** (i * j) * (1 + (3 * i + 5 * j) % 4) for i, j in itertools.combinations(range(10), 2)}
+    value = lambda kept: sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
+    fits = [play(value, 10, 120, seed) for seed in range(60)]
+    spread = torch.stack([fit.scores for fit in fits]).std(0)
+    claimed = torch.stack([fit.stderr for fit in fits]).square().mean(0).sqrt()
+    assert 0.8 < float((claimed / spread).mean()) < 1.3
+
+
+def test_more_samples_come_nearer_to_the_truth():
+    value = lambda kept: (len(kept & {0, 1, 2}) * len(kept & {3, 4}) + (5 in kept)) ** 0.5
+    numbers = {
+        kept: value(kept) for size in range(9) for kept in map(frozenset, itertools.combinations(range(8), size))
+    }
+    truth = exact(numbers, 8).double()
+    errors = [
+        sum(float((play(value, 8, samples, seed).scores - truth).square().sum()) for seed in range(20))
+        for samples in (16, 40, 120)
+    ]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+# ---- a real model ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_fact_that_stands_twice_is_found_where_one_at_a_time_sees_nothing(smol):
+    """Planted facts, at no more token-forwards than the default method takes."""
+    found = {"noiser_joint": 0, "occlusion": 0}
+    examples = [e for e in noiser.data.load("planted") if e.id in {f"planted-twice-6-{i}" for i in (2, 17)}]
+    for example in examples:
+        sentences = sorted([*example.spans["gold"], *example.spans["other"]])
+        gold = {sentences.index(span) for span in example.spans["gold"]}
+        for method in found:
+            att = noiser.attribute(smol, example.prompt, target=example.target, unit=sentences, method=method)
+            found[method] += set(att.scores[0].argsort(descending=True)[:2].tolist()) == gold
+    assert found["noiser_joint"] == len(examples) > found["occlusion"]
