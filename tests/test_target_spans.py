@@ -11,6 +11,8 @@ import torch
 
 import noiser
 from engine_for_tests import clean
+from noiser.bench.plan import DataEntry
+from noiser.cli.options import Question
 from noiser.engine import LocalEngine, Replace, Values
 from noiser.errors import ParameterError, UnitError, UnknownNameError
 from noiser.methods import METHODS
@@ -346,6 +348,28 @@ def test_metrics_read_spans():
                 assert float(curves.deletion[g][point]) == pytest.approx(expected, rel=1e-4)
     assert math.isfinite(mass_matched(lm, att, masks=2).method.area)
     assert clean(lm, query).shape[0] == len(query.target_ids)
+
+
+def test_evaluations_and_plans_have_target_spans():
+    lm = tiny("llama")
+    settings = {"method": "occlusion", "metrics": ["erasure"], "max_new_tokens": 4}
+    spans, tokens = (noiser.evaluate(lm, PROMPT, target_unit=unit, **settings) for unit in ("all", "token"))
+    (record,) = spans.records
+    att = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=4, target_unit="all")
+    assert record["probability"] == pytest.approx(att.targets[0].probability)
+    with pytest.raises(ParameterError, match="target_unit is 'all' and 'token'"):
+        spans.minus(tokens)
+    plain, spanned = (DataEntry(prompts=(PROMPT,), target_unit=unit) for unit in ("token", "all"))
+    assert "target_unit" not in plain.meaning  # as folders have it that were made before
+    assert spanned.meaning["target_unit"] == "all"
+
+
+def test_the_command_explains_sentences(capsys):
+    question = Question(prompt=PROMPT, target=ANSWER, target_unit="sentence")
+    att = noiser.attribute(tiny("llama"), method="occlusion", **question.arguments())
+    assert len(att.targets) == 2
+    print(att)
+    assert "probability per token" in capsys.readouterr().out
 
 
 def test_inseq_has_no_spans():

@@ -106,6 +106,7 @@ class DataEntry(Entry):
         only_correct: only examples whose answer the model gives greedily, all its tokens.
         explain: "continuation", the first tokens that the model says; or "answer", those that the data set gives.
         max_new_tokens: how many tokens of the continuation.
+        target_unit: what each row explains of it.
         as_published: leaves the errors of the published file in.
     """
 
@@ -117,6 +118,7 @@ class DataEntry(Entry):
     only_correct: bool = False
     explain: Literal["continuation", "answer"] = "continuation"
     max_new_tokens: Count = 1
+    target_unit: Literal["token", "word", "sentence", "all"] = "token"
     as_published: bool = False
 
     @model_validator(mode="before")
@@ -142,8 +144,12 @@ class DataEntry(Entry):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """As for any entry; prompts may be added behind those that there are."""
-        return {key: value for key, value in super().meaning.items() if key != "prompts"} | {
+        """As for any entry; prompts may be added behind those that there are.
+
+        `target_unit` is left out where it is "token", as in folders that were made before there was another.
+        """
+        left_out = {"prompts"} | ({"target_unit"} if self.target_unit == "token" else set())
+        return {key: value for key, value in super().meaning.items() if key not in left_out} | {
             "own": self.prompts is not None
         }
 

@@ -15,7 +15,7 @@ from noiser.methods import Method
 from noiser.metrics.metric import Case, Measured, Metric, measure_passes
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import Unit
+from noiser.types import TargetUnit, Unit
 
 __all__ = ["Attributor", "in_profile", "measure_one", "measure_together"]
 
@@ -31,6 +31,7 @@ class Attributor:
         method: the method, in the profile already; see `in_profile`.
         unit: what gets a score.
         max_new_tokens: tokens of the continuation to explain where an item has no target.
+        target_unit: what each row explains; see `noiser.attribute`.
         profile: "authors": special tokens are scored, whatever the method.
     """
 
@@ -38,6 +39,7 @@ class Attributor:
     method: Method
     unit: Unit = "token"
     max_new_tokens: int = 1
+    target_unit: TargetUnit = "token"
     profile: Profile = "paper"
 
     def passes(
@@ -50,6 +52,7 @@ class Attributor:
             method=self.method,
             target=item.target,
             max_new_tokens=self.max_new_tokens,
+            target_unit=self.target_unit,
             unit=self.unit,
             seed=seed,
             special_tokens="perturbed" if self.profile == "authors" else None,
