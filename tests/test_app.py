@@ -61,6 +61,7 @@ def ask(handlers, longest_wait=None, **fields):
         {"prompt": "user: a\nassistant: b", "chat": True, "model": "m", "unit": "sentence", "seed": 7},
         {"methods": ("noiser", "occlusion"), "target": " fox ", "foil": "\n", "max_new_tokens": 5},
         {"all_thresholds": False},
+        {"target_unit": "sentence"},
     ],
 )
 def test_a_link_restores_the_question(fields):

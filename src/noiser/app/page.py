@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl
 
 import gradio as gr
@@ -16,6 +16,7 @@ from noiser.app.question import MOST_TARGETS, Question
 from noiser.app.show import explain
 from noiser.errors import NoiserError
 from noiser.methods import METHODS
+from noiser.types import TargetUnitName
 
 __all__ = ["build", "look"]
 
@@ -111,6 +112,9 @@ class _Page:
             fields["foil"] = gr.Textbox(label="Foil", info="Why not this?")
         fields["max_new_tokens"] = gr.Slider(
             1, MOST_TARGETS, begin.max_new_tokens, step=1, label="Tokens of the continuation", info="Without a target."
+        )
+        fields["target_unit"] = gr.Radio(
+            list(get_args(TargetUnitName)), value=begin.target_unit, label="Explain every", info="Of the continuation."
         )
         with gr.Accordion("More settings", open=False):
             fields["all_thresholds"] = gr.Checkbox(

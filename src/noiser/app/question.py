@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from noiser.errors import ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, Method, Noiser, make_method
-from noiser.types import Prompt, UnitName
+from noiser.types import Prompt, TargetUnitName, UnitName
 
 __all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "json_messages", "parse_chat"]
 
@@ -35,6 +35,7 @@ class Question:
         methods: registry names.
         target: the continuation to explain; empty for the greedy one.
         max_new_tokens: how many tokens of the greedy continuation.
+        target_unit: what is explained of the continuation: each "token", "word" or "sentence", or "all" of it.
         foil: "why the target rather than this?"; empty for none.
         unit: "token", "word" or "sentence".
         seed: of all random numbers.
@@ -47,6 +48,7 @@ class Question:
     methods: tuple[str, ...] = ("noiser",)
     target: str = ""
     max_new_tokens: int = 1
+    target_unit: TargetUnitName = "token"
     foil: str = ""
     unit: UnitName = "token"
     seed: int = 0
@@ -80,6 +82,7 @@ class Question:
             "prompt": prompt,
             "target": self.target or None,
             "max_new_tokens": self.max_new_tokens,
+            "target_unit": self.target_unit,
             "foil": self.foil or None,
             "unit": self.unit,
             "seed": self.seed,
@@ -119,8 +122,9 @@ def _as_text(value: Any) -> str:
 
 
 def _from_text(name: str, text: str, default: Any) -> Any:
-    if name == "unit" and text not in get_args(UnitName):
-        raise UnknownNameError("unit", text, get_args(UnitName))
+    choices = {"unit": get_args(UnitName), "target_unit": get_args(TargetUnitName)}.get(name, (text,))
+    if text not in choices:
+        raise UnknownNameError(name, text, choices)
     if isinstance(default, bool):
         return text not in ("", "0")
     if isinstance(default, tuple):

@@ -143,8 +143,9 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
 
 def _prediction(target: Target, word: str = "") -> list[str]:
     """Probability and rank; a result of Inseq may lack them."""
-    probability = [] if math.isnan(target.probability) else [f"{word}{target.probability:.3g}"]
-    return probability + ([f"rank {target.rank}"] if target.rank else [])
+    each, up_to = ("per token ", "up to ") if target.rest else ("", "")
+    probability = [] if math.isnan(target.probability) else [f"{word}{each}{target.probability:.3g}"]
+    return probability + ([f"rank {up_to}{target.rank}"] if target.rank else [])
 
 
 def visible(text: str) -> str:

@@ -82,7 +82,12 @@ class _Block:
             assignment, assignment.task, entry, plan, memos,
         )  # fmt: skip
         self.attributor = Attributor(
-            lm=lm, method=make(entry), unit=entry.unit, max_new_tokens=data.max_new_tokens, profile=entry.profile
+            lm=lm,
+            method=make(entry),
+            unit=entry.unit,
+            max_new_tokens=data.max_new_tokens,
+            target_unit=data.target_unit,
+            profile=entry.profile,
         )
         self.examples = _first(assignment.examples, limit_for(entry, assignment.task.data))
         self.stored = dict(assignment.attributions.get(entry.label, {}))

@@ -107,6 +107,7 @@ class DataEntry(Entry):
             whose answer changes without them.
         explain: "continuation", the first tokens that the model says; or "answer", those that the data set gives.
         max_new_tokens: how many tokens of the continuation.
+        target_unit: what each row explains of it.
         as_published: leaves the errors of the published file in.
     """
 
@@ -118,6 +119,7 @@ class DataEntry(Entry):
     only_correct: bool = False
     explain: Literal["continuation", "answer"] = "continuation"
     max_new_tokens: Count = 1
+    target_unit: Literal["token", "word", "sentence", "all"] = "token"
     as_published: bool = False
 
     @model_validator(mode="before")
@@ -143,8 +145,12 @@ class DataEntry(Entry):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """As for any entry; prompts may be added behind those that there are."""
-        return {key: value for key, value in super().meaning.items() if key != "prompts"} | {
+        """As for any entry; prompts may be added behind those that there are.
+
+        `target_unit` is left out where it is "token", as in folders that were made before there was another.
+        """
+        left_out = {"prompts"} | ({"target_unit"} if self.target_unit == "token" else set())
+        return {key: value for key, value in super().meaning.items() if key not in left_out} | {
             "own": self.prompts is not None
         }
 
@@ -156,7 +162,7 @@ class MethodEntry(Entry):
         name: in the registry.
         args: hyper-parameters.
         profile: "authors" for the published script's definitions, of the method and of its metrics.
-        unit: what gets a score.
+        unit: what gets a score; "spans": the spans that each example names.
         models, data, metrics: only these labels; all if empty.
         limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
     """
@@ -164,7 +170,7 @@ class MethodEntry(Entry):
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
     profile: Literal["paper", "authors"] = "paper"
-    unit: Literal["token", "word", "sentence"] = "token"
+    unit: Literal["token", "word", "sentence", "spans"] = "token"
     models: Texts = ()
     data: Texts = ()
     metrics: Texts = ()

@@ -43,6 +43,7 @@ def evaluate(
     ] = None,
     unit: o.UnitName = "token",
     max_new_tokens: o.MaxNewTokens = None,
+    target_unit: o.TargetUnitName = "token",
     masks: Annotated[int | None, typer.Option(min=1, help="Mask samples per prompt; 10 unless given.")] = None,
     normalization: Annotated[
         str | None, typer.Option(help="How scores become shares; each metric's own unless given.")
@@ -89,6 +90,7 @@ def evaluate(
             judge=made_judge,
             unit=unit,
             max_new_tokens=max_new_tokens or 1,
+            target_unit=target_unit,
             seed=seed,
             masks=masks,
             normalization=normalization,

@@ -32,6 +32,10 @@ MaxNewTokens = Annotated[
     typer.Option("--max-new-tokens", min=1, help="Tokens of the greedy continuation to explain; 1 unless given."),
 ]
 UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit", help="What gets a score.")]
+TargetUnitName = Annotated[
+    Literal["token", "word", "sentence", "all"],
+    typer.Option("--target-unit", help="What is explained: each of these of the continuation, or all of it."),
+]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
 MethodSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method; repeatable.")
@@ -78,6 +82,7 @@ class Question:
     target: Annotated[str | None, typer.Option(help="The continuation to explain; the greedy one unless given.")] = None
     target_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
     max_new_tokens: MaxNewTokens = None
+    target_unit: TargetUnitName = "token"
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
     unit: Annotated[
@@ -102,6 +107,7 @@ class Question:
             "target": target,
             "foil": self.foil_id if self.foil is None else self.foil,
             "max_new_tokens": self.max_new_tokens or 1,
+            "target_unit": self.target_unit,
             "unit": self.unit,
             "seed": self.seed,
         }

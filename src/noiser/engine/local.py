@@ -258,7 +258,7 @@ class Session:
         if self._clean is None:
             probabilities = logits.detach().float().softmax(-1)
             check_finite(probabilities, self.lm.dtype)
-            self._clean = CleanRun(probabilities, self.query.target_ids, self.query.foil_id)
+            self._clean = CleanRun(probabilities, self.query)
 
     def _run_clean(self) -> Passes[None]:
         positions = self.query.logit_positions
@@ -439,21 +439,21 @@ class Session:
 
     def targets_of(self, perturbation: Perturbation) -> tuple[int, ...]:
         """Indices of the targets that a perturbation is read at."""
-        every = tuple(range(len(self.query.logit_positions)))
+        every = tuple(range(len(self.query.target_spans)))
         return every if perturbation.targets is None else perturbation.targets
 
     def rows(self, perturbation: Perturbation) -> list[int]:
-        """The positions in the perturbed sequence whose logits predict the targets that it is read at.
+        """The positions in the perturbed sequence whose logits predict the tokens of the targets that it is read at.
 
         Raises:
             ParameterError: every token before a target is deleted.
         """
-        rows = [perturbation.index(self.query.logit_positions[g]) for g in self.targets_of(perturbation)]
+        targets = self.targets_of(perturbation)
+        rows = [perturbation.index(row) for g in targets for row in self.query.target_rows[g]]
         if -1 in rows:
             raise ParameterError(
-                f"Deleting {len(perturbation.deleted)} tokens leaves none before target "
-                f"{self.targets_of(perturbation)[rows.index(-1)]}; expected at least one, from which to predict it. "
-                "Keep a unit, or remove units in another way than by deletion."
+                f"Deleting {len(perturbation.deleted)} tokens leaves none before a target; expected at least one, from "
+                "which to predict it. Keep a unit, or remove units in another way than by deletion."
             )
         return rows
 

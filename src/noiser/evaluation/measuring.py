@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, complete
 from noiser.engine.scheduler import Progress
+from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item
 from noiser.explain import attribution_passes
 from noiser.methods import Method
 from noiser.metrics.metric import Case, Measured, Metric, measure_passes
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import Unit
+from noiser.types import TargetUnit, Unit
 
-__all__ = ["Attributor", "in_profile", "measure_one", "measure_together"]
+__all__ = ["Attributor", "SpanUnit", "in_profile", "measure_one", "measure_together"]
 
 Profile = Literal["paper", "authors"]
+
+SpanUnit = Literal["spans"]
+"""The spans that an example names are its units."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,15 +33,17 @@ class Attributor:
     Attributes:
         lm: the model.
         method: the method, in the profile already; see `in_profile`.
-        unit: what gets a score.
+        unit: what gets a score; "spans": the spans that the item names.
         max_new_tokens: tokens of the continuation to explain where an item has no target.
+        target_unit: what each row explains; see `noiser.attribute`.
         profile: "authors": special tokens are scored, whatever the method.
     """
 
     lm: LanguageModel
     method: Method
-    unit: Unit = "token"
+    unit: Unit | SpanUnit = "token"
     max_new_tokens: int = 1
+    target_unit: TargetUnit = "token"
     profile: Profile = "paper"
 
     def passes(
@@ -50,11 +56,19 @@ class Attributor:
             method=self.method,
             target=item.target,
             max_new_tokens=self.max_new_tokens,
-            unit=self.unit,
+            target_unit=self.target_unit,
+            unit=self._unit_of(item),
             seed=seed,
             special_tokens="perturbed" if self.profile == "authors" else None,
             progress=progress,
         )
+
+    def _unit_of(self, item: Item) -> Unit:
+        if self.unit != "spans":
+            return cast("Unit", self.unit)
+        if not item.spans:
+            raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
+        return sorted(span for spans in item.spans.values() for span in spans)
 
     def case(self, item: Item, att: Attribution, **settings: Any) -> Case:
         """An item's attribution, to be measured; settings are those of `Case`."""

@@ -13,7 +13,7 @@ from noiser.checks import check_choice, check_count, check_shares
 from noiser.engine import LocalEngine, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure_together
+from noiser.evaluation.measuring import Attributor, Profile, SpanUnit, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
 from noiser.metrics.bootstrap import mean
@@ -22,7 +22,7 @@ from noiser.metrics.mass_matched import RATES
 from noiser.metrics.metric import Case, Measured, Metric, Summary, measure_passes
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import AutoUnit, Unit, UnitName
+from noiser.types import AutoUnit, TargetUnit, TargetUnitName, Unit, UnitName
 
 __all__ = ["evaluate"]
 
@@ -34,8 +34,9 @@ def evaluate(
     metrics: str | Iterable[str] = ("faithfulness",),
     *,
     judge: Any = None,
-    unit: Unit = "token",
+    unit: Unit | SpanUnit = "token",
     max_new_tokens: int = 1,
+    target_unit: TargetUnit = "token",
     seed: int = 0,
     masks: int | None = None,
     normalization: str | None = None,
@@ -57,8 +58,9 @@ def evaluate(
         method: a registry name, or a method with its hyper-parameters.
         metrics: names; `noiser.metrics.METRICS.names()` lists them.
         judge: of "answerability": "local", "openai:MODEL", or a judge.
-        unit: what gets a score; see `noiser.attribute`.
+        unit: what gets a score; see `noiser.attribute`. "spans": the spans that each example names.
         max_new_tokens: tokens of the continuation to explain where an example has no target.
+        target_unit: what each row explains of it; see `noiser.attribute`.
         seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
         masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
         normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
@@ -74,13 +76,14 @@ def evaluate(
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     _check(seed, masks, confidence, names)
-    _check_reading(profile, normalization, unit, max_new_tokens)
+    _check_reading(profile, normalization, unit, max_new_tokens, target_unit)
     run = _Run(
         Attributor(
             lm=lm,
             method=in_profile(make_method(method), profile),
             unit=unit,
             max_new_tokens=max_new_tokens,
+            target_unit=target_unit,
             profile=profile,
         ),
         settings={
@@ -119,6 +122,7 @@ def evaluate(
             "profile": profile,
             "unit": unit,
             "max_new_tokens": max_new_tokens,
+            "target_unit": target_unit,
         },
         confidence=confidence,
     )
@@ -134,13 +138,17 @@ def _check(seed: int, masks: int | None, confidence: float, names: Sequence[str]
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
 
 
-def _check_reading(profile: str, normalization: str | None, unit: Unit, max_new_tokens: int) -> None:
+def _check_reading(
+    profile: str, normalization: str | None, unit: Unit | SpanUnit, max_new_tokens: int, target_unit: TargetUnit
+) -> None:
     """What every prompt would fail at."""
     check_choice("profile", profile, get_args(Profile))
     if normalization is not None:
         check_choice("normalization", normalization, tuple(NORMALIZATIONS))
     if isinstance(unit, str):
-        check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit)))
+        check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit), *get_args(SpanUnit)))
+    if isinstance(target_unit, str):
+        check_choice("target_unit", target_unit, get_args(TargetUnitName))
     check_count("max_new_tokens", max_new_tokens)
 
 
