@@ -253,6 +253,13 @@ def test_what_is_not_an_evaluation_is_not_loaded(tmp_path, text, message):
         noiser.Evaluation.load(tmp_path / "e.json")
 
 
+def test_the_spans_of_an_example_can_be_its_units():
+    example = SimpleNamespace(prompt=PROMPTS[0], spans={"gold": [(4, 9)], "other": [(0, 3)]})
+    found = noiser.evaluate(tiny("llama"), [example, PROMPTS[1]], "occlusion", "localisation", unit="spans")
+    assert found.rows["units"].dropna().tolist() == [2]
+    assert "unit is 'spans' and the example names none" in found.skipped[0].error
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, complete
@@ -65,7 +65,7 @@ class Attributor:
 
     def _unit_of(self, item: Item) -> Unit:
         if self.unit != "spans":
-            return cast("Unit", self.unit)
+            return self.unit
         if not item.spans:
             raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
         return sorted(span for spans in item.spans.values() for span in spans)
