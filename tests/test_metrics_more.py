@@ -372,7 +372,7 @@ def test_metrics_say_which_settings_they_read():
             continue
         read.clear()
         measured(name, Watched(lm=lm, att=att, spans={"first": [(0, 3)]}, reattribute=lambda seed: att))
-        assert read & {"masks", "normalization", "rates"} == metric.reads, name
+        assert read & {"masks", "normalization", "rates", "draws"} == metric.reads, name
 
 
 def test_random_references_are_shared_and_the_same(monkeypatch):

@@ -44,6 +44,9 @@ def evaluate(
     unit: o.UnitName = "token",
     max_new_tokens: o.MaxNewTokens = None,
     masks: Annotated[int | None, typer.Option(min=1, help="Mask samples per prompt; 10 unless given.")] = None,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Random scores, and permutations, that each reference is the mean of.")
+    ] = 10,
     normalization: Annotated[
         str | None, typer.Option(help="How scores become shares; each metric's own unless given.")
     ] = None,
@@ -91,6 +94,7 @@ def evaluate(
             max_new_tokens=max_new_tokens or 1,
             seed=seed,
             masks=masks,
+            draws=draws,
             normalization=normalization,
             profile=profile,
             progress=progress,

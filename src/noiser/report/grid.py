@@ -35,6 +35,7 @@ METHOD_TITLES: Mapping[str, str] = {
     "noiser": "Noiser",
     "noiser_relative": "Noiser, relative noise",
     "random": "Random",
+    "position": "Position",
     "last_attention": "Last attention",
     "attention_rollout": "Attention rollout",
     "input_x_gradient": "Input × gradient",
