@@ -15,8 +15,8 @@ import metrics_reference as reference
 import noiser
 from noiser.attribution.normalize import normalize
 from noiser.engine import LocalEngine, Session, complete
-from noiser.metrics import Case, keep_rates, mass_matched, soft_scores
-from noiser.metrics.probe import FaithfulnessProbe, permuted_scores, random_scores, ranks
+from noiser.metrics import METRICS, Case, keep_rates, mass_matched, soft_scores
+from noiser.metrics.probe import FaithfulnessProbe, permuted_scores, position_scores, random_scores, ranks
 from noiser.metrics.soft import measure_soft_scores
 from noiser.model import build_query, rebuild_query
 from tiny import tiny
@@ -108,21 +108,29 @@ def test_special_tokens_stay_in_the_paper_profile_even_when_they_have_scores():
     assert 0 in probe_of(lm, att, profile="authors").positions(0)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3}, {"unit": "word"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3, "draws": 3}, {"unit": "word", "draws": 1}], ids=str)
 def test_mass_matched_equals_the_reference(options):
+    """Sample i has draw i and mask i, each from the start again after its last."""
+    draws = options.pop("draws", 5)
     lm, att = attributed("gemma3", **options)
     rates, masks = (0.2, 0.6), 2
-    found = mass_matched(lm, att, rates=rates, masks=masks)
+    found = mass_matched(lm, att, rates=rates, masks=masks, draws=draws)
     probe, query = probe_of(lm, att), build_query(lm, PROMPT, max_new_tokens=len(att.targets))
-    compared = [att.scores, random_scores(probe), permuted_scores(probe)]
+    compared = [att.scores[None], random_scores(probe, 0, draws), permuted_scores(probe, 0, draws)]
+    compared.append(position_scores(probe))
+    assert [len(scores) for scores in compared] == [1, draws, draws, 1]
     for curve, scores in zip([found.method, *found.references.values()], compared, strict=True):
+        samples = [(i % len(scores), i % masks) for i in range(max(len(scores), masks))]
         for target in range(len(att.targets)):
             pairs = owners(att, target)
-            valid = [c for c in range(len(att.units)) if not scores[target, c].isnan()]
+            valid = [c for c in range(len(att.units)) if not scores[0, target, c].isnan()]
             for r, rate in enumerate(rates):
-                q = dict(zip(valid, reference.keep_rates([float(scores[target, c]) for c in valid], rate), strict=True))
+                q = [
+                    dict(zip(valid, reference.keep_rates([float(draw[target, c]) for c in valid], rate), strict=True))
+                    for draw in scores
+                ]
                 u = drawn(probe, f"mass {rate}", target, masks, len(pairs))
-                kept = [{p: (u[m, i] < q[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
+                kept = [{p: (u[m, i] < q[d][c]).float() for i, (p, c) in enumerate(pairs)} for d, m in samples]
                 removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
                 row = query.prompt_tokens - 1 + target
                 ns, nc = reference.soft(lm, query.token_ids, row, [p for p, _ in pairs], kept, removed)
@@ -244,6 +252,45 @@ def test_ranks_share_ties():
     assert ranks(torch.tensor([[3.0, 3.0, -1.0, 5.0]])).tolist() == [[2.5, 2.5, 1.0, 4.0]]
 
 
+def test_more_draws_go_on_where_fewer_end():
+    """So the first is the one draw of rows from before there was a choice."""
+    lm, att = attributed()
+    probe = probe_of(lm, att)
+    for made in (random_scores, permuted_scores):
+        many = made(probe, 3, 7)
+        assert torch.equal(many[:2], made(probe, 3, 2)), made
+        assert len({tuple(draw[0].tolist()) for draw in many}) == 7
+    assert position_scores(probe)[0, 0].tolist() == list(range(1, len(att.units) + 1))
+
+
+def test_random_soft_scores_are_the_mean_of_their_draws():
+    lm, att = attributed(max_new_tokens=2)
+    probe = probe_of(lm, att)
+    measured = METRICS.get("soft_scores").factory().measure
+    found = (case := Case(lm=lm, att=att, masks=1, draws=4)).run(measured(case))
+    each = [soft_scores(lm, with_scores(att, draw), masks=1) for draw in random_scores(probe, 0, 4)]
+    assert found["random_soft_ns"] == pytest.approx(sum(one.soft_ns for one in each) / 4, abs=1e-5)
+    assert found["random_soft_nc"] == pytest.approx(sum(one.soft_nc for one in each) / 4, abs=1e-5)
+    assert found["draws"] == 4
+
+
+@pytest.mark.parametrize(
+    ("scores", "normalization", "not_positive", "clipped"),
+    [
+        ([3, 2, 1, 1, 1, 1, 1, 1], None, 0, 0),
+        ([-3, 2, 1, 1, 1, 1, 1, 1], None, 0, 1),
+        ([-3, 2, 1, 1, 1, 1, 1, 1], "positive", 0, 0),
+        ([-9, 2, 1, 1, 1, 1, 1, 1], None, 1, 1),
+        ([-9, 2, 1, 1, 1, 1, 1, 1], "softmax", 1, 0),
+    ],
+)
+def test_sums_that_are_not_positive_and_clipped_shares_are_counted(scores, normalization, not_positive, clipped):
+    lm, att = attributed()
+    case = Case(lm=lm, att=with_scores(att, scores), masks=1, draws=1, normalization=normalization)
+    found = case.run(METRICS.get("soft_scores").factory().measure(case))
+    assert (found["sum_not_positive"], found["clipped"]) == (not_positive, clipped)
+
+
 def test_references_come_from_text_and_seed_alone():
     lm, att = attributed()
     other = noiser.attribute(lm, PROMPT, method="occlusion")
@@ -252,8 +299,8 @@ def test_references_come_from_text_and_seed_alone():
     assert float(one.sum()) == pytest.approx(1)
     assert not torch.equal(one, random_scores(probe_of(lm, att), seed=1))
     shuffled = permuted_scores(probe_of(lm, att))
-    assert torch.equal(shuffled.sort().values, att.scores.sort().values)
-    assert not torch.equal(shuffled, att.scores)
+    assert torch.equal(shuffled[0].sort().values, att.scores.sort().values)
+    assert not torch.equal(shuffled[0], att.scores)
 
 
 # ---- cost, batches, the caller's state ----------------------------------------------------------------------------
@@ -310,6 +357,7 @@ def test_parameters_outside_their_domain(unchecked):
         (lambda: soft_scores(lm, att, "summ"), "Did you mean 'sum'"),
         (lambda: soft_scores(lm, att, distance="helinger"), "Did you mean 'hellinger'"),
         (lambda: soft_scores(lm, att, profile="author"), "Did you mean 'authors'"),
+        (lambda: mass_matched(lm, att, draws=0), "draws is 0; expected an integer of at least 1"),
         (lambda: mass_matched(lm, att, rates=(0.5,)), r"rates is \(0.5,\); expected 2 or more"),
         (lambda: mass_matched(lm, att, rates=(0.5, 0.2)), "ascending"),
         (lambda: mass_matched(lm, att, rates=(0.0, 0.2)), "above 0"),

@@ -116,10 +116,14 @@ def test_confidence_reaches_the_intervals():
 
 def test_seconds_that_a_block_shares_have_no_interval():
     cell = KNOWN._replace(metric="attribution")
-    for seconds, alone in (([1.0, 2.0, 4.0, 3.0], True), ([1.5, 1.5, 3.5, 3.5], False), ([1.5, 3.5, 1.5, 3.5], True)):
+    for seconds, alone in (
+        ([1.0, 2.0, 4.0, 3.0, 2.0, 3.0], True),
+        ([1.5, 1.5, 3.5, 3.5, 2.5, 2.5], False),
+        ([1.5, 3.5] * 3, True),
+    ):
         costs = [Cost(*cell[:4], example=f"known-{i}", index=i, seconds=s, threads=1) for i, s in enumerate(seconds)]
         found = Results(plan=plan(block=2), costs=costs).seconds(cell)
-        assert (found.value, found.n) == (2.5, 4)
+        assert (found.value, found.n) == (2.5, 6)
         assert math.isfinite(found.low) == math.isfinite(found.high) == alone
 
 
@@ -187,8 +191,61 @@ def test_best_is_level_with_a_method_that_wins_on_the_common_prompts():
 def test_a_few_prompts_make_no_winner_and_no_loser():
     many = [0.5, 0.6, 0.55, 0.52, 0.61, 0.58, 0.49]
     assert marks({"few": [0.9, 0.8], "many": many, "low": [value - 0.3 for value in many]}) == ["level", "best", ""]
-    for count, mark in ((5, "level"), (6, "")):  # p = 2^(1 - n) of a sign test: 0.06 and 0.03
-        assert marks({"a": many[:count], "b": [value - 0.3 - value / 9 for value in many[:count]]}) == ["best", mark]
+    for count, expected in ((5, ["", ""]), (6, ["best", ""])):  # below six there is no interval
+        assert marks({"a": many[:count], "b": [value - 0.3 - value / 9 for value in many[:count]]}) == expected
+
+
+def test_marks_of_a_table_are_corrected_for_their_number():
+    """Six prompts that all agree have p = 1/32, enough for one comparison and too little for two."""
+    base = [0.1, 0.5, 0.3, 0.9, 0.6, 0.2]
+    lower = {name: [value - gap - value / 9 for value in base] for name, gap in (("a", 0.3), ("b", 0.4))}
+    for others, mark in ((("a",), ""), (("a", "b"), "level")):
+        methods = [{"name": "occlusion"}, *({"name": "random", "label": name} for name in others)]
+        heights = {"occlusion": base} | {name: lower[name] for name in others}
+        rows = [row(name, "mass_matched", i, {"area": x}) for name, xs in heights.items() for i, x in enumerate(xs)]
+        made = tables(results(rows, methods=methods, metrics=[{"name": "mass_matched"}]))
+        found = table(made, "areas-known")
+        assert [cell(found, name, "area").mark for name in others] == [mark] * len(others)
+        p = [cell(found, name, "area").p for name in others]
+        assert p == pytest.approx([2 / 64 * len(others)] * len(others))
+        gaps = table(made, "differences-occlusion-known")
+        assert {cell(gaps, name, "area").mark for name in others} == {"" if mark else "clear"}
+        assert f"p\xa0=\xa0{p[0]:.2g}" in markdown([gaps])
+
+
+def test_robustness_worked_by_hand():
+    heights = [1.0, 1.2, 0.9, 1.1, 9.0, 1.0, 5.0, 7.0]  # 9, 7 and 0.9 are farthest from their mean
+    flags = {"sum_not_positive": 1.0, "clipped": 0.0}
+    rows = [row("noiser", "mass_matched", i, {"area": x}) for i, x in enumerate(heights)]
+    rows += [
+        row("noiser", "soft_scores", i, soft(0.03, 0.5) | (flags if i < 3 else {"clipped": 1.0})) for i in range(8)
+    ]
+    made = tables(results(rows, metrics=[{"name": "soft_scores"}, {"name": "mass_matched"}]))
+    found = table(made, "robustness-known-gemma-3-270m")
+    assert cell(found, "Noiser", "area without 3", "").value == pytest.approx((1.0 + 1.2 + 1.1 + 1.0 + 5.0) / 5)
+    assert cell(found, "Noiser", "area without 3", "").n == 5
+    assert cell(found, "Noiser", "area", "").value == pytest.approx(sum(heights) / 8)
+    assert cell(found, "Noiser", "no positive sum", "") == Count(3)
+    assert cell(found, "Noiser", "clipped", "") == Count(5)
+    assert cell(found, "Occlusion", "clipped", "") == Count(None)
+
+
+@pytest.mark.parametrize(
+    ("draws", "said"),
+    [([None] * 3, "one draw"), ([10] * 3, "means of 10 draws"), ([None, 10, 20], "means of 1 to 20 draws")],
+)
+def test_tables_say_how_many_draws_their_references_have(draws, said):
+    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.5) | ({"draws": n} if n else {})) for i, n in enumerate(draws)]
+    assert any(said in note for note in table(tables(results(rows)), "faithfulness-known").notes)
+
+
+def test_numbers_that_earlier_rows_lack_have_no_column():
+    areas = {"area": 1.1, "random_area": 1.0, "permuted_area": 1.0}
+    old = [row("noiser", "mass_matched", i, areas) for i in range(3)]
+    new = [row("noiser", "mass_matched", 3, areas | {"position_area": 1.05})]
+    for rows, there in ((old, False), (old + new, True)):
+        found = table(tables(results(rows, metrics=[{"name": "mass_matched"}])), "areas-known")
+        assert ("area − position" in [head.name for head in found.columns]) is there
 
 
 def test_leader_is_the_best_of_the_table_that_it_sums_up():
@@ -578,7 +635,8 @@ def test_numbers_of_several_metrics_stand_side_by_side():
     assert len(set(keys)) == len(keys)
     areas = table(found, "areas-known")
     assert [head.name for head in areas.columns] == [
-        "area", "area − random", "area − permuted", "area by rank", "area by rank − random",
+        "area", "area − random", "area − permuted", "area − position",
+        "area by rank", "area by rank − random", "area by rank − position",
     ]  # fmt: skip
     assert [line.label for line in areas.rows] == ["Noiser", "Occlusion"]
     differences = table(found, "differences-noiser-known")

@@ -41,7 +41,7 @@ def _few_resamples():
 
 @pytest.fixture(scope="module")
 def small() -> Results:
-    """Noiser and occlusion on KNOWN and on a prompt of the plan's own, five prompts."""
+    """Noiser and occlusion on KNOWN and on a prompt of the plan's own, six prompts."""
     methods = [{"name": name} for name in METHODS[:3]]
     data = [{"name": "known"}, {"label": "own", "prompts": [OWN]}]
     metrics = [
@@ -49,7 +49,7 @@ def small() -> Results:
         {"name": "minimum_top_k", "judge": "local", "data": ["known"]},
     ]
     wanted = plan(methods=methods, data=data, metrics=metrics)
-    whole = full(5)
+    whole = full(6)
     kept = [
         (one, cost)
         for one, cost in zip(whole.stored, whole.costs, strict=True)
@@ -165,7 +165,7 @@ def drawn(results):
 
 @pytest.fixture(scope="module")
 def pictures():
-    return drawn(full(6))
+    return drawn(full())
 
 
 def test_figures_of_the_paper_are_there(pictures):
@@ -183,7 +183,7 @@ def test_every_figure_says_its_numbers_in_words(pictures):
 
 
 def test_bars_have_the_tables_heights(pictures):
-    found = next(table for table in tables(full(6)) if table.key.startswith("minimum-known"))
+    found = next(table for table in tables(full()) if table.key.startswith("minimum-known"))
     values = [row.cells[0].value for row in found.rows]
     picture = next(one for one in pictures if one.key == "minimum-known")
     widths = [patch.get_width() for patch in picture.figure.axes[0].patches]
@@ -212,7 +212,7 @@ def test_figure_without_a_number_is_left_out():
 def test_methods_with_one_title_are_all_drawn():
     methods = [{"name": "noiser"}, {"name": "noiser", "label": "noiser@1"}]
     metrics = [{"name": "localisation"}]
-    shares = [{"share_antecedent": 0.1 * i, "share_last_content_word": 0.1} for i in range(4)]  # and no distractor
+    shares = [{"share_antecedent": 0.1 * i, "share_last_content_word": 0.1} for i in range(7)]  # and no distractor
     rows = [
         row(method, "localisation", i, values, data="longra", category="capital-world")
         for method in ("noiser", "noiser@1")
@@ -225,7 +225,7 @@ def test_methods_with_one_title_are_all_drawn():
 
 
 def test_missing_bar_is_a_dash_not_a_zero():
-    results = full(6)
+    results = full()
     rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]
     without = Results(plan=results.plan, stored=rows)
     (picture,) = [one for one in drawn(without) if one.key == "minimum-known"]
@@ -446,7 +446,7 @@ def test_command_prints_the_tables(folder):
     assert run(folder).stdout.startswith("# Benchmark “test”")
     assert run(folder, "--format", "csv").stdout.startswith("table,row,group,column,source,value,low,high,n,failed,")
     latex = run(folder, "--format", "latex").stdout
-    assert latex.startswith(r"\begin{table}")
+    assert latex.startswith((r"\begin{table}", r"\begin{sidewaystable}"))
     assert r"\documentclass" not in latex
 
 
@@ -460,7 +460,7 @@ def test_figures_without_a_folder_go_into_the_runs(folder):
     ran = run(folder, "--figures")
     assert ran.exit_code == 0
     assert (folder / "report/figures/minimum-known.svg").is_file()
-    assert len(list(Store(folder).rows())) == 45  # the run itself is as it was
+    assert len(list(Store(folder).rows())) == 54  # the run itself is as it was
 
 
 def test_interval_of_another_confidence(folder):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from noiser.methods import Noiser as Noiser
     from noiser.methods import NoiserJoint as NoiserJoint
     from noiser.methods import Occlusion as Occlusion
+    from noiser.methods import Position as Position
     from noiser.methods import Random as Random
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
     from noiser.methods import ShapleySampling as ShapleySampling
@@ -48,7 +49,8 @@ _NAMES = {
     "evaluation": "Evaluation evaluate",
     "explain": "attribute tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
-    "KernelShap LastAttention Lime Noiser NoiserJoint Occlusion Random SequentialIntegratedGradients ShapleySampling",
+    "KernelShap LastAttention Lime Noiser NoiserJoint Occlusion Position Random SequentialIntegratedGradients "
+    "ShapleySampling",
     "model": "LanguageModel load_model wrap",
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}

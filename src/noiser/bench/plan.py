@@ -182,7 +182,7 @@ class MetricEntry(Entry):
 
     Attributes:
         name: in the registry.
-        masks, normalization, rates: as for `noiser.evaluate`.
+        masks, normalization, rates, draws: as for `noiser.evaluate`.
         judge: "local", the model itself; "local:MODEL", another model on this machine; "openai:MODEL".
         judge_args: settings of the judge, without its key. Those in `WORKING` may change while rows are kept.
         models, data, methods: only these labels; all if empty.
@@ -193,6 +193,7 @@ class MetricEntry(Entry):
     masks: Count | None = None
     normalization: str | None = None
     rates: Annotated[tuple[float, ...], AsTuple] | None = None
+    draws: Count | None = None
     judge: str | None = None
     judge_args: dict[str, Any] = Field(default_factory=dict)
     models: Texts = ()
@@ -213,6 +214,8 @@ class MetricEntry(Entry):
     def meaning(self) -> dict[str, Any]:
         """As for any entry, without settings of the judge that change no answer."""
         found = super().meaning
+        if self.draws is None:
+            del found["draws"]  # as in plans from before there was a choice; rows say how many they had
         return found | {"judge_args": {k: v for k, v in found["judge_args"].items() if k not in WORKING}}
 
 

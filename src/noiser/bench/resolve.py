@@ -126,7 +126,7 @@ def _check_read(entry: MetricEntry, metric: Metric) -> None:
     if metric.reads is None:
         return
     read = [*sorted(metric.reads), *(("judge", "judge_args") if metric.needs_judge else ())]
-    settings = ("masks", "normalization", "rates", "judge", "judge_args")
+    settings = ("masks", "normalization", "rates", "draws", "judge", "judge_args")
     ignored = [name for name in settings if getattr(entry, name) not in (None, {}) and name not in read]
     if ignored:
         raise ParameterError(

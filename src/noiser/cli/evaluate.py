@@ -45,6 +45,9 @@ def evaluate(
     max_new_tokens: o.MaxNewTokens = None,
     target_unit: o.TargetUnitName = "token",
     masks: Annotated[int | None, typer.Option(min=1, help="Mask samples per prompt; 10 unless given.")] = None,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Random scores, and permutations, that each reference is the mean of.")
+    ] = 10,
     normalization: Annotated[
         str | None, typer.Option(help="How scores become shares; each metric's own unless given.")
     ] = None,
@@ -93,6 +96,7 @@ def evaluate(
             target_unit=target_unit,
             seed=seed,
             masks=masks,
+            draws=draws,
             normalization=normalization,
             profile=profile,
             progress=progress,

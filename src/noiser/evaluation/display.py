@@ -39,15 +39,16 @@ def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipp
         lines: the numbers, as `Evaluation.summary` has them.
         skipped: what could not be measured.
     """
-    rows = [("number", "value", "interval", "n", "no signal", "better", "meaning")]
+    rows = [("number", "value", "interval", "p", "without 3", "n", "no signal", "better", "meaning")]
     reasons: dict[str, list[str]] = {}
     for line in lines:
         name = label(line["number"])
         interval = "" if math.isnan(line["low"]) else f"{_number(line['low'])} to {_number(line['high'])}"
         no_signal = "" if math.isnan(line["no_signal"]) else f"{line['no_signal']:g}"
-        rows.append(
-            (name, _number(line["value"]), interval, str(line["n"]), no_signal, line["better"], line["meaning"])
-        )
+        p = "" if math.isnan(line["p"]) else f"{line['p']:.2g}"
+        without = "" if math.isnan(line["without_3"]) else _number(line["without_3"])
+        value, read = _number(line["value"]), (no_signal, line["better"], line["meaning"])
+        rows.append((name, value, interval, p, without, str(line["n"]), *read))
         if line["reason"]:
             reasons.setdefault(line["reason"], []).append(name)
     notes = [f"{_names(names, len(lines))}: {reason}." for reason, names in reasons.items()]

@@ -17,7 +17,7 @@ from noiser.evaluation import store
 from noiser.evaluation.display import View, as_html, as_page, as_text, view
 from noiser.evaluation.examples import Skipped
 from noiser.files import write_text
-from noiser.metrics.bootstrap import Estimate, estimate
+from noiser.metrics.bootstrap import INFLUENTIAL, Estimate, corrected, estimate, without_influential
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "Skipped"]
 
-_SHARED = ("profile", "unit", "max_new_tokens", "target_unit", "normalization", "masks", "rates")
+_SHARED = ("profile", "unit", "max_new_tokens", "target_unit", "normalization", "masks", "rates", "draws")
 """Settings that numbers must share to be compared; a file may lack some."""
 
 
@@ -42,7 +42,7 @@ class Evaluation:
         summaries: what the numbers over prompts are made of, by name.
         method: versioned name of the method (of the first attribution, if the caller gave attributions).
         model: what is needed to load the same model again.
-        settings: seed, masks, normalization, rates, judge, profile, unit, max_new_tokens, target_unit, and
+        settings: seed, masks, normalization, rates, draws, judge, profile, unit, max_new_tokens, target_unit, and
             `parameters`: every hyper-parameter of the method.
         confidence: of the intervals.
     """
@@ -65,10 +65,16 @@ class Evaluation:
 
     @cached_property
     def estimates(self) -> Mapping[str, Estimate]:
-        """The numbers over prompts with their intervals, by name."""
-        return {
-            name: self._estimate(summary.statistic, self._columns(summary)) for name, summary in self.summaries.items()
-        }
+        """The numbers over prompts with their intervals, by name.
+
+        Those that are differences from a reference have a p-value, corrected by Holm's method for all of them.
+        """
+        return corrected(
+            {
+                name: self._estimate(summary.statistic, self._columns(summary), contrast=summary.contrast)
+                for name, summary in self.summaries.items()
+            }
+        )
 
     def __getitem__(self, name: str) -> Estimate:
         """The number of that name, such as "faithfulness"."""
@@ -78,7 +84,10 @@ class Evaluation:
         return self.estimates[name]
 
     def summary(self) -> DataFrame:
-        """One row per number: value, interval, prompts, and how to read it."""
+        """One row per number: value, interval, corrected p-value, prompts, and how to read it.
+
+        The column `without_3` is the value without the three prompts that, each left out alone, move it most.
+        """
         import pandas as pd
 
         return pd.DataFrame(self._lines()).set_index("number")
@@ -86,13 +95,16 @@ class Evaluation:
     def _lines(self) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         for name, number in self.estimates.items():
-            scale = self.summaries[name].scale
+            summary = self.summaries[name]
+            scale = summary.scale
             lines.append(
                 {
                     "number": name,
                     "value": number.value,
                     "low": number.low,
                     "high": number.high,
+                    "p": number.p_holm,
+                    f"without_{INFLUENTIAL}": without_influential(summary.statistic, *self._columns(summary)).value,
                     "n": number.n,
                     "no_signal": math.nan if scale.no_signal is None else scale.no_signal,
                     "better": {True: "higher", False: "lower", None: ""}[scale.higher_is_better],
@@ -104,6 +116,9 @@ class Evaluation:
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
         """For every number that both have, this one minus the other's, on the prompts that both have, paired.
+
+        `Estimate.is_clear` says whether a difference can be believed: its interval leaves out 0, and its p-value, by a
+        sign-flip test over prompts and corrected by Holm's method for all these numbers, is below 0.05.
 
         Raises:
             ParameterError: the two are about different prompts, or were measured with different settings.
@@ -128,8 +143,9 @@ class Evaluation:
                     count = len(summary.columns)
                     return summary.statistic(*columns[:count]) - summary.statistic(*columns[count:])
 
-                gaps[name] = self._estimate(gap, [*self._columns(summary), *other._columns(summary)])
-        return gaps
+                columns = [*self._columns(summary), *other._columns(summary)]
+                gaps[name] = self._estimate(gap, columns, contrast=True)
+        return corrected(gaps)
 
     def _prompts(self) -> list[Any]:
         """As JSON has them: a chat is the same as a list or as a tuple of messages."""
@@ -138,8 +154,9 @@ class Evaluation:
     def _columns(self, summary: Summary) -> list[list[float]]:
         return [[float(record.get(column, math.nan)) for record in self.records] for column in summary.columns]
 
-    def _estimate(self, statistic: Any, columns: Sequence[Sequence[float]]) -> Estimate:
-        return estimate(statistic, *columns, seed=self.settings["seed"], confidence=self.confidence)
+    def _estimate(self, statistic: Any, columns: Sequence[Sequence[float]], *, contrast: bool) -> Estimate:
+        settings: dict[str, Any] = {"seed": self.settings["seed"], "confidence": self.confidence}
+        return estimate(statistic, *columns, contrast=contrast, **settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""

@@ -19,7 +19,7 @@ from noiser.methods import Method, make_method
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.mass_matched import RATES
-from noiser.metrics.metric import Case, Measured, Metric, Summary, measure_passes
+from noiser.metrics.metric import DRAWS, Case, Measured, Metric, Summary, measure_passes
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 from noiser.types import AutoUnit, TargetUnit, TargetUnitName, Unit, UnitName
@@ -41,6 +41,7 @@ def evaluate(
     masks: int | None = None,
     normalization: str | None = None,
     rates: Sequence[float] = RATES,
+    draws: int = DRAWS,
     profile: Literal["paper", "authors"] = "paper",
     confidence: float = 0.95,
     progress: Callable[[float, float], None] | None = None,
@@ -65,6 +66,7 @@ def evaluate(
         masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
         normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
         rates: of the mass-matched curves.
+        draws: random scores, and permutations of a method's own, that each reference is the mean of.
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
         progress: called with (done, expected) prompts; a prompt that is attributed and not yet measured counts half.
@@ -91,6 +93,7 @@ def evaluate(
             "masks": masks,
             "normalization": normalization,
             "rates": check_shares("rates", rates, at_least=2),
+            "draws": check_count("draws", draws),
             "judge": _judge(judge, lm, entries),
         },
         metrics=entries,

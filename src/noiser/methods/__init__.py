@@ -15,7 +15,7 @@ from noiser.methods.noiser import Noiser
 from noiser.methods.noiser_joint import NoiserJoint
 from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores, describe, make_method
-from noiser.methods.random import Random
+from noiser.methods.random import Position, Random
 from noiser.methods.shapley_sampling import ShapleySampling
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Noiser",
     "NoiserJoint",
     "Occlusion",
+    "Position",
     "Random",
     "Scores",
     "SequentialIntegratedGradients",
@@ -64,6 +65,7 @@ METHODS.register(
     "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
 )
 METHODS.register("random", Random, summary="softmax of uniform random numbers: the reference")
+METHODS.register("position", Position, summary="1 to n along the text: the reference that knows only the place")
 METHODS.register("last_attention", LastAttention, summary="attention of the last layer, mean over heads")
 METHODS.register("attention_rollout", AttentionRollout, summary="attention multiplied through all layers")
 METHODS.register("input_x_gradient", InputXGradient, summary="gradient times embedding")

@@ -1,4 +1,4 @@
-"""Random scores: the reference that every faithfulness score is divided by."""
+"""Scores that need no model: random ones, and the position in the text. What every method must be better than."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from noiser.engine import Query, Steps
 from noiser.methods.protocol import Scores
 
-__all__ = ["Random"]
+__all__ = ["Position", "Random"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +27,16 @@ class Random:
         for row, seen in zip(scores, query.causal_mask, strict=True):
             row[seen] = torch.rand(int(seen.sum()), generator=rng).softmax(0)
         return Scores(scores=scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """1 to n for the n units before each target, in the order of the text: later units count more.
+
+    The model is not run. On short prompts this comes close to methods that ask it, so results are read beside it.
+    """
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        """Counts the units; asks nothing."""
+        yield from ()
+        return Scores(scores=query.causal_mask.float().cumsum(-1).masked_fill(~query.causal_mask, torch.nan))

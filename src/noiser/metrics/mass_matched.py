@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,14 +16,14 @@ from noiser.checks import check_choice, check_count, check_shares
 from noiser.engine import KeepDimensions, Progress, Steps
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import mean_gap
-from noiser.metrics.metric import RATES, Case, Measured, Metric, Scale, Summary, mean_of_columns
-from noiser.metrics.probe import DistanceName, permuted_scores, random_scores, ranks
+from noiser.metrics.metric import DRAWS, RATES, Case, Measured, Metric, Scale, Summary, mean_of_columns
+from noiser.metrics.probe import DistanceName, permuted_scores, position_scores, random_scores, ranks
 from noiser.model import LanguageModel
 
 __all__ = ["MASS_MATCHED", "MASS_MATCHED_RANK", "RATES", "Curve", "MassMatched", "keep_rates", "mass_matched"]
 
 By = Literal["score", "rank"]
-Reference = Literal["random", "permuted"]
+Reference = Literal["random", "permuted", "position"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +32,8 @@ class Curve:
 
     Attributes:
         rates: the shares.
-        ns: [targets, rates, masks], Soft-NS when that share is kept.
+        ns: [targets, rates, masks], Soft-NS when that share is kept. A reference has as many samples as masks, or as
+            draws where there are more: sample i has draw i and mask i, each from the start again after its last.
         nc: [targets, rates, masks], Soft-NC when it is removed, by the complement of the same masks.
     """
 
@@ -62,7 +63,7 @@ class Curve:
 
     @property
     def area(self) -> float:
-        """`area_ns` + `area_nc`: near 1 for scores without information, whatever the model."""
+        """`area_ns` + `area_nc`: near 1 where every unit is kept with the same probability, whatever the model."""
         return self.area_ns + self.area_nc
 
     def _area(self, heights: Float[Tensor, " rates"]) -> float:
@@ -76,18 +77,21 @@ class MassMatched:
 
     Attributes:
         method: the attribution's own curve.
-        references: "random": random scores; "permuted": its own scores, shuffled.
+        references: "random": random scores; "permuted": its own scores, shuffled; "position": 1 to n in the order of
+            the text.
+        draws: of random and permuted scores, which their curves are the means of.
         by: "score", or "rank" where only the order counts.
         seed: of masks and references.
     """
 
     method: Curve
     references: Mapping[Reference, Curve]
+    draws: int
     by: By
     seed: int
 
     def advantage(self, reference: Reference = "random") -> float:
-        """The method's area minus the reference's; 0 for scores without information."""
+        """The method's area minus the reference's; by "random", 0 for scores without information."""
         return self.method.area - self.references[reference].area
 
 
@@ -98,7 +102,8 @@ def mass_matched(
     masks: int = 10,
     seed: int = 0,
     by: By = "score",
-    references: Sequence[Reference] = ("random", "permuted"),
+    references: Sequence[Reference] = ("random", "permuted", "position"),
+    draws: int = DRAWS,
     distance: DistanceName = "hellinger",
     progress: Progress | None = None,
 ) -> MassMatched:
@@ -115,22 +120,24 @@ def mass_matched(
         masks: mask samples per rate.
         seed: of masks and references.
         by: "score", or "rank": ranks 1 to n take the place of scores, so that only their order counts.
-        references: which curves without information to add.
+        references: which curves to add of scores that know nothing, or only the position.
+        draws: random scores, and permutations of the attribution's, that each of these curves is the mean of. They meet
+            the same masks as the attribution, one draw per mask, so that ten draws of ten masks cost no more than one.
         distance: as for `soft_scores`.
         progress: called with (done, expected) token-forwards.
 
     Raises:
-        ParameterError: the model's tokens are not the attribution's, rates do not ascend in (0, 1], masks is below 1.
+        ParameterError: the model's tokens are not the attribution's, rates do not ascend in (0, 1], masks or draws is
+            below 1.
         NumericalError: the zero input changes nothing.
     """
     check_choice("ordering", by, get_args(By))
     for name in references:
         check_choice("reference", name, get_args(Reference))
-    case = Case(lm=lm, att=att, seed=seed, masks=masks, rates=tuple(rates))
+    case = Case(lm=lm, att=att, seed=seed, masks=masks, rates=tuple(rates), draws=draws)
     curves = case.run(_curves(case, ("method", *references), by, distance), progress)
-    return MassMatched(
-        method=curves["method"], references={name: curves[name] for name in references}, by=by, seed=seed
-    )
+    others: dict[Reference, Curve] = {name: curves[name] for name in references}
+    return MassMatched(method=curves["method"], references=others, draws=draws, by=by, seed=seed)
 
 
 def _curves(
@@ -139,25 +146,35 @@ def _curves(
     """The curves of the attribution ("method") and of scores without information, in one request."""
     probe, seed, rates = case.probe, case.seed, check_shares("rates", case.rates, at_least=2)
     masks = check_count("masks", 10 if case.masks is None else case.masks)
-    makers = {"random": random_scores, "permuted": permuted_scores}
-    compared = [probe.scores if name == "method" else makers[name](probe, seed) for name in names]
+    draws = check_count("draws", case.draws)
+    makers: dict[str, Callable[[], Float[Tensor, "draws targets units"]]] = {
+        "method": lambda: probe.scores[None],
+        "random": lambda: random_scores(probe, seed, draws),
+        "permuted": lambda: permuted_scores(probe, seed, draws),
+        "position": lambda: position_scores(probe),
+    }
+    compared = [ranks(makers[name]()) if by == "rank" else makers[name]() for name in names]
 
     def masked(scores: Tensor, target: int, rate: float) -> KeepDimensions:
-        """Masks that keep, then their complements."""
-        q = probe.units_to_tokens(keep_rates(scores[target], rate), target)[:, None]
+        """Masks that keep, then their complements; each mask sample with one draw of the scores."""
+        q = torch.stack([probe.units_to_tokens(keep_rates(draw[target], rate), target) for draw in scores])
+        samples = torch.arange(max(masks, len(scores)))
 
         def keep() -> Tensor:
-            kept = probe.uniforms(seed, f"mass {rate}", target, masks, len(q), case.query.embedding_dim) < q
+            drawn = probe.uniforms(seed, f"mass {rate}", target, masks, q.shape[1], case.query.embedding_dim)
+            kept = drawn[samples % masks] < q[samples % len(q), :, None]
             return torch.cat([kept, ~kept])
 
-        return probe.mask(target, 2 * masks, keep)
+        return probe.mask(target, 2 * len(samples), keep)
 
-    ordered = map(ranks, compared) if by == "rank" else compared
-    requested = [masked(scores, target, rate) for scores in ordered for target in probe.targets for rate in rates]
+    requested = [masked(scores, target, rate) for scores in compared for target in probe.targets for rate in rates]
     zero, distances = yield from probe.distances(requested, distance)
-    relative = torch.stack(distances).reshape(len(names), len(zero), len(rates), 2, masks) / zero[:, None, None, None]
-    curves = [Curve(rates=rates, ns=(1 - values[:, :, 0]).clamp(min=0), nc=values[:, :, 1]) for values in relative]
-    return dict(zip(names, curves, strict=True))
+    curves: dict[str, Curve] = {}
+    for i, name in enumerate(names):
+        part = torch.stack(distances[i * len(zero) * len(rates) :][: len(zero) * len(rates)])
+        relative = part.reshape(len(zero), len(rates), 2, -1) / zero[:, None, None, None]
+        curves[name] = Curve(rates=rates, ns=(1 - relative[:, :, 0]).clamp(min=0), nc=relative[:, :, 1])
+    return curves
 
 
 def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " units"]:
@@ -196,14 +213,15 @@ def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " 
     return filled
 
 
-def _metric(by: By, prefix: str, *shuffled: Reference) -> Metric:
-    """Against random scores, and against the references that are made of the method's own scores."""
-    references: tuple[Reference, ...] = ("random", *shuffled)
+def _metric(by: By, prefix: str, *own: Reference) -> Metric:
+    """Against random scores and positions, and against the references that are made of the method's own scores."""
+    shared: tuple[Reference, ...] = ("random", "position")
+    references = (*shared, *own)
 
     def measure(case: Case) -> Steps[Measured]:
-        settings = (case.rates, case.masks, case.seed, by)
-        curves = yield from _curves(case, ("method", *shuffled), by)
-        curves |= yield from case.cached("mass-matched", case.probe, settings, lambda: _curves(case, ("random",), by))
+        settings = (case.rates, case.masks, case.seed, case.draws, by)
+        curves = yield from _curves(case, ("method", *own), by)
+        curves |= yield from case.cached("mass-matched", case.probe, settings, lambda: _curves(case, shared, by))
         columns: dict[str, float] = {}
         for name, start in (("method", prefix), *((name, f"{prefix}{name}_") for name in references)):
             curve = curves[name]
@@ -211,7 +229,7 @@ def _metric(by: By, prefix: str, *shuffled: Reference) -> Metric:
         method = curves["method"]
         for rate, ns, nc in zip(method.rates, method.soft_ns.tolist(), method.soft_nc.tolist(), strict=True):
             columns |= {f"{prefix}ns@{rate:g}": ns, f"{prefix}nc@{rate:g}": nc}
-        return columns
+        return columns | {"draws": case.draws}
 
     what = "with the same mass" if by == "score" else "by order alone"
     area = f"{prefix}area"
@@ -220,15 +238,20 @@ def _metric(by: By, prefix: str, *shuffled: Reference) -> Metric:
         f"{area}_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
         area: Scale(0, math.inf, 1.0, True, "both together"),
     }
+    no_signal = {"random": 0.0, "permuted": 0.0, "position": None}
+    meanings = {"random": "random scores", "permuted": "its own scores, shuffled", "position": "1 to n along the text"}
     gaps = {
         f"{area}_minus_{name}": Summary(
             mean_gap,
             (area, f"{prefix}{name}_area"),
-            Scale(-math.inf, math.inf, 0.0, True, f"area minus that of {name} scores"),
+            Scale(-math.inf, math.inf, no_signal[name], True, f"area minus that of {meanings[name]}"),
+            contrast=True,
         )
         for name in references
     }
-    return Metric(measure=measure, summaries=mean_of_columns(**scales) | gaps, reads=frozenset({"masks", "rates"}))
+    return Metric(
+        measure=measure, summaries=mean_of_columns(**scales) | gaps, reads=frozenset({"masks", "rates", "draws"})
+    )
 
 
 MASS_MATCHED = _metric("score", "", "permuted")

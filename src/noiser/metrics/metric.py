@@ -13,12 +13,26 @@ from noiser.metrics.probe import FaithfulnessProbe, Profile
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.clean import Passes
 
-__all__ = ["RATES", "Case", "Measured", "Metric", "Scale", "Summary", "joined", "mean_of_columns", "measure_passes"]
+__all__ = [
+    "DRAWS",
+    "RATES",
+    "Case",
+    "Measured",
+    "Metric",
+    "Scale",
+    "Summary",
+    "joined",
+    "mean_of_columns",
+    "measure_passes",
+]
 
 T = TypeVar("T")
 
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of the input that mass-matched curves keep."""
+
+DRAWS = 10
+"""Random scores, and permutations of a method's own, that a reference is the mean of."""
 
 Measured = Mapping[str, Any]
 """Columns of a row: numbers, and texts worth keeping beside them."""
@@ -42,11 +56,20 @@ class Scale(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A number over prompts: a statistic of some of the columns that a metric measures."""
+    """A number over prompts: a statistic of some of the columns that a metric measures.
+
+    Attributes:
+        statistic: of the columns.
+        columns: their names.
+        scale: how to read it.
+        contrast: whether it sets the first half of the columns against the second, so that exchanging them turns its
+            sign. Then 0 is no difference, and there is a p-value for it.
+    """
 
     statistic: Statistic
     columns: tuple[str, ...]
     scale: Scale
+    contrast: bool = False
 
 
 def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
@@ -66,6 +89,7 @@ class Case:
         normalization: for metrics of shares of the score; None for each metric's own.
         profile: "paper" or "authors".
         rates: of the mass-matched curves.
+        draws: random scores, and permutations of the attribution's, that each reference is the mean of.
         spans: named character spans, for localisation.
         reattribute: attributes the same prompt with another seed, for stability.
         gold: the answer that a data set gives, for answerability; None for the model's own.
@@ -82,6 +106,7 @@ class Case:
     normalization: str | None = None
     profile: Profile = "paper"
     rates: tuple[float, ...] = RATES
+    draws: int = DRAWS
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     reattribute: Callable[[int], Attribution] | None = None
     gold: str | None = None
@@ -158,8 +183,8 @@ class Metric:
         summaries: the numbers over prompts, by name.
         others: the scale of the means of all columns that no summary names; None: they are not summed up.
         needs_judge: whether cases must have a judge.
-        reads: which of a case's `masks`, `normalization` and `rates` matter to it, so that a plan with one that does
-            not is refused; None: any may.
+        reads: which of a case's `masks`, `normalization`, `rates` and `draws` matter to it, so that a plan with one
+            that does not is refused; None: any may.
     """
 
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None

@@ -16,7 +16,15 @@ from noiser.checks import check_choice
 from noiser.engine import DISTANCES, KeepDimensions, Query, Steps, Values, ValueTable
 from noiser.errors import NumericalError, ParameterError
 
-__all__ = ["DistanceName", "FaithfulnessProbe", "Profile", "permuted_scores", "random_scores", "ranks"]
+__all__ = [
+    "DistanceName",
+    "FaithfulnessProbe",
+    "Profile",
+    "permuted_scores",
+    "position_scores",
+    "random_scores",
+    "ranks",
+]
 
 Profile = Literal["paper", "authors"]
 DistanceName = Literal["hellinger", "squared"]
@@ -133,32 +141,47 @@ class FaithfulnessProbe:
 # ---- scores without information, which a method's numbers are compared with ------------------------------------------
 
 
-def random_scores(probe: FaithfulnessProbe, seed: int = 0) -> Float[Tensor, "targets units"]:
+def random_scores(probe: FaithfulnessProbe, seed: int = 0, draws: int = 1) -> Float[Tensor, "draws targets units"]:
     """The softmax of U(0, 1) numbers over the units of each target: the paper's random reference, from the text."""
-    return _filled(probe, lambda row, target: probe.uniforms(seed, "random scores", target, len(row)).softmax(0))
+
+    def softmax(row: Tensor, target: int) -> Tensor:
+        return probe.uniforms(seed, "random scores", target, draws, len(row)).softmax(-1)
+
+    return _filled(probe, softmax, draws)
 
 
-def permuted_scores(probe: FaithfulnessProbe, seed: int = 0) -> Float[Tensor, "targets units"]:
+def permuted_scores(probe: FaithfulnessProbe, seed: int = 0, draws: int = 1) -> Float[Tensor, "draws targets units"]:
     """The attribution's own scores, shuffled among the units of each target: same sizes, no meaning."""
-    return _filled(probe, lambda row, target: row[probe.uniforms(seed, "permutation", target, len(row)).argsort()])
+
+    def shuffled(row: Tensor, target: int) -> Tensor:
+        return row[probe.uniforms(seed, "permutation", target, draws, len(row)).argsort(-1)]
+
+    return _filled(probe, shuffled, draws)
 
 
-def _filled(probe: FaithfulnessProbe, scores_of: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "targets units"]:
-    """Scores of each target made of its scores."""
-    scores = probe.scores.clone()
-    for target, row in enumerate(scores):
+def position_scores(probe: FaithfulnessProbe) -> Float[Tensor, "1 targets units"]:
+    """1 to n for the n units of each target in the order of the text: what a method has that knows only the place."""
+    return _filled(probe, lambda row, _: torch.arange(1.0, len(row) + 1)[None], 1)
+
+
+def _filled(
+    probe: FaithfulnessProbe, scores_of: Callable[[Tensor, int], Tensor], draws: int
+) -> Float[Tensor, "draws targets units"]:
+    """For each target [draws, its units], made of its scores, and NaN elsewhere."""
+    scores = probe.scores.repeat(draws, 1, 1)
+    for target, row in enumerate(probe.scores):
         valid = ~row.isnan()
-        row[valid] = scores_of(row[valid], target)
+        scores[:, target, valid] = scores_of(row[valid], target)
     return scores
 
 
-def ranks(scores: Float[Tensor, "targets units"]) -> Float[Tensor, "targets units"]:
+def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
     """Ranks 1 to n in place of scores, 1 for the lowest; equal scores share the mean of their ranks.
 
     >>> import torch
     >>> ranks(torch.tensor([[0.3, -2.0, 0.3, float("nan"), 9.0]]))
     tensor([[2.5000, 1.0000, 2.5000,    nan, 4.0000]])
     """
-    below = (scores[:, None, :] < scores[:, :, None]).sum(-1)
-    equal = (scores[:, None, :] == scores[:, :, None]).sum(-1)
+    below = (scores[..., None, :] < scores[..., :, None]).sum(-1)
+    equal = (scores[..., None, :] == scores[..., :, None]).sum(-1)
     return (below + (equal + 1) / 2).masked_fill(scores.isnan(), torch.nan)

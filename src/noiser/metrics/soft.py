@@ -93,31 +93,36 @@ def soft_scores(
 
 
 def measure_soft_scores(
-    case: Case, scores: Float[Tensor, "targets units"] | None = None, distance: DistanceName | None = None
+    case: Case, scores: Float[Tensor, "draws targets units"] | None = None, distance: DistanceName | None = None
 ) -> Steps[SoftScores]:
-    """As `soft_scores`, of a case; `scores` take the place of the attribution's."""
+    """As `soft_scores`, of a case; draws of other scores take the place of the attribution's, one per mask sample.
+
+    With more draws than masks there are as many samples as draws, and the masks come again from the start.
+    """
     probe, seed, authors = case.profiled_probe, case.seed, case.profile == "authors"
     masks = check_count("masks", (1 if authors else 10) if case.masks is None else case.masks)
     distance = distance or ("squared" if authors else "hellinger")
     normalization = case.normalization or "sum"
-    shares = normalize(probe.scores if scores is None else scores, normalization).clamp(0, 1)
+    shares = normalize(probe.scores[None] if scores is None else scores, normalization).clamp(0, 1)
+    samples = torch.arange(max(masks, len(shares)))
 
     def masked(target: int) -> KeepDimensions:
         """All masks of a target: those that retain, then those that remove."""
-        q = probe.units_to_tokens(shares[target], target)[:, None]
-        shape = (masks, len(q), case.query.embedding_dim)
+        draws = torch.stack([probe.units_to_tokens(draw[target], target) for draw in shares])
+        q = draws[samples % len(draws), :, None]
+        shape = (masks, q.shape[1], case.query.embedding_dim)
 
         def keep() -> Tensor:
-            retained = probe.uniforms(seed, "retain", target, *shape) < q
-            return torch.cat([retained, probe.uniforms(seed, "remove", target, *shape) < 1 - q])
+            retained = probe.uniforms(seed, "retain", target, *shape)[samples % masks] < q
+            return torch.cat([retained, probe.uniforms(seed, "remove", target, *shape)[samples % masks] < 1 - q])
 
-        return probe.mask(target, 2 * masks, keep)
+        return probe.mask(target, 2 * len(samples), keep)
 
     zero, distances = yield from probe.distances([masked(target) for target in probe.targets], distance)
     relative = torch.stack(distances) / zero[:, None]
     return SoftScores(
-        ns=(1 - relative[:, :masks]).clamp(min=0),
-        nc=relative[:, masks:],
+        ns=(1 - relative[:, : len(samples)]).clamp(min=0),
+        nc=relative[:, len(samples) :],
         zero_distance=zero,
         normalization=normalization,
         distance=distance,
@@ -127,17 +132,22 @@ def measure_soft_scores(
 
 
 def _measure(case: Case) -> Steps[Measured]:
-    """Soft-NS and Soft-NC of the attribution and of random scores."""
-    probe, settings = case.profiled_probe, (case.normalization, case.masks, case.seed)
+    """Soft-NS and Soft-NC of the attribution and of random scores; what makes them hard to compare."""
+    probe, draws = case.profiled_probe, check_count("draws", case.draws)
+    settings = (case.normalization, case.masks, case.seed, draws)
     method = yield from measure_soft_scores(case)
     random = yield from case.cached(
-        "soft scores", probe, settings, lambda: measure_soft_scores(case, random_scores(probe, case.seed))
+        "soft scores", probe, settings, lambda: measure_soft_scores(case, random_scores(probe, case.seed, draws))
     )
+    shares = normalize(probe.scores, case.normalization or "sum")
     return {
         "soft_ns": method.soft_ns,
         "soft_nc": method.soft_nc,
         "random_soft_ns": random.soft_ns,
         "random_soft_nc": random.soft_nc,
+        "draws": draws,
+        "sum_not_positive": float((probe.scores.nansum(-1) <= 0).any()),
+        "clipped": float(((shares < 0) | (shares > 1)).any()),
     }
 
 
@@ -147,8 +157,12 @@ SOFT = Metric(
         soft_ns=Scale(0, 1, None, True, "what the retained part gives back of the prediction"),
         soft_nc=Scale(0, math.inf, None, True, "how far the prediction goes without it, against the zero input"),
     )
+    | mean_of_columns(
+        sum_not_positive=Scale(0, 1, None, None, "share of prompts on which the scores' sum is not positive"),
+        clipped=Scale(0, 1, None, None, "share of prompts on which a retaining probability was cut to 0 or 1"),
+    )
     | {
-        name: Summary(statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning))
+        name: Summary(statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning), contrast=True)
         for name, statistic, columns, meaning in (
             ("log_ratio_ns", log_mean_ratio, ("soft_ns", "random_soft_ns"), "Soft-NS against random's"),
             ("log_ratio_nc", log_mean_ratio, ("soft_nc", "random_soft_nc"), "Soft-NC against random's"),
@@ -160,5 +174,5 @@ SOFT = Metric(
             ),
         )
     },
-    reads=frozenset({"masks", "normalization"}),
+    reads=frozenset({"masks", "normalization", "draws"}),
 )

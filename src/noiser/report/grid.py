@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
+from noiser.metrics.bootstrap import holm
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Summary
 from noiser.registry import unversioned
 from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_of
-from noiser.report.rows import Cell, Results, is_clear
+from noiser.report.rows import Cell, Results
 from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value, clean
 
 __all__ = [
     "MeasuredNumber",
     "Topic",
+    "correct",
     "data_title",
     "grid",
     "mark_best",
@@ -35,6 +38,7 @@ METHOD_TITLES: Mapping[str, str] = {
     "noiser": "Noiser",
     "noiser_relative": "Noiser, relative noise",
     "random": "Random",
+    "position": "Position",
     "last_attention": "Last attention",
     "attention_rollout": "Attention rollout",
     "input_x_gradient": "Input × gradient",
@@ -138,6 +142,11 @@ class Topic(NamedTuple):
             and any(self.results.planned(method.label, label, self.data.label) for label in labels)
         ]
 
+    def has(self, number: str) -> bool:
+        """Whether rows have a number; rows of earlier versions may lack some. True where there is no row yet."""
+        columns = self.results.columns(self.data.label, self.measures[number].label)
+        return not columns or set(columns).issuperset(summaries_of(self.measures[number])[number].columns)
+
     def number(self, number: str, name: str, form: Form = "decimal", printed: Printed | None = None) -> MeasuredNumber:
         """A number, to be shown under that name; without the paper's where that cannot be compared."""
         measure = self.measures[number]
@@ -218,7 +227,10 @@ class MeasuredNumber(NamedTuple):
         if minus is None:
             return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
         gaps = [results.paired(cell._replace(method=minus.label), cell, self.summary) for cell in cells]
-        return [Number.of(gap, form=self.form).marked("clear" if is_clear(gap) else "") for gap in gaps]
+        return [
+            replace(Number.of(gap, form=self.form), mark="clear" if gap.is_clear else "", p=gap.p, difference=True)
+            for gap in gaps
+        ]
 
 
 def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers: Sequence[Number]) -> list[Number]:
@@ -226,7 +238,8 @@ def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers
 
     The best is the highest (or lowest) value that has an interval, of those over at least half as many examples as the
     column's most; there is none where all are equal. Another is told apart from it if their paired difference, over the
-    examples that both have, is clear (`is_clear`) and on the best one's side of 0.
+    examples that both have, is clear (`Estimate.is_clear`) and on the best one's side of 0. The p-values are those of
+    each pair by itself; `correct` corrects those of a table.
     """
     sign = {True: 1.0, False: -1.0, None: math.nan}[summary.scale.higher_is_better]
     ranked = [index for index, number in enumerate(numbers) if not math.isnan(number.low * sign)]
@@ -236,11 +249,25 @@ def mark_best(results: Results, cells: Sequence[Cell], summary: Summary, numbers
     most = max(numbers[index].n for index in ranked)
     best = max((i for i in ranked if 2 * numbers[i].n >= most), key=lambda index: sign * numbers[index].value)
     marked[best] = numbers[best].marked("best")
-    for index in set(ranked) - {best}:
-        gap = results.paired(cells[best], cells[index], summary)
-        if not (is_clear(gap) and gap.value * sign > 0):
-            marked[index] = numbers[index].marked("level")
+    for index, number in enumerate(numbers):
+        if index != best and not math.isnan(number.value):
+            gap = results.paired(cells[best], cells[index], summary)
+            marked[index] = number.marked("" if gap.is_clear and gap.value * sign > 0 else "level", gap.p)
     return marked
+
+
+def correct(columns: Sequence[Sequence[Value]], alpha: float) -> list[list[Value]]:
+    """The cells of a table with their p-values corrected by Holm's method; marks that no longer hold are taken back."""
+    numbers = [cell for column in columns for cell in column if isinstance(cell, Number)]
+    values = iter(holm([number.p for number in numbers]))
+
+    def one(cell: Value) -> Value:
+        if not isinstance(cell, Number):
+            return cell
+        p = next(values)
+        return cell.marked(cell.mark if not p >= alpha else "" if cell.difference else "level", p)
+
+    return [[one(cell) for cell in column] for column in columns]
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -296,6 +323,8 @@ def grid(
         if (rest := len(reasons) - _MOST_REASONS) > 0:
             reasons[_MOST_REASONS:] = [f"And {rest} more such cells; the CSV has the reason of each."]
         names = (f"{key}-{models[0].label}", f"{title}, {models[0].label}") if apart else (key, title)
+        cells = correct([cells for _, cells in columns], 1 - results.confidence)
+        columns = [(head, column) for (head, _), column in zip(columns, cells, strict=True)]
         yield table_of_columns(*names, stub_header, labels, columns, [*notes, *reasons], legend)
 
 

@@ -16,10 +16,13 @@ import pandas as pd
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
 from noiser.bench.records import Cost, Row, Selection
 from noiser.bench.store import Store, StoredAttribution
-from noiser.metrics.bootstrap import Estimate, Statistic, estimate, mean
+from noiser.metrics.bootstrap import Estimate, estimate, mean, without_influential
 from noiser.metrics.metric import Summary
 
-__all__ = ["ATTRIBUTION", "Cell", "Frame", "Results", "is_clear"]
+__all__ = ["ATTRIBUTION", "Cell", "Frame", "Results"]
+
+REFERENCES = ("random_", "rank_random_")
+"""How the columns of a reference that is drawn begin."""
 
 ATTRIBUTION = "attribution"
 """The metric of the rows that hold what an attribution cost and whether it failed."""
@@ -187,8 +190,13 @@ class Results:
     def estimate(self, cell: Cell, summary: Summary) -> Estimate:
         """A number over the rows of a cell, with its interval."""
         if (cell, summary) not in self._cache:
-            self._cache[cell, summary] = self._estimate(summary.statistic, summary.columns, self.numbers(cell))
+            columns = self._columns(summary.columns, self.numbers(cell))
+            self._cache[cell, summary] = estimate(summary.statistic, *columns, confidence=self.confidence)
         return self._cache[cell, summary]
+
+    def robust(self, cell: Cell, summary: Summary) -> Estimate:
+        """The same without the three prompts that, each left out alone, move it most; without an interval."""
+        return without_influential(summary.statistic, *self._columns(summary.columns, self.numbers(cell)))
 
     def paired(self, one: Cell, other: Cell, summary: Summary) -> Estimate:
         """A number of one cell minus that of another, on the examples that both have with all their columns."""
@@ -202,7 +210,8 @@ class Results:
             if not ours.index.equals(theirs.index):
                 common = ours.index.intersection(theirs.index, sort=False)
                 ours, theirs = ours.loc[common], theirs.loc[common]
-            self._cache[key] = self._estimate(gap, summary.columns, ours, theirs)
+            columns = self._columns(summary.columns, ours, theirs)
+            self._cache[key] = estimate(gap, *columns, confidence=self.confidence, contrast=True)
         return self._cache[key]
 
     def seconds(self, cell: Cell) -> Estimate:
@@ -216,24 +225,25 @@ class Results:
         """Whether there are seconds for a data set."""
         return any(labels[1] == data for labels in self._paid)
 
-    def _estimate(self, statistic: Statistic, names: Sequence[str], *sides: Frame) -> Estimate:
-        """A statistic of these columns of each side; NaN where a side does not have one."""
-        columns = [side.get(name, pd.Series(math.nan, side.index)).to_numpy(float) for side in sides for name in names]
-        return estimate(statistic, *columns, confidence=self.confidence)
+    def draws(self, data: str, metric: str) -> tuple[int, int] | None:
+        """The fewest and the most draws that references of a metric are the means of; None for other metrics."""
+        lines = self._of_metric(data, metric)
+        if not lines["column"].str.startswith(REFERENCES).any():
+            return None
+        rows = lines[lines["column"] != ""].drop_duplicates(_ROW)
+        known = lines.loc[lines["column"] == "draws", "value"]
+        fewest = 1 if len(known) < len(rows) else int(known.min())  # rows from before there was a choice do not say
+        return fewest, int(known.max()) if len(known) else 1
+
+    @staticmethod
+    def _columns(names: Sequence[str], *sides: Frame) -> list[Any]:
+        """These columns of each side; NaN where a side does not have one."""
+        return [side.get(name, pd.Series(math.nan, side.index)).to_numpy(float) for side in sides for name in names]
 
 
 def _by_cell(lines: Frame) -> Mapping[tuple[str, ...], Frame]:
     """The lines by model, data, method and metric."""
     return dict(list(lines.groupby(_LABELS, sort=False)))
-
-
-def is_clear(difference: Estimate) -> bool:
-    """Whether a paired difference tells two methods apart.
-
-    Its interval must leave out 0, and there must be enough pairs: a few agree by chance, which the bootstrap of two
-    or three numbers does not know. A sign test of n pairs that all agree has p = 2^(1 - n): at 95% six are needed.
-    """
-    return (difference.low > 0 or difference.high < 0) and 2.0 ** (1 - difference.n) < 1 - difference.confidence
 
 
 def _numbers(row: Row) -> list[tuple[str, float]]:

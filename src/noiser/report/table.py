@@ -42,7 +42,7 @@ Form = Literal["decimal", "percent", "quantity"]
 """0.123, 12.3%, or three significant digits."""
 
 Mark = Literal["", "best", "level", "clear"]
-"""The best of its column; not told apart from the best; a difference whose interval leaves out 0."""
+"""The best of its column; not told apart from the best; a difference that is told apart from 0."""
 
 Legend = Literal["", "best", "clear"]
 """Whether a table's marks compare methods, or differences with 0."""
@@ -50,7 +50,7 @@ Legend = Literal["", "best", "clear"]
 LEGENDS: Mapping[Legend, str] = {
     "": "",
     "best": "Bold: the best value of its column. ≈: not told apart from it by paired differences.",
-    "clear": "Bold: the interval leaves out 0, and there are enough prompts to tell (six at 95%).",
+    "clear": "Bold: told apart from 0: the interval leaves it out, and p, corrected for the table, is below 0.05.",
 }
 """What marks mean, in a line for captions."""
 
@@ -59,10 +59,11 @@ READING = (
     "prompt drawn with all its numbers. – with n = 0: nothing measured, since the plan leaves it out or the run has "
     "not come to it. – with another n: not defined on these prompts.",
     "Bold is the best value of its column, of those with at least half of the column's largest n. ≈ marks every other "
-    "that is not told apart from it: the interval of their paired difference, on the prompts that both have, reaches "
-    "0, or they are too few to tell (fewer than six at 95%). Where a ≈ stands in the column, the bold number is no "
-    "win. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. Intervals are "
-    "not adjusted for the number of comparisons.",
+    "that is not told apart from it. Told apart are two methods if the interval of their paired difference, on the "
+    "prompts that both have, leaves out 0, and the p-value of a paired sign-flip test, corrected by Holm's method for "
+    "all comparisons that the table marks, is below 0.05. Where a ≈ stands in the column, the bold number is no "
+    "win. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. Fewer than six "
+    "prompts have no interval and tell nothing apart. Intervals themselves are not adjusted for their number.",
     "Columns named “paper” are as printed there, beside the same model; “mean of its 6 models” is a reference for "
     "models that the paper does not have, and no replication.",
 )
@@ -81,6 +82,8 @@ class Number:
         mark: how it compares with its column.
         reason: what is missing.
         form: how it is written.
+        p: of its paired difference: from the best of the column, or from 0 if it is one.
+        difference: whether it is a paired difference.
     """
 
     value: float
@@ -91,6 +94,8 @@ class Number:
     mark: Mark = ""
     reason: str = ""
     form: Form = "decimal"
+    p: float = math.nan
+    difference: bool = False
 
     @classmethod
     def of(cls, estimate: Estimate, errors: int = 0, form: Form = "decimal") -> Number:
@@ -98,9 +103,9 @@ class Number:
         value, low, high = estimate.value, estimate.low, estimate.high
         return cls(value=value, low=low, high=high, n=estimate.n, errors=errors, reason=estimate.reason, form=form)
 
-    def marked(self, mark: Mark) -> Number:
-        """The same with a mark."""
-        return replace(self, mark=mark)
+    def marked(self, mark: Mark, p: float = math.nan) -> Number:
+        """The same with a mark, and the p-value that it rests on."""
+        return replace(self, mark=mark, p=p)
 
 
 class Quoted(NamedTuple):
@@ -205,7 +210,7 @@ def clean_text(value: object) -> object:
 def cells_frame(tables: Iterable[Table]) -> Any:
     """All cells of tables as one long DataFrame, one line per cell, with every digit.
 
-    Columns are table, row, group, column, source ("run" or "paper"), value, low, high, n, failed, mark, reason and
+    Columns are table, row, group, column, source ("run" or "paper"), value, low, high, n, failed, mark, p, reason and
     text; numbers that are not there are NaN or None.
     """
     lines = [
@@ -226,6 +231,7 @@ def cells_frame(tables: Iterable[Table]) -> Any:
         "n",
         "failed",
         "mark",
+        "p",
         "reason",
         "text",
     ]
@@ -234,10 +240,10 @@ def cells_frame(tables: Iterable[Table]) -> Any:
 
 def _fields(cell: Value) -> tuple[object, ...]:
     if isinstance(cell, str):
-        return "run", *[None] * 7, cell
+        return "run", *[None] * 8, cell
     if isinstance(cell, Number):
-        return "run", cell.value, cell.low, cell.high, cell.n, cell.errors, cell.mark, cell.reason, None
-    return "paper" if isinstance(cell, Quoted) else "run", cell.value, *[None] * 7
+        return "run", cell.value, cell.low, cell.high, cell.n, cell.errors, cell.mark, cell.p, cell.reason, None
+    return "paper" if isinstance(cell, Quoted) else "run", cell.value, *[None] * 8
 
 
 class CellText(NamedTuple):
@@ -260,6 +266,7 @@ def format_cell(cell: Value) -> CellText:
     if isinstance(cell, Quoted):
         return CellText(DASH) if cell.value is None else CellText(_quoted(cell.value, cell.form), unit=unit)
     base = f"n\u00a0=\u00a0{cell.n}" + (f", {cell.errors} failed" if cell.errors else "")
+    base += f", p\u00a0=\u00a0{cell.p:.2g}" if cell.difference and not math.isnan(cell.p) else ""
     if math.isnan(cell.value):
         return CellText(DASH, "", base)
     value, low, high = (_digits(number, cell.form) for number in (cell.value, cell.low, cell.high))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, combined
+from noiser.bench.plan import DataEntry, MethodEntry, combined
 from noiser.bench.records import Selection
-from noiser.metrics.bootstrap import mean, mean_gap
+from noiser.metrics.bootstrap import INFLUENTIAL, mean, mean_gap
 from noiser.metrics.metric import Scale, Summary
 from noiser.registry import unversioned
 from noiser.report.grid import (
     MeasuredNumber,
     Topic,
+    correct,
     data_title,
     grid,
     method_title,
@@ -41,8 +43,8 @@ class SpecNumber(NamedTuple):
     printed: Printed | None = None
 
 
-Note = str | Callable[[DataEntry, MetricEntry], str]
-"""A text, or a function of the data set and the metric that returns one; an empty text is left out."""
+Note = str | Callable[[Topic], str]
+"""A text, or a function of what the table is about that returns one; an empty text is left out."""
 
 
 class TableSpec(NamedTuple):
@@ -92,10 +94,12 @@ class TableSpec(NamedTuple):
         numbers = [
             topic.number(*one)
             for one in self.numbers
-            if one.number in topic.measures and len(self.select(topic.methods(one.number, self.profile))) >= self.fewest
+            if one.number in topic.measures
+            and topic.has(one.number)
+            and len(self.select(topic.methods(one.number, self.profile))) >= self.fewest
         ]
         notes = [self.left_out if len(methods) < len(measured) else ""]
-        notes += [note if isinstance(note, str) else note(topic.data, topic.measure) for note in self.notes]
+        notes += [note if isinstance(note, str) else note(topic) for note in self.notes]
         names = topic.key(self.key), topic.title(self.title)
         yield from grid(topic, *names, methods, numbers, [*filter(None, notes)], self.stub_header, self.label)
 
@@ -113,8 +117,9 @@ _AUTHORS_NOTE = (
 )
 _AREA_NOTE = (
     "Area: Soft-NS plus Soft-NC, mean height of their curves when every method keeps the same share of the input; "
-    "about 1 without signal. Differences are paired: each prompt against random scores, or a permutation of the "
-    "method's own, on that prompt."
+    "by score it depends on the shape of the scores, not only on their order. About 1 where all units are kept alike. "
+    "Differences are paired: each prompt against random scores, a permutation of the method's own, or the position "
+    "(1 to n along the text), on that prompt."
 )
 _ANSWER_NOTE = (
     "From the top half of the words, in prompt order, a judge guesses the next word. Rate: share of prompts where it "
@@ -128,17 +133,31 @@ _MINIMUM_NOTE = (
 )
 
 
-def _sample_note(data: DataEntry, _: MetricEntry) -> str:
+def _draws_note(topic: Topic) -> str:
+    """How many draws references are the means of."""
+    labels = dict.fromkeys(measure.label for measure in topic.measures.values())
+    draws = [known for label in labels if (known := topic.results.draws(topic.data.label, label))]
+    if not draws:
+        return ""
+    fewest, most = min(low for low, _ in draws), max(high for _, high in draws)
+    if most == 1:
+        return "References are one draw per prompt, so differences from them are noisier than they could be."
+    number = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f"References that are drawn are means of {number} draws per prompt."
+
+
+def _sample_note(topic: Topic) -> str:
     """How the paper's sample differs from ours."""
+    data = topic.data
     if data_of(data.name) == "wikibio":
         return "The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."
     part = data_of(data.name) and (data.category or data.without_category)
     return "The paper's numbers are for all categories of the data set, ours for some." if part else ""
 
 
-def _judge_note(_: DataEntry, measure: MetricEntry) -> str:
+def _judge_note(topic: Topic) -> str:
     """Who judged, and whom the paper asked."""
-    judge = measure.judge or "not named in the plan"
+    judge = topic.measure.judge or "not named in the plan"
     same = _PAPER_JUDGE.lower() in judge.lower()
     rest = (
         "" if same else f" The paper asked {_PAPER_JUDGE}: its numbers are of another judge, also for the same model."
@@ -159,9 +178,13 @@ _AREAS = (
     SpecNumber("area", "area"),
     SpecNumber("area_minus_random", "area − random"),
     SpecNumber("area_minus_permuted", "area − permuted"),
+    SpecNumber("area_minus_position", "area − position"),
     SpecNumber("rank_area", "area by rank"),
     SpecNumber("rank_area_minus_random", "area by rank − random"),
+    SpecNumber("rank_area_minus_position", "area by rank − position"),
 )
+_TRUSTED = (_FAITHFULNESS._replace(printed=None), _AREAS[0], _AREAS[4])
+"""The numbers that methods are compared by."""
 
 
 def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
@@ -183,16 +206,53 @@ def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
 
 def differences(results: Results) -> Iterator[Table]:
     """Noiser minus every other method, on the prompts that both have."""
-    wanted = [one._replace(printed=None) for one in (_FAITHFULNESS, *_AREAS[0::3])]
     note = "Paired, over the prompts that both have: n is their number. Above 0: {} is better."
     for data in results.data:
-        for topic in topics(results, data, *(one.number for one in wanted)):
-            numbers = [topic.number(*one) for one in wanted if one.number in topic.measures]
+        for topic in topics(results, data, *(one.number for one in _TRUSTED)):
+            numbers = [topic.number(*one) for one in _TRUSTED if one.number in topic.measures]
             methods = topic.methods()
             for first in references(methods) if len(methods) > 1 else []:
                 name, others = method_title(first.label), [method for method in methods if method is not first]
                 names = topic.key(f"differences-{first.label}"), topic.title(f"{name} minus each other method")
                 yield from grid(topic, *names, others, numbers, [note.format(name)], "minus", minus=first)
+
+
+_ROBUST_NOTE = (
+    f"Beside each number: what it is without the {INFLUENTIAL} prompts that, each left out alone, move it most. Those "
+    "were chosen, so there is no interval."
+)
+_LIMITS_NOTE = (
+    "No positive sum: prompts on which a target's scores sum to 0 or less, so "
+    "that dividing by it turns their order around. Clipped: prompts on which a retaining probability was cut to 0 or 1."
+)
+_COUNTED = {"sum_not_positive": "no positive sum", "clipped": "clipped"}
+
+
+def robustness(results: Results) -> Iterator[Table]:
+    """What the numbers are without the prompts that matter most, and how often the paper's measure meets its limits."""
+    for data, model in product(results.data, results.models):
+        for topic in topics(results, data, *(one.number for one in _TRUSTED)):
+            methods = topic.methods()
+            columns: list[tuple[Column, Sequence[Value]]] = []
+            for spec in _TRUSTED:
+                if spec.number in topic.measures:
+                    number = topic.number(*spec)
+                    cells = [Cell(model.label, data.label, method.label, number.metric) for method in methods]
+                    without = [Number.of(results.robust(cell, number.summary)) for cell in cells]
+                    values = [replace(number.value(results, cell), low=math.nan, high=math.nan) for cell in cells]
+                    columns += [(Column(spec.name, "", number.better), values)]
+                    columns += [(Column(f"{spec.name} without {INFLUENTIAL}", "", number.better), without)]
+            notes = [_ROBUST_NOTE]
+            label = topic.measures["faithfulness"].label if "faithfulness" in topic.measures else ""
+            if set(_COUNTED) <= set(results.columns(data.label, label)):  # rows of earlier versions lack them
+                notes.append(_LIMITS_NOTE)
+                rows = [results.numbers(Cell(model.label, data.label, method.label, label)) for method in methods]
+                for column, name in _COUNTED.items():
+                    counts = [Count(int(numbers[column].sum()) if column in numbers else None) for numbers in rows]
+                    columns.append((Column(name), counts))
+            title = f"{topic.title('Without the most influential prompts')}, {model.label}"
+            names = f"{topic.key('robustness')}-{model.label}", title
+            yield table_of_columns(*names, "method", [method_title(m.label) for m in methods], columns, notes)
 
 
 def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
@@ -292,30 +352,40 @@ _HEADLINE = (
 
 def glance(results: Results) -> Iterator[Table]:
     """The leading method of each number, and how many are not told apart from it, per model and data set."""
-    labels: list[str] = []
-    rows: list[dict[str, str]] = []
-    for model, data in product(results.models, results.data):
-        leaders = {name: text for name, text in _leaders(results, model.label, data) if text}
-        labels += [f"{model.label}, {data_title(data)}"] if leaders else []
-        rows += [leaders] if leaders else []
-    names = dict.fromkeys(name for leaders in rows for name in leaders)
-    columns = [(Column(name), [leaders.get(name, DASH) for leaders in rows]) for name in names]
+    compared = list(_compared(results))
+    corrected = correct([one.numbers for one in compared], 1 - results.confidence)
+    rows: dict[str, dict[str, str]] = {}
+    for one, numbers in zip(compared, corrected, strict=True):
+        if text := _leader([number for number in numbers if isinstance(number, Number)], one.methods):
+            rows.setdefault(one.row, {})[one.column] = text
+    names = dict.fromkeys(name for leaders in rows.values() for name in leaders)
+    columns = [(Column(name), [leaders.get(name, DASH) for leaders in rows.values()]) for name in names]
     note = (
         "The best method of each column of the tables below, with its value and n, and how many others are not told "
-        "apart from it (paired differences, on the prompts that both have)."
+        "apart from it (paired differences, on the prompts that both have; p-values corrected for all of this table)."
     )
     if columns:
-        yield table_of_columns("glance", "At a glance", "model, data", labels, columns, [note])
+        yield table_of_columns("glance", "At a glance", "model, data", rows, columns, [note])
 
 
-def _leaders(results: Results, model: str, data: DataEntry) -> Iterator[tuple[str, str]]:
-    """(number, its leader) for every number; other boundings are not in the table of faithfulness."""
-    for spec in _HEADLINE:
+class _Compared(NamedTuple):
+    """A cell of the first table: the numbers of all methods, marked."""
+
+    row: str
+    column: str
+    numbers: Sequence[Number]
+    methods: Sequence[MethodEntry]
+
+
+def _compared(results: Results) -> Iterator[_Compared]:
+    """The headline numbers per model and data set; other boundings are not in the table of faithfulness."""
+    for model, data, spec in product(results.models, results.data, _HEADLINE):
         for topic in topics(results, data, spec.number):
             methods = topic.methods()
             methods = without_boundings(methods) if spec.number == "faithfulness" else methods
             number = topic.number(spec.number, f"{spec.name}{topic.suffix}", spec.form)
-            yield number.name, _leader(number.numbers(results, model, data.label, methods), methods)
+            numbers = number.numbers(results, model.label, data.label, methods)
+            yield _Compared(f"{model.label}, {data_title(data)}", number.name, numbers, methods)
 
 
 def _leader(numbers: Sequence[Number], methods: Sequence[MethodEntry]) -> str:
@@ -476,10 +546,11 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
         (_FAITHFULNESS,),
         select=without_boundings,
         left_out="Other boundings of Noiser have a table of their own.",
-        notes=(_SCORE_NOTE, _sample_note),
+        notes=(_SCORE_NOTE, _draws_note, _sample_note),
     ).tables,
-    TableSpec("areas", "Mass-matched areas", _AREAS, notes=(_AREA_NOTE,)).tables,
+    TableSpec("areas", "Mass-matched areas", _AREAS, notes=(_AREA_NOTE, _draws_note)).tables,
     differences,
+    robustness,
     TableSpec(
         "soft",
         "Soft-NS and Soft-NC",
@@ -490,7 +561,7 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
             SpecNumber("soft_nc", "mean Soft-NC"),
         ),
         metric_with="faithfulness",
-        notes=("Log-ratios are to random scores on the same prompts; 0 is no better.", _sample_note),
+        notes=("Log-ratios are to random scores on the same prompts; 0 is no better.", _draws_note, _sample_note),
     ).tables,
     TableSpec(
         "bounding",
