@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["AutoUnit", "Message", "ModelIdentity", "Prompt", "Prompts", "Span", "Target", "Unit", "UnitName"]
+__all__ = [
+    "AutoUnit",
+    "Message",
+    "ModelIdentity",
+    "Prompt",
+    "Prompts",
+    "RemovalName",
+    "Span",
+    "Target",
+    "Unit",
+    "UnitName",
+]
 
 Message = Mapping[str, str]
 """One chat message: `{"role": ..., "content": ...}`."""
@@ -22,6 +33,9 @@ Unit = UnitName | Sequence[tuple[int, int]]
 
 AutoUnit = Literal["auto"]
 """Coarse units first, then smaller ones inside those that carry the score."""
+
+RemovalName = Literal["zero", "mean", "noise", "delete"]
+"""How units are removed: their rows become zeros or the mean row, or get noise; or they are taken out of the text."""
 
 
 class Span(NamedTuple):

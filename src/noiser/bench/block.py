@@ -22,8 +22,7 @@ from noiser.engine import LocalEngine, run_interleaved
 from noiser.evaluation.measuring import Attributor, measure_one, measure_together
 from noiser.judges import Judge
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.mass_matched import RATES
-from noiser.metrics.metric import Case, Measured
+from noiser.metrics.metric import RATES, TOP, Case, Measured
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 
@@ -154,6 +153,8 @@ class _Block:
             "masks": metric.masks,
             "normalization": metric.normalization,
             "rates": metric.rates or RATES,
+            "removal": metric.removal or "zero",
+            "k": metric.k or TOP,
             "judge": judge,
         }
         usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]

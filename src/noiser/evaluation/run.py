@@ -10,16 +10,15 @@ from typing import Any, Literal, NamedTuple, get_args
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count, check_shares
-from noiser.engine import LocalEngine, SharedProgress, run_interleaved
+from noiser.engine import REMOVALS, LocalEngine, RemovalName, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, Profile, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
-from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.mass_matched import RATES
-from noiser.metrics.metric import Case, Measured, Metric, Summary, measure_passes
+from noiser.metrics.metric import RATES, TOP, Case, Measured, Metric, Summary, measure_passes
+from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 from noiser.types import AutoUnit, Unit, UnitName
@@ -40,6 +39,8 @@ def evaluate(
     masks: int | None = None,
     normalization: str | None = None,
     rates: Sequence[float] = RATES,
+    removal: RemovalName = "zero",
+    k: Sequence[int] = TOP,
     profile: Literal["paper", "authors"] = "paper",
     confidence: float = 0.95,
     progress: Callable[[float, float], None] | None = None,
@@ -60,9 +61,11 @@ def evaluate(
         unit: what gets a score; see `noiser.attribute`.
         max_new_tokens: tokens of the continuation to explain where an example has no target.
         seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
-        masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
+        masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile, and 64 for LDS.
         normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
         rates: of the mass-matched curves.
+        removal: how metrics that remove whole units do it: "zero", "mean", "noise" or "delete".
+        k: numbers of the highest units, of "top_k" and "gold_spans".
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
         progress: called with (done, expected) prompts; a prompt that is attributed and not yet measured counts half.
@@ -74,7 +77,7 @@ def evaluate(
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     _check(seed, masks, confidence, names)
-    _check_reading(profile, normalization, unit, max_new_tokens)
+    _check_reading(profile, normalization, removal, unit, max_new_tokens)
     run = _Run(
         Attributor(
             lm=lm,
@@ -88,6 +91,8 @@ def evaluate(
             "masks": masks,
             "normalization": normalization,
             "rates": check_shares("rates", rates, at_least=2),
+            "removal": removal,
+            "k": check_top(tuple(k)),
             "judge": _judge(judge, lm, entries),
         },
         metrics=entries,
@@ -134,9 +139,10 @@ def _check(seed: int, masks: int | None, confidence: float, names: Sequence[str]
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
 
 
-def _check_reading(profile: str, normalization: str | None, unit: Unit, max_new_tokens: int) -> None:
+def _check_reading(profile: str, normalization: str | None, removal: str, unit: Unit, max_new_tokens: int) -> None:
     """What every prompt would fail at."""
     check_choice("profile", profile, get_args(Profile))
+    check_choice("removal", removal, REMOVALS)
     if normalization is not None:
         check_choice("normalization", normalization, tuple(NORMALIZATIONS))
     if isinstance(unit, str):
@@ -228,10 +234,7 @@ class _Run:
             self._skip(row, name, columns)
             return
         row |= columns
-        metric = self.metrics[name]
-        if metric.others is not None:
-            named = {column for summary in metric.summaries.values() for column in summary.columns}
-            self.found |= {name: Summary(mean, (name,), metric.others) for name in columns if name not in named}
+        self.found |= self.metrics[name].other_summaries(columns)
 
     def _skip(self, row: dict[str, Any], metric: str | None, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

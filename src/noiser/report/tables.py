@@ -350,11 +350,8 @@ def _all_numbers(topic: Topic) -> list[MeasuredNumber]:
     metric, label = metric_of(topic.measure), topic.measure.label
     if metric is None:
         return []
-    summaries = dict(metric.summaries)
-    if metric.others is not None:
-        summed = {column for summary in summaries.values() for column in summary.columns}
-        columns = [column for column in topic.results.columns(topic.data.label, label) if column not in summed]
-        summaries |= {column: Summary(mean, (column,), metric.others) for column in columns}
+    columns = topic.results.columns(topic.data.label, label)
+    summaries = {**metric.summaries, **metric.other_summaries(columns)}
     return [MeasuredNumber(name.replace("_", " "), label, summary) for name, summary in summaries.items()]
 
 
