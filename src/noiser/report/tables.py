@@ -128,6 +128,20 @@ _MINIMUM_NOTE = (
 )
 
 
+_FIELD_NOTE = (
+    "LDS: rank correlation of summed scores with the target's log-odds, over random masks. Drop and hold: fall of "
+    "log p(target) without the highest units, and with only them, mean over k. Normalised AOPC: mean fall of p(target) "
+    "while units are removed, between the worst order found for the prompt (0) and the best (1). AUPRC and MRR: "
+    "average precision of the units that decide the answer, and 1 / rank of the first, where the data name them."
+)
+
+
+def _removal_note(_: DataEntry, measure: MetricEntry) -> str:
+    """How units were removed, where the metric removes any."""
+    metric = metric_of(measure)
+    return f"Removal: {measure.removal or 'zero'}." if metric and "removal" in (metric.reads or ()) else ""
+
+
 def _sample_note(data: DataEntry, _: MetricEntry) -> str:
     """How the paper's sample differs from ours."""
     if data_of(data.name) == "wikibio":
@@ -162,6 +176,15 @@ _AREAS = (
     SpecNumber("rank_area", "area by rank"),
     SpecNumber("rank_area_minus_random", "area by rank − random"),
 )
+_FIELD = (
+    SpecNumber("lds", "LDS"),
+    SpecNumber("drop", "top-k drop"),
+    SpecNumber("hold", "top-k hold"),
+    SpecNumber("naopc", "normalised AOPC"),
+    SpecNumber("auprc", "AUPRC"),
+    SpecNumber("mrr", "MRR"),
+)
+"""Side by side; all numbers of each metric are in a table of their own."""
 
 
 def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
@@ -310,7 +333,7 @@ def glance(results: Results) -> Iterator[Table]:
 
 def _leaders(results: Results, model: str, data: DataEntry) -> Iterator[tuple[str, str]]:
     """(number, its leader) for every number; other boundings are not in the table of faithfulness."""
-    for spec in _HEADLINE:
+    for spec in (*_HEADLINE, *_FIELD):
         for topic in topics(results, data, spec.number):
             methods = topic.methods()
             methods = without_boundings(methods) if spec.number == "faithfulness" else methods
@@ -512,6 +535,7 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
         metric_with="minimum_share",
         notes=(_MINIMUM_NOTE, _judge_note),
     ).tables,
+    TableSpec("field", "The field's metrics", _FIELD, notes=(_FIELD_NOTE, _removal_note)).tables,
     localisation,
     TableSpec(
         "authors",
