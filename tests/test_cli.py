@@ -18,6 +18,7 @@ from noiser.cli import app, terminal
 from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
+from noiser.metrics import METRICS
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"
@@ -81,6 +82,15 @@ def test_methods_lists_every_method_with_its_defaults(noiser_command):
     assert lines[at + 1].strip() == METHODS.get("noiser").summary
     assert "samples=10, steps=10, bounding=k_min, score=prob" in lines[at + 2]
     assert "bounding=relative" in lines[lines.index("noiser_relative") + 2]
+
+
+def test_metrics_lists_every_metric_with_its_settings(noiser_command):
+    lines = noiser_command("metrics").stdout.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == METRICS.names()
+    at = lines.index("lds")
+    assert lines[at + 1].strip() == METRICS.get("lds").summary
+    assert lines[at + 2].strip() == "settings: masks, removal"
+    assert lines[lines.index("answerability") + 2].strip().endswith("judge")
 
 
 def test_models_says_what_is_there(noiser_command, monkeypatch, tmp_path):

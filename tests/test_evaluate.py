@@ -289,7 +289,7 @@ def test_names_in_a_saved_evaluation_cannot_reach_a_terminal_raw(tmp_path):
     data["skipped"][0] |= {"prompt": evil, "metric": evil, "error": evil}
     assert data["summary"]
     for line in data["summary"]:
-        line["number"] = evil
+        line["number"] = f"share_{evil}"
     (tmp_path / "e.json").write_text(json.dumps(data), encoding="utf-8")
     found = noiser.Evaluation.load(tmp_path / "e.json")
     for text in (str(found), found.to_html()):

@@ -458,8 +458,8 @@ def test_metrics_say_which_settings_they_read():
         if metric.measure is None or metric.reads is None:
             continue
         read.clear()
-        measured(name, Watched(lm=lm, att=att, spans={"first": [(0, 3)]}, reattribute=lambda seed: att))
-        assert read & {"masks", "normalization", "rates", "draws"} == metric.reads, name
+        measured(name, Watched(lm=lm, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att))
+        assert read & {"masks", "normalization", "rates", "draws", "removal", "k"} == metric.reads, name
 
 
 def test_random_references_are_shared_and_the_same(monkeypatch):

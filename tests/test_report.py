@@ -645,6 +645,29 @@ def test_numbers_of_several_metrics_stand_side_by_side():
     assert [line.label for line in table(found, "faithfulness-known").rows] == ["Noiser", "Occlusion"]
 
 
+def test_metrics_of_the_field_stand_side_by_side_and_have_all_their_numbers():
+    rows = [
+        row(method, metric, i, {name: value + gain + 0.01 * i for name, value in values.items()})
+        for method, gain in (("noiser", 0.0), ("occlusion", 0.2))
+        for metric, values in {
+            "lds": {"lds": 0.3},
+            "top_k": {"drop": 1.0, "hold": 2.0, "drop@2": 1.0, "hold@2": 2.0},
+            "gold_spans": {"auprc": 0.4, "mrr": 0.5, "gold_share": 0.1, "recall@1": 0.3},
+        }.items()
+        for i in range(8)
+    ]
+    metrics = [{"name": "lds", "removal": "delete"}, {"name": "top_k", "k": [2]}, {"name": "gold_spans"}]
+    found = tables(results(rows, metrics=metrics))
+    field = table(found, "field-known")
+    assert [head.name for head in field.columns] == ["LDS", "top-k drop", "top-k hold", "AUPRC", "MRR"]
+    assert cell(field, "Occlusion", "LDS").value == pytest.approx(0.3 + 0.2 + 0.035)
+    assert [cell(field, name, "top-k hold").mark for name in ("Noiser", "Occlusion")] == ["best", ""]
+    assert field.notes[-1] == "Removal: delete."
+    assert [head.name for head in table(found, "top-k-known").columns] == ["drop", "hold", "drop@2", "hold@2"]
+    assert cell(table(found, "gold-spans-known"), "Noiser", "recall@1").value == pytest.approx(0.335)
+    assert "LDS" in [head.name for head in table(found, "glance").columns]
+
+
 def test_part_of_a_data_set_says_so():
     data = [{"name": "longra", "label": "capitals", "category": "capital-world"}]
     found = table(tables(results([], data=data)), "faithfulness-capitals")

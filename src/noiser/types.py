@@ -11,6 +11,7 @@ __all__ = [
     "ModelIdentity",
     "Prompt",
     "Prompts",
+    "RemovalName",
     "Span",
     "Target",
     "TargetUnit",
@@ -34,6 +35,9 @@ Unit = UnitName | Sequence[tuple[int, int]]
 
 AutoUnit = Literal["auto"]
 """Coarse units first, then smaller ones inside those that carry the score."""
+
+RemovalName = Literal["zero", "mean", "noise", "delete"]
+"""How units are removed: their rows become zeros or the mean row, or get noise; or they are taken out of the text."""
 
 
 TargetUnitName = Literal["token", "word", "sentence", "all"]

@@ -22,7 +22,7 @@ from noiser.engine import LocalEngine, run_interleaved
 from noiser.evaluation.measuring import Attributor, measure_one, measure_together
 from noiser.judges import Judge
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.metric import DRAWS, RATES, Case, Measured
+from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 
@@ -159,6 +159,8 @@ class _Block:
             "normalization": metric.normalization,
             "rates": metric.rates or RATES,
             "draws": metric.draws or DRAWS,
+            "removal": metric.removal or "zero",
+            "k": metric.k or TOP,
             "judge": judge,
         }
         usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]

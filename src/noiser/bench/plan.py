@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from noiser.bench.records import Cost, Label, Row
 from noiser.errors import PlanError, UnknownNameError
+from noiser.types import RemovalName
 
 __all__ = ["DataEntry", "MethodEntry", "MetricEntry", "ModelEntry", "Plan", "parse_plan", "read_plan"]
 
@@ -182,7 +183,7 @@ class MetricEntry(Entry):
 
     Attributes:
         name: in the registry.
-        masks, normalization, rates, draws: as for `noiser.evaluate`.
+        masks, normalization, rates, draws, removal, k: as for `noiser.evaluate`.
         judge: "local", the model itself; "local:MODEL", another model on this machine; "openai:MODEL".
         judge_args: settings of the judge, without its key. Those in `WORKING` may change while rows are kept.
         models, data, methods: only these labels; all if empty.
@@ -194,6 +195,8 @@ class MetricEntry(Entry):
     normalization: str | None = None
     rates: Annotated[tuple[float, ...], AsTuple] | None = None
     draws: Count | None = None
+    removal: RemovalName | None = None
+    k: Annotated[tuple[Count, ...], AsTuple] | None = None
     judge: str | None = None
     judge_args: dict[str, Any] = Field(default_factory=dict)
     models: Texts = ()

@@ -25,6 +25,7 @@ from noiser.evaluation.measuring import in_profile
 from noiser.judges import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
+from noiser.metrics.top_k import check_top
 from noiser.model.store import file_sha256, folder_sha256
 from noiser.registry import unversioned
 
@@ -94,6 +95,8 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     _check_read(entry, metric)
     if entry.rates is not None:
         check_shares("rates", entry.rates, at_least=2)
+    if entry.k is not None:
+        check_top(entry.k)
     if entry.normalization is not None:
         import torch
 
@@ -126,7 +129,7 @@ def _check_read(entry: MetricEntry, metric: Metric) -> None:
     if metric.reads is None:
         return
     read = [*sorted(metric.reads), *(("judge", "judge_args") if metric.needs_judge else ())]
-    settings = ("masks", "normalization", "rates", "draws", "judge", "judge_args")
+    settings = ("masks", "normalization", "rates", "draws", "removal", "k", "judge", "judge_args")
     ignored = [name for name in settings if getattr(entry, name) not in (None, {}) and name not in read]
     if ignored:
         raise ParameterError(

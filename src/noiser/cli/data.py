@@ -1,4 +1,4 @@
-"""What there is: `noiser methods`, `noiser models` and `noiser data`."""
+"""What there is: `noiser methods`, `noiser metrics`, `noiser models` and `noiser data`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from noiser.model.catalog import BuiltIn
     from noiser.registry import Entry
 
-__all__ = ["data", "methods", "models"]
+__all__ = ["data", "methods", "metrics", "models"]
 
 data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data sets.")
 
@@ -43,6 +43,18 @@ def _defaults(entry: Entry[Any]) -> dict[str, Any]:
     if not dataclasses.is_dataclass(made):
         return {}
     return {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
+
+
+def metrics() -> None:
+    """Lists the metrics, with what they need and the settings that they read."""
+    from noiser.metrics.catalog import METRICS
+
+    for name in METRICS.names():
+        entry = METRICS.get(name)
+        metric = entry.factory()
+        say(f"{name}\n  {entry.summary}")
+        if settings := [*sorted(metric.reads or ()), *["judge"] * metric.needs_judge]:
+            say(f"  settings: {', '.join(settings)}")
 
 
 def models() -> None:

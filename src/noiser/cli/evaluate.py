@@ -11,7 +11,7 @@ import typer
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
-from noiser.types import Prompt
+from noiser.types import Prompt, RemovalName
 
 if TYPE_CHECKING:
     from noiser.data import Example
@@ -51,6 +51,11 @@ def evaluate(
     normalization: Annotated[
         str | None, typer.Option(help="How scores become shares; each metric's own unless given.")
     ] = None,
+    removal: Annotated[RemovalName, typer.Option(help="How metrics that remove whole units do it.")] = "zero",
+    k: Annotated[
+        list[int] | None,
+        typer.Option("-k", min=1, help="Number of highest units, of top_k and gold_spans; repeatable."),
+    ] = None,
     profile: Annotated[Literal["paper", "authors"], typer.Option(help="Whose definitions.")] = "paper",
     chat: o.Chat = False,
     seed: o.Seed = 0,
@@ -77,7 +82,8 @@ def evaluate(
     from noiser.evaluation import evaluate as run
     from noiser.judges import make_judge
     from noiser.methods import make_method
-    from noiser.metrics import METRICS
+    from noiser.metrics.catalog import METRICS
+    from noiser.metrics.metric import TOP
 
     chosen = make_method(method, **parameters)
     for name in names:  # before the model is loaded
@@ -98,6 +104,8 @@ def evaluate(
             masks=masks,
             draws=draws,
             normalization=normalization,
+            removal=removal,
+            k=k or TOP,
             profile=profile,
             progress=progress,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -13,10 +13,9 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.engine.perturbation import AddNoise, Delete, Perturbation, Replace
 from noiser.model.query import Query
+from noiser.types import RemovalName
 
 __all__ = ["REMOVALS", "RemovalName", "Remover"]
-
-RemovalName = Literal["zero", "mean", "noise", "delete"]
 
 REMOVALS: tuple[str, ...] = get_args(RemovalName)
 

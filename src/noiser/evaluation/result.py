@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "Skipped"]
 
-_SHARED = ("profile", "unit", "max_new_tokens", "target_unit", "normalization", "masks", "rates", "draws")
+_SHARED = (
+    "profile",
+    "unit",
+    "max_new_tokens",
+    "target_unit",
+    "normalization",
+    "masks",
+    "rates",
+    "draws",
+    "removal",
+    "k",
+)
 """Settings that numbers must share to be compared; a file may lack some."""
 
 
@@ -42,8 +53,8 @@ class Evaluation:
         summaries: what the numbers over prompts are made of, by name.
         method: versioned name of the method (of the first attribution, if the caller gave attributions).
         model: what is needed to load the same model again.
-        settings: seed, masks, normalization, rates, draws, judge, profile, unit, max_new_tokens, target_unit, and
-            `parameters`: every hyper-parameter of the method.
+        settings: seed, masks, normalization, rates, draws, removal, k, judge, profile, unit, max_new_tokens,
+            target_unit, and `parameters`: every hyper-parameter of the method.
         confidence: of the intervals.
     """
 

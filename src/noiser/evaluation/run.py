@@ -10,16 +10,15 @@ from typing import Any, Literal, NamedTuple, get_args
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count, check_shares
-from noiser.engine import LocalEngine, SharedProgress, run_interleaved
+from noiser.engine import REMOVALS, LocalEngine, RemovalName, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, Profile, SpanUnit, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
-from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.mass_matched import RATES
-from noiser.metrics.metric import DRAWS, Case, Measured, Metric, Summary, measure_passes
+from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured, Metric, Summary, measure_passes
+from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 from noiser.types import AutoUnit, TargetUnit, TargetUnitName, Unit, UnitName
@@ -42,6 +41,8 @@ def evaluate(
     normalization: str | None = None,
     rates: Sequence[float] = RATES,
     draws: int = DRAWS,
+    removal: RemovalName = "zero",
+    k: Sequence[int] = TOP,
     profile: Literal["paper", "authors"] = "paper",
     confidence: float = 0.95,
     progress: Callable[[float, float], None] | None = None,
@@ -63,10 +64,12 @@ def evaluate(
         max_new_tokens: tokens of the continuation to explain where an example has no target.
         target_unit: what each row explains of it; see `noiser.attribute`.
         seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
-        masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile.
+        masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile, and 64 for LDS.
         normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
         rates: of the mass-matched curves.
         draws: random scores, and permutations of a method's own, that each reference is the mean of.
+        removal: how metrics that remove whole units do it: "zero", "mean", "noise" or "delete".
+        k: numbers of the highest units, of "top_k" and "gold_spans".
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
         progress: called with (done, expected) prompts; a prompt that is attributed and not yet measured counts half.
@@ -78,7 +81,7 @@ def evaluate(
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     _check(seed, masks, confidence, names)
-    _check_reading(profile, normalization, unit, max_new_tokens, target_unit)
+    _check_reading(profile, normalization, removal, unit, max_new_tokens, target_unit)
     run = _Run(
         Attributor(
             lm=lm,
@@ -94,6 +97,8 @@ def evaluate(
             "normalization": normalization,
             "rates": check_shares("rates", rates, at_least=2),
             "draws": check_count("draws", draws),
+            "removal": removal,
+            "k": check_top(tuple(k)),
             "judge": _judge(judge, lm, entries),
         },
         metrics=entries,
@@ -142,10 +147,16 @@ def _check(seed: int, masks: int | None, confidence: float, names: Sequence[str]
 
 
 def _check_reading(
-    profile: str, normalization: str | None, unit: Unit | SpanUnit, max_new_tokens: int, target_unit: TargetUnit
+    profile: str,
+    normalization: str | None,
+    removal: str,
+    unit: Unit | SpanUnit,
+    max_new_tokens: int,
+    target_unit: TargetUnit,
 ) -> None:
     """What every prompt would fail at."""
     check_choice("profile", profile, get_args(Profile))
+    check_choice("removal", removal, REMOVALS)
     if normalization is not None:
         check_choice("normalization", normalization, tuple(NORMALIZATIONS))
     if isinstance(unit, str):
@@ -239,10 +250,7 @@ class _Run:
             self._skip(row, name, columns)
             return
         row |= columns
-        metric = self.metrics[name]
-        if metric.others is not None:
-            named = {column for summary in metric.summaries.values() for column in summary.columns}
-            self.found |= {name: Summary(mean, (name,), metric.others) for name in columns if name not in named}
+        self.found |= self.metrics[name].other_summaries(columns)
 
     def _skip(self, row: dict[str, Any], metric: str | None, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

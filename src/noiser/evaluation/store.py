@@ -14,7 +14,6 @@ from noiser.attribution.store import first_problem
 from noiser.errors import StoredFileError
 from noiser.evaluation.examples import Skipped
 from noiser.files import parse_json
-from noiser.metrics.bootstrap import mean
 from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
@@ -111,14 +110,12 @@ def _summaries(saved: SavedEvaluation) -> dict[str, Summary]:
     """What each saved number is made of, as the metric says; columns that no summary names are means."""
     metrics = [METRICS.get(name).factory() for name in saved.metrics]
     known = {name: summary for metric in metrics for name, summary in metric.summaries.items()}
-    scales = {metric.others.meaning: metric.others for metric in metrics if metric.others is not None}
+    numbers = [line.number for line in saved.summary]
+    others = {name: summary for metric in metrics for name, summary in metric.other_summaries(numbers).items()}
     try:
-        return {
-            line.number: known.get(line.number) or Summary(mean, (line.number,), scales[line.meaning])
-            for line in saved.summary
-        }
+        return {name: known.get(name) or others[name] for name in numbers}
     except KeyError as error:
-        raise StoredFileError(f"the number that means {error} is of none of {', '.join(saved.metrics)}") from error
+        raise StoredFileError(f"the number {error} is of none of {', '.join(saved.metrics)}") from error
 
 
 def _number(name: str, value: Any) -> float:

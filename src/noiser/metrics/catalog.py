@@ -6,12 +6,16 @@ from functools import partial
 
 from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES
+from noiser.metrics.gold_spans import GOLD_SPANS
+from noiser.metrics.lds import LDS
 from noiser.metrics.localisation import LOCALISATION
 from noiser.metrics.mass_matched import MASS_MATCHED, MASS_MATCHED_RANK
 from noiser.metrics.metric import Metric, joined
 from noiser.metrics.minimum import MINIMUM_TOP_K
+from noiser.metrics.normalised_aopc import NORMALISED_AOPC
 from noiser.metrics.soft import SOFT
 from noiser.metrics.stability import STABILITY
+from noiser.metrics.top_k import TOP_K
 from noiser.registry import Registry
 
 __all__ = ["METRICS"]
@@ -35,6 +39,10 @@ for _name, _metric, _summary in (
     ("mass_matched_rank", MASS_MATCHED_RANK, "the same by the order of the scores alone"),
     ("erasure", ERASURE, "sufficiency and comprehensiveness by hard erasure"),
     ("erasure_curves", ERASURE_CURVES, "deletion and insertion curves"),
+    ("lds", LDS, "whether scores add up to the log-odds of random parts of the input"),
+    ("top_k", TOP_K, "fall of log p(target) without the k highest units, and with only them"),
+    ("normalised_aopc", NORMALISED_AOPC, "deletion area between the best and the worst order of the prompt"),
+    ("gold_spans", GOLD_SPANS, "recall@k, AUPRC and MRR of the spans that decide the answer"),
     ("localisation", LOCALISATION, "share of the score on the spans that an example names"),
     ("stability", STABILITY, "rank correlation of two runs with different seeds"),
     ("answerability", ANSWERABILITY, "whether a judge says the same from the top half of the words"),

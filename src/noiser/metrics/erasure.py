@@ -1,7 +1,8 @@
-"""Hard erasure: whole units replaced by zeros, the most important first.
+"""Hard erasure: whole units removed, the most important first.
 
 Sufficiency and comprehensiveness are DeYoung et al. 2020 (ERASER); the deletion curve is the AOPC of Samek et al.
-2017. Units are zeroed on rows of the embedding table and keep their positions; frozen positions stay as they are.
+2017. Unless another removal is chosen, units are zeroed on rows of the embedding table; frozen positions stay as they
+are.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count, check_shares
-from noiser.engine import KeepDimensions, Progress, Steps, Values, ValueTable
+from noiser.engine import Progress, RemovalName, Steps
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.probe import FaithfulnessProbe
+from noiser.metrics.probe import highest
 from noiser.model import LanguageModel
 
 __all__ = ["ERASURE", "ERASURE_CURVES", "SHARES", "ErasureCurves", "ErasureScores", "erasure_curves", "erasure_scores"]
@@ -60,7 +60,7 @@ class ErasureCurves:
 
     Attributes:
         shares: for each target, the shares of its units that were moved, from 0 to 1.
-        deletion: for each target, p(target) with the highest units zeroed.
+        deletion: for each target, p(target) without the highest units.
         insertion: for each target, p(target) with only the highest units.
     """
 
@@ -89,7 +89,11 @@ class ErasureCurves:
 
 
 def erasure_scores(
-    lm: LanguageModel, att: Attribution, shares: Sequence[float] = SHARES, progress: Progress | None = None
+    lm: LanguageModel,
+    att: Attribution,
+    shares: Sequence[float] = SHARES,
+    progress: Progress | None = None,
+    removal: RemovalName = "zero",
 ) -> ErasureScores:
     """Sufficiency and comprehensiveness by hard erasure of the top units (DeYoung et al. 2020, section 4.2).
 
@@ -98,18 +102,19 @@ def erasure_scores(
         att: the attribution; equal scores count in order of the text.
         shares: of the units, ascending.
         progress: called with (done, expected) token-forwards.
+        removal: how units are erased: "zero", "mean", "noise" or "delete"; see `noiser.engine.Remover`.
 
     Raises:
         ParameterError: the model's tokens are not the attribution's, or shares do not ascend in (0, 1].
     """
-    case = Case(lm=lm, att=att)
+    case = Case(lm=lm, att=att, removal=removal)
     return case.run(_scores(case, shares), progress)
 
 
 def _scores(case: Case, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
     """As `erasure_scores`, of a case."""
     shares = check_shares("shares", shares)
-    erased = yield from _erase(case.probe, lambda units: [math.ceil(share * units - 1e-9) for share in shares])
+    erased = yield from _erase(case, lambda units: [math.ceil(share * units - 1e-9) for share in shares])
     return ErasureScores(
         shares=shares,
         sufficiency_drops=torch.stack([target.clean - target.insertion for target in erased]).float(),
@@ -118,7 +123,11 @@ def _scores(case: Case, shares: Sequence[float] = SHARES) -> Steps[ErasureScores
 
 
 def erasure_curves(
-    lm: LanguageModel, att: Attribution, steps: int = 20, progress: Progress | None = None
+    lm: LanguageModel,
+    att: Attribution,
+    steps: int = 20,
+    progress: Progress | None = None,
+    removal: RemovalName = "zero",
 ) -> ErasureCurves:
     """Deletion and insertion curves over the units in order of their scores.
 
@@ -127,11 +136,12 @@ def erasure_curves(
         att: the attribution; equal scores count in order of the text.
         steps: the most points after the first; fewer units have one point each.
         progress: called with (done, expected) token-forwards.
+        removal: how units are erased: "zero", "mean", "noise" or "delete"; see `noiser.engine.Remover`.
 
     Raises:
         ParameterError: the model's tokens are not the attribution's, or steps is below 1.
     """
-    case = Case(lm=lm, att=att)
+    case = Case(lm=lm, att=att, removal=removal)
     return case.run(_curves(case, steps), progress)
 
 
@@ -143,7 +153,7 @@ def _curves(case: Case, steps: int = 20) -> Steps[ErasureCurves]:
         points = min(steps, units)
         return [round(point * units / points) for point in range(points + 1)]
 
-    erased = yield from _erase(case.probe, counts)
+    erased = yield from _erase(case, counts)
     return ErasureCurves(
         shares=tuple(target.counts / target.counts[-1] for target in erased),
         deletion=tuple(target.deletion.float() for target in erased),
@@ -167,27 +177,14 @@ class _Erased(NamedTuple):
     insertion: Float64[Tensor, " counts"]
 
 
-def _erase(probe: FaithfulnessProbe, counts_of: Callable[[int], list[int]]) -> Steps[list[_Erased]]:
-    """Erases units for each target; `counts_of` says from their number how many. Equal inputs are run once."""
-    masks: list[KeepDimensions] = []
-    rows: list[tuple[Int[Tensor, " counts"], Bool[Tensor, " inputs"], Int[Tensor, " moved"]]] = []
-    for target, scores in enumerate(probe.scores):
-        order = scores.nan_to_num(-math.inf).argsort(descending=True, stable=True)
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(len(order))
-        counts = torch.tensor(counts_of(int(scores.isfinite().sum())))
-        moved = probe.units_to_tokens(rank, target) < counts[:, None]
-        kept, index = torch.cat([~moved, moved]).unique(dim=0, return_inverse=True)
-        changed = ~kept.all(-1)
-        masks.append(probe.mask(target, int(changed.sum()), partial(kept[changed].unsqueeze, -1)))
-        rows.append((counts, changed, index))
-    table: ValueTable = yield Values(masks, "prob")
-    erased: list[_Erased] = []
-    for clean, values, (counts, changed, index) in zip(table.clean.tolist(), table.values, rows, strict=True):
-        probabilities = torch.full(changed.shape, clean, dtype=torch.float64)
-        probabilities[changed] = values[:, 0]
-        erased.append(_Erased(clean, counts, *probabilities[index].view(2, -1)))
-    return erased
+def _erase(case: Case, counts_of: Callable[[int], list[int]]) -> Steps[list[_Erased]]:
+    """Erases units for each target; `counts_of` says from their number how many."""
+    scores = case.probe.scores
+    counts = [torch.tensor(counts_of(int((~row.isnan()).sum()))) for row in scores]
+    moved = [highest(row, some) for row, some in zip(scores, counts, strict=True)]
+    kept = [torch.cat([torch.ones_like(some[:1]), ~some, some]) for some in moved]
+    values = yield from case.probe.values_of(kept, "prob", case.removal, case.seed)
+    return [_Erased(float(found[0]), some, *found[1:].view(2, -1)) for found, some in zip(values, counts, strict=True)]
 
 
 # ---- as registered --------------------------------------------------------------------------------------------------
@@ -200,7 +197,7 @@ def _metric(measure: Callable[[Case], Steps[Any]], **scales: Scale) -> Metric:
         result = yield from measure(case)
         return {name: getattr(result, name) for name in scales}
 
-    return Metric(measure=columns, summaries=mean_of_columns(**scales), reads=frozenset())
+    return Metric(measure=columns, summaries=mean_of_columns(**scales), reads=frozenset({"removal"}))
 
 
 ERASURE = _metric(
@@ -210,7 +207,7 @@ ERASURE = _metric(
 )
 ERASURE_CURVES = _metric(
     _curves,
-    deletion_area=Scale(0, 1, None, False, "p(target) while units are zeroed, highest first"),
+    deletion_area=Scale(0, 1, None, False, "p(target) while units are removed, highest first"),
     insertion_area=Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
-    aopc=Scale(-1, 1, None, True, "drop of p(target) while units are zeroed, highest first"),
+    aopc=Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
 )

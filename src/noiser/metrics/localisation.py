@@ -14,7 +14,7 @@ from noiser.errors import ParameterError, UnitError
 from noiser.metrics.metric import Case, Measured, Metric, Scale
 from noiser.types import Span
 
-__all__ = ["LOCALISATION", "Localisation", "localisation"]
+__all__ = ["LOCALISATION", "Localisation", "localisation", "units_by_name"]
 
 REST = "rest"
 
@@ -56,15 +56,7 @@ def localisation(
     Raises:
         UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
     """
-    _check(att, spans)
-    owners = [_owner(att.text, unit, spans) for unit in att.units]
-    units = {name: tuple(i for i, owner in enumerate(owners) if owner == name) for name in (*spans, REST)}
-    for name in spans:
-        if not units[name]:
-            raise UnitError(
-                f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at "
-                "least one. Widen them."
-            )
+    units = units_by_name(att, spans)
     shares = normalize(att.scores, normalization).nan_to_num(0.0)
     valid = (~att.scores.isnan()).to(shares.dtype)
     counts = valid.sum(-1)
@@ -74,6 +66,20 @@ def localisation(
         units=units,
         normalization=normalization,
     )
+
+
+def units_by_name(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, tuple[int, ...]]:
+    """For each name the indices of its units, and for "rest" those of all others; see `localisation`."""
+    _check(att, spans)
+    owners = [_owner(att.text, unit, spans) for unit in att.units]
+    units = {name: tuple(i for i, owner in enumerate(owners) if owner == name) for name in (*spans, REST)}
+    for name in spans:
+        if not units[name]:
+            raise UnitError(
+                f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at "
+                "least one. Widen them."
+            )
+    return units
 
 
 def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> None:
@@ -117,6 +123,9 @@ def _measure(case: Case) -> Measured:
 
 LOCALISATION = Metric(
     measure=_measure,
-    others=Scale(0, 1, None, None, "share of the score, or of the units"),
+    others={
+        "share_": Scale(0, 1, None, None, "share of the score"),
+        "uniform_": Scale(0, 1, None, None, "share of the units"),
+    },
     reads=frozenset({"normalization"}),
 )

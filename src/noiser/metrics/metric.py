@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
-from noiser.engine import LocalEngine, Progress, Query, Steps, complete
+from noiser.engine import LocalEngine, Progress, Query, RemovalName, Steps, complete
 from noiser.metrics.bootstrap import Statistic, mean
 from noiser.metrics.probe import FaithfulnessProbe, Profile
 from noiser.model import LanguageModel, rebuild_query
@@ -16,6 +16,7 @@ from noiser.model.clean import Passes
 __all__ = [
     "DRAWS",
     "RATES",
+    "TOP",
     "Case",
     "Measured",
     "Metric",
@@ -33,6 +34,9 @@ RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 DRAWS = 10
 """Random scores, and permutations of a method's own, that a reference is the mean of."""
+
+TOP = (1, 3, 5)
+"""Numbers k of the highest units, for metrics of the top k."""
 
 Measured = Mapping[str, Any]
 """Columns of a row: numbers, and texts worth keeping beside them."""
@@ -90,6 +94,8 @@ class Case:
         profile: "paper" or "authors".
         rates: of the mass-matched curves.
         draws: random scores, and permutations of the attribution's, that each reference is the mean of.
+        removal: how metrics that remove units do it; see `noiser.engine.Remover`.
+        k: numbers of the highest units, for metrics of the top k.
         spans: named character spans, for localisation.
         reattribute: attributes the same prompt with another seed, for stability.
         gold: the answer that a data set gives, for answerability; None for the model's own.
@@ -107,6 +113,8 @@ class Case:
     profile: Profile = "paper"
     rates: tuple[float, ...] = RATES
     draws: int = DRAWS
+    removal: RemovalName = "zero"
+    k: tuple[int, ...] = TOP
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     reattribute: Callable[[int], Attribution] | None = None
     gold: str | None = None
@@ -181,18 +189,30 @@ class Metric:
         measure_all: likewise for all cases at once, where that is quicker: in their order, an error for a case that has
             none. One of the two is there.
         summaries: the numbers over prompts, by name.
-        others: the scale of the means of all columns that no summary names; None: they are not summed up.
+        others: scales of the means of columns that no summary names, by the beginnings of their names; columns with
+            another beginning are not summed up.
         needs_judge: whether cases must have a judge.
-        reads: which of a case's `masks`, `normalization`, `rates` and `draws` matter to it, so that a plan with one
-            that does not is refused; None: any may.
+        reads: which of a case's `masks`, `normalization`, `rates`, `draws`, `removal` and `k` matter to it, so that a
+            plan with one that does not is refused; None: any may.
     """
 
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None
     measure_all: Callable[[Sequence[Case]], Sequence[Measured | Exception]] | None = None
     summaries: Mapping[str, Summary] = field(default_factory=dict)
-    others: Scale | None = None
+    others: Mapping[str, Scale] = field(default_factory=dict)
     needs_judge: bool = False
     reads: frozenset[str] | None = None
+
+    def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
+        """The means of those of the columns that no summary names."""
+        named = {column for summary in self.summaries.values() for column in summary.columns}
+        scales = {
+            column: scale
+            for column in columns
+            for beginning, scale in self.others.items()
+            if column not in named and column.startswith(beginning)
+        }
+        return mean_of_columns(**scales)
 
 
 def joined(*metrics: Metric) -> Metric:

@@ -8,18 +8,30 @@ from functools import cached_property, partial
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.engine import DISTANCES, KeepDimensions, Query, Steps, Values, ValueTable
+from noiser.engine import (
+    DISTANCES,
+    KeepDimensions,
+    Perturbation,
+    Query,
+    RemovalName,
+    Remover,
+    Steps,
+    ValueName,
+    Values,
+    ValueTable,
+)
 from noiser.errors import NumericalError, ParameterError
 
 __all__ = [
     "DistanceName",
     "FaithfulnessProbe",
     "Profile",
+    "highest",
     "permuted_scores",
     "position_scores",
     "random_scores",
@@ -98,8 +110,40 @@ class FaithfulnessProbe:
 
     def uniforms(self, seed: int, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
         """U(0, 1) numbers on the CPU, the same for every method that is asked about the same text."""
-        key = f"{seed}/{purpose}/{target}/{self.att.text}"
-        return torch.rand(shape, generator=torch.Generator().manual_seed(random.Random(key).getrandbits(63)))
+        return torch.rand(shape, generator=self._generator(f"{seed}/{purpose}/{target}"))
+
+    def _generator(self, key: str) -> torch.Generator:
+        return torch.Generator().manual_seed(random.Random(f"{key}/{self.att.text}").getrandbits(63))
+
+    def values_of(
+        self,
+        kept: Sequence[Bool[Tensor, "_inputs units"]],
+        value: ValueName = "prob",
+        removal: RemovalName = "zero",
+        seed: int = 0,
+    ) -> Steps[list[Float64[Tensor, " _inputs"]]]:
+        """What is predicted when some units are removed; units without a score stay. Equal inputs are run once.
+
+        Args:
+            kept: for each target, which units its inputs keep.
+            value: of the target; see `noiser.engine.Values`.
+            removal: how units are removed; see `noiser.engine.Remover`.
+            seed: of the noise, if they are removed by noise; the values are means over its samples.
+        """
+        remove = Remover(self.query, removal, self._generator(f"{seed}/removal"))
+        keys = [
+            [mask.tobytes() for mask in (masks | scores.isnan()).numpy()]
+            for masks, scores in zip(kept, self.scores, strict=True)
+        ]
+        clean = bytes([True] * self.scores.shape[1])
+        runs: dict[tuple[int, bytes], Perturbation] = {}
+        for pair in {(g, key): None for g, masks in enumerate(keys) for key in masks if key != clean}:
+            units = [unit for unit, stays in zip(self.att.units, pair[1], strict=True) if not stays]
+            runs[pair] = remove({position for unit in units for position in unit.token_indices}, (pair[0],))
+        table: ValueTable = yield Values(list(runs.values()), value)
+        known = {(g, clean): number for g, number in enumerate(table.clean.tolist())}
+        known |= {pair: float(values.mean()) for pair, values in zip(runs, table.values, strict=True)}
+        return [torch.tensor([known[g, key] for key in masks], dtype=torch.float64) for g, masks in enumerate(keys)]
 
     def mask(
         self, target: int, samples: int, keep: Callable[[], Bool[Tensor, "samples positions dim"]]
@@ -173,6 +217,20 @@ def _filled(
         valid = ~row.isnan()
         scores[:, target, valid] = scores_of(row[valid], target)
     return scores
+
+
+def highest(scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]) -> Bool[Tensor, "counts units"]:
+    """For each count, which units are among so many with the highest scores; equal ones go in order of the text.
+
+    >>> import torch
+    >>> highest(torch.tensor([2.0, float("nan"), 5.0, 2.0]), torch.tensor([1, 2])).int()
+    tensor([[0, 0, 1, 0],
+            [1, 0, 1, 0]], dtype=torch.int32)
+    """
+    order = scores.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    return (rank < counts[:, None]) & ~scores.isnan()
 
 
 def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:

@@ -133,6 +133,21 @@ _MINIMUM_NOTE = (
 )
 
 
+_FIELD_NOTE = (
+    "LDS: rank correlation of summed scores with the target's log-odds, over random masks. Drop and hold: fall of "
+    "log p(target) without the highest units, and with only them, mean over k. Normalised AOPC: mean fall of p(target) "
+    "while units are removed, between the worst order found for the prompt (0) and the best (1). AUPRC and MRR: "
+    "average precision of the units that decide the answer, and 1 / rank of the first, where the data name them."
+)
+
+
+def _removal_note(topic: Topic) -> str:
+    """How units were removed, where the metric removes any."""
+    measure = topic.measure
+    metric = metric_of(measure)
+    return f"Removal: {measure.removal or 'zero'}." if metric and "removal" in (metric.reads or ()) else ""
+
+
 def _draws_note(topic: Topic) -> str:
     """How many draws references are the means of."""
     labels = dict.fromkeys(measure.label for measure in topic.measures.values())
@@ -185,6 +200,15 @@ _AREAS = (
 )
 _TRUSTED = (_FAITHFULNESS._replace(printed=None), _AREAS[0], _AREAS[4])
 """The numbers that methods are compared by."""
+_FIELD = (
+    SpecNumber("lds", "LDS"),
+    SpecNumber("drop", "top-k drop"),
+    SpecNumber("hold", "top-k hold"),
+    SpecNumber("naopc", "normalised AOPC"),
+    SpecNumber("auprc", "AUPRC"),
+    SpecNumber("mrr", "MRR"),
+)
+"""Side by side; all numbers of each metric are in a table of their own."""
 
 
 def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
@@ -379,7 +403,7 @@ class _Compared(NamedTuple):
 
 def _compared(results: Results) -> Iterator[_Compared]:
     """The headline numbers per model and data set; other boundings are not in the table of faithfulness."""
-    for model, data, spec in product(results.models, results.data, _HEADLINE):
+    for model, data, spec in product(results.models, results.data, (*_HEADLINE, *_FIELD)):
         for topic in topics(results, data, spec.number):
             methods = topic.methods()
             methods = without_boundings(methods) if spec.number == "faithfulness" else methods
@@ -420,11 +444,8 @@ def _all_numbers(topic: Topic) -> list[MeasuredNumber]:
     metric, label = metric_of(topic.measure), topic.measure.label
     if metric is None:
         return []
-    summaries = dict(metric.summaries)
-    if metric.others is not None:
-        summed = {column for summary in summaries.values() for column in summary.columns}
-        columns = [column for column in topic.results.columns(topic.data.label, label) if column not in summed]
-        summaries |= {column: Summary(mean, (column,), metric.others) for column in columns}
+    columns = topic.results.columns(topic.data.label, label)
+    summaries = {**metric.summaries, **metric.other_summaries(columns)}
     return [MeasuredNumber(name.replace("_", " "), label, summary) for name, summary in summaries.items()]
 
 
@@ -586,6 +607,7 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
         metric_with="minimum_share",
         notes=(_MINIMUM_NOTE, _judge_note),
     ).tables,
+    TableSpec("field", "The field's metrics", _FIELD, notes=(_FIELD_NOTE, _removal_note)).tables,
     localisation,
     TableSpec(
         "authors",

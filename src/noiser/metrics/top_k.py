@@ -1,0 +1,121 @@
+"""Top-k drop and hold: the target's log-probability without the highest units, and with only them.
+
+The drop is that of Cohen-Wang et al. 2024 (ContextCite, arXiv 2409.00729, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.checks import check_count
+from noiser.engine import Progress, RemovalName, Steps
+from noiser.errors import ParameterError
+from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.probe import highest
+from noiser.model import LanguageModel
+
+__all__ = ["TOP_K", "TopK", "check_top", "top_k"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TopK:
+    """What the highest units are worth, in nats.
+
+    Attributes:
+        k: numbers of units.
+        drops: [targets, k], log p(target) minus log p(target) without the k highest units; NaN where a target has no
+            more than k units, whose order then does not matter.
+        holds: [targets, k], log p(target) minus log p(target) with only the k highest units; likewise.
+    """
+
+    k: tuple[int, ...]
+    drops: Float[Tensor, "targets k"]
+    holds: Float[Tensor, "targets k"]
+
+    @property
+    def drop(self) -> float:
+        """Mean over targets and k; the higher, the more was in the units."""
+        return float(self.drops.nanmean())
+
+    @property
+    def hold(self) -> float:
+        """Mean over targets and k; the lower, the more the units suffice."""
+        return float(self.holds.nanmean())
+
+
+def top_k(
+    lm: LanguageModel,
+    att: Attribution,
+    k: tuple[int, ...] = TOP,
+    removal: RemovalName = "zero",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> TopK:
+    """How far log p(target) falls when the k highest units are removed, and when all others are.
+
+    Args:
+        lm: the model to ask, usually the one that made the attribution.
+        att: the attribution; equal scores count in order of the text.
+        k: numbers of units.
+        removal: how units are removed: "zero", "mean", "noise" or "delete"; see `noiser.engine.Remover`.
+        seed: of the noise.
+        progress: called with (done, expected) token-forwards.
+
+    Raises:
+        ParameterError: the model's tokens are not the attribution's, or a k is below 1.
+        UnknownNameError: no such removal.
+    """
+    case = Case(lm=lm, att=att, k=tuple(k), removal=removal, seed=seed)
+    return case.run(_falls(case), progress)
+
+
+def check_top(k: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers. Raises ParameterError unless there is one, all are integers of at least 1, and none is twice."""
+    for number in k:
+        check_count("k", number)
+    if not k or len(set(k)) < len(k):
+        raise ParameterError(f"k is {k!r}; expected at least one number of units, and none of them twice.")
+    return k
+
+
+def _falls(case: Case) -> Steps[TopK]:
+    """As `top_k`, of a case."""
+    probe, k = case.probe, torch.tensor(check_top(case.k))
+    kept: list[Tensor] = []
+    for scores in probe.scores:
+        top, unasked = highest(scores, k), (k >= (~scores.isnan()).sum())[:, None]
+        kept.append(torch.cat([torch.ones_like(top[:1]), ~top | unasked, top | unasked]))
+    values: list[Float64[Tensor, " inputs"]] = yield from probe.values_of(kept, "logprob", case.removal, case.seed)
+    units = (~probe.scores.isnan()).sum(-1, keepdim=True)
+    falls = torch.stack([value[0] - value[1:] for value in values])
+    drops, holds = falls.float().unflatten(1, (2, -1)).masked_fill((k >= units)[:, None], torch.nan).unbind(1)
+    return TopK(k=case.k, drops=drops, holds=holds)
+
+
+def _measure(case: Case) -> Steps[Measured]:
+    result = yield from _falls(case)
+    columns = {"drop": result.drop, "hold": result.hold}
+    for name, falls in (("drop", result.drops), ("hold", result.holds)):
+        means = zip(result.k, falls.nanmean(0).tolist(), strict=True)
+        columns |= {f"{name}@{number}": mean for number, mean in means}
+    return columns
+
+
+_DROP = Scale(-math.inf, math.inf, None, True, "fall of log p(target) without the k highest units")
+_HOLD = Scale(-math.inf, math.inf, None, False, "fall of log p(target) with only the k highest units")
+
+TOP_K = Metric(
+    measure=_measure,
+    summaries=mean_of_columns(
+        drop=_DROP._replace(meaning=f"{_DROP.meaning}, mean over k"),
+        hold=_HOLD._replace(meaning=f"{_HOLD.meaning}, mean over k"),
+    ),
+    others={"drop@": _DROP, "hold@": _HOLD},
+    reads=frozenset({"k", "removal"}),
+)
