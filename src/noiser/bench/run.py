@@ -28,6 +28,7 @@ from noiser.bench.tasks import (
     Finished,
     Job,
     JobAssignment,
+    JudgeReady,
     Lost,
     ModelReady,
     Preparation,
@@ -231,9 +232,16 @@ class _Run:
     def _on_model_ready(self, ready: ModelReady) -> None:
         models = self.store.run["models"]
         if ready.model in models:
-            check_identity(ready.model, ready.identity, models[ready.model]["identity"])
+            check_identity(f"The model {ready.model!r}", ready.identity, models[ready.model]["identity"])
         known = {"identity": dict(ready.identity), "tokens_per_second": round(ready.tokens_per_second, 1)}
         self.store.write_run({**self.store.run, "models": {**models, ready.model: known}})
+
+    def _on_judge_ready(self, ready: JudgeReady) -> None:
+        judges = self.store.run.get("judges", {})
+        if ready.metric in judges and ready.metric in self.store.used()["metrics"]:
+            check_identity(f"The judge of {ready.metric!r}", ready.identity, judges[ready.metric])
+        else:
+            self.store.write_run({**self.store.run, "judges": {**judges, ready.metric: dict(ready.identity)}})
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
@@ -252,6 +260,8 @@ class _Run:
         for event in executor.run([*missing], self._job):
             if isinstance(event, Lost):
                 lost.append(f"{event.task}: {event.reason}")
+            if isinstance(event, JudgeReady):
+                self._on_judge_ready(event)
             if isinstance(event, Finished):
                 for file, lines in event.files:
                     if file.kind == ROWS:

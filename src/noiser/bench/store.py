@@ -95,6 +95,7 @@ class _RunFile(BaseModel):
 
     resolved: _Resolved
     models: dict[Label, _Known]
+    judges: dict[str, dict[str, str | None]] = {}
     sessions: list[_Session] = []
 
 

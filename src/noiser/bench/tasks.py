@@ -82,6 +82,13 @@ class ModelReady(NamedTuple):
     tokens_per_second: float
 
 
+class JudgeReady(NamedTuple):
+    """The model of a metric's local judge is loaded: the metric's label, the model's identity."""
+
+    metric: str
+    identity: Mapping[str, Any]
+
+
 class Finished(NamedTuple):
     """A chunk of a job is finished.
 
@@ -101,7 +108,7 @@ class Finished(NamedTuple):
     seconds: float
 
 
-Event = ModelReady | Selection | Finished
+Event = ModelReady | JudgeReady | Selection | Finished
 
 
 class Started(NamedTuple):
