@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import noiser
 from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_text, save_models, stored
+from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, run_bench, samples
 from noiser.bench.pack import pack
 from noiser.bench.plan import parse_plan
@@ -1028,6 +1029,23 @@ def test_a_judges_budget_is_one_for_all_starts_of_a_run(tmp_path, models, monkey
     (tmp_path / "p.toml").write_text(text.replace("= 50 }", "= 70 }"), encoding="utf-8")
     run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
     assert len(asked) == 7
+
+
+@pytest.mark.slow
+def test_workers_side_by_side_keep_one_budget(tmp_path, models):
+    """More questions than the budget allows, by two processes, which both ask; then by one, which finds it spent."""
+    budget, tokens, most = 2500, 55, 1000
+    judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\ndata = "own"\n'
+    with ChatServer(lambda words, before: Step(body=completion("word"), seconds=0.05)) as server:
+        settings = f'base_url = "{server.url}", concurrency = 1, cache_dir = "{tmp_path}/answers"'
+        judged += f"judge_args = {{ {settings}, budget_tokens = {budget} }}\n"
+        (tmp_path / "p.toml").write_text(plan_text(models).replace("block = 2", "block = 1") + judged, encoding="utf-8")
+        for workers in (2, 0):
+            run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=workers, retry_errors=True)
+            spent = sum(map(sum, Store(tmp_path / "out").spent("answerability").values()))
+            assert spent == tokens * len(server.hits)  # what both asked at the same moment was paid twice
+            assert budget - 2 * most < spent <= tokens * server.total <= budget
+        assert server.most_at_once == 2
 
 
 def test_a_folder_of_the_first_edition_goes_on_with_the_search_that_it_was_made_with():

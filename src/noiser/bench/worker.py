@@ -7,6 +7,7 @@ import hashlib
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,7 +105,9 @@ class Worker:
             if entry.label not in self._judges:  # one for all jobs: a budget is one for all of them too
                 spent = self.setup.spent.get(entry.label)
                 earlier: dict[str, Any] = {"spent": spent} if spent else {}  # by a judge that counts
-                self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args, **earlier)
+                judge = self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args, **earlier)
+                if self.setup.spending is not None and (share := getattr(judge, "share", None)):
+                    share(partial(self.setup.spending.exchange, entry.label))
             return self._judges[entry.label]
         if name and name not in self._judge_models:
             self._judge_models[name] = load_model(name)
