@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 import noiser.model
 from chat_server import CUT, ChatServer, Step, completion
+from noiser.bench.spending import SpendingFiles
 from noiser.cli import app
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, Usage, check_judge, make_judge
@@ -710,3 +713,47 @@ def test_a_budget_is_that_of_the_job_however_often_it_is_started():
         assert again.spent == judge.spent
         elsewhere = judge_at(server, budget_tokens=budget, spent=spent, cache_dir=os.environ["NOISER_CACHE"] + "/new")
         assert {verdict.reason for verdict in elsewhere.judge(requests_of(5))} == {BUDGET}
+
+
+def test_a_budget_is_one_for_judges_that_share_a_log(tmp_path):
+    """Judges side by side, one that takes over from one that died in the middle of a question, and damage by a kill."""
+    most = len(requests_prompt()) + 64 + 130
+    budget = 9 * 55 + most
+    log = SpendingFiles(tmp_path / "log")
+
+    def start(number):
+        judge = judge_at(server, budget_tokens=budget, concurrency=2, cache_dir=tmp_path / str(number))
+        judge.share(partial(log.exchange, "metric"))
+        return judge
+
+    with ChatServer(lambda words, before: Step(body=completion("word"), seconds=0.01)) as server:
+        one, other = start(0), start(1)
+        with ThreadPoolExecutor(2) as pool:
+            halves = requests_of(30)[:15], requests_of(30)[15:]
+            first, second = pool.map(lambda judge, half: judge.judge(half), (one, other), halves)
+        assert 55 * server.total == one.bill.usage.total + other.bill.usage.total <= budget
+        assert budget - 4 * most < 55 * server.total
+        assert sum(verdict.reason == "budget" for verdict in (*first, *second)) == 30 - server.total
+        with (tmp_path / "log" / "metric.jsonl").open("ab") as file:
+            file.write(b'["half of a li')
+        for _ in range(3):  # each gives what is left to what it may still ask
+            later = start(2)
+            later.judge(requests_of(60)[30:])
+        assert 55 * server.total <= budget
+        dead = start(3)._ledger
+        assert not dead.reserve("more than is left", Usage(budget, 0))
+        left = budget - 55 * server.total
+        assert dead.reserve("all that is left", Usage(left, 0))
+        assert {v.reason for v in start(4).judge(requests_of(90)[60:])} == {"budget"}
+        dead.release("all that is left")
+        assert dead.reserve("all that is left", Usage(left, 0))
+
+
+def test_what_one_judge_paid_for_counts_once_for_all_that_use_it(tmp_path):
+    log, budget = SpendingFiles(tmp_path / "log"), 4 * 55 + len(requests_prompt()) + 64 + 128
+    with ChatServer() as server:
+        for _ in range(3):
+            judge = judge_at(server, budget_tokens=budget, cache_dir=tmp_path / "answers")
+            judge.share(partial(log.exchange, "metric"))
+            assert [v.status for v in judge.judge(requests_of(5))] == ["answered"] * 5
+        assert server.total == 5

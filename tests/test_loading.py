@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import importlib.util
 import json
 import logging
 import os
@@ -236,6 +237,107 @@ def test_identity_covers_weights_in_folders_of_their_own(folder):
     assert store.folder_sha256(folder) != first
 
 
+@pytest.fixture
+def adapter(tmp_path, folder) -> Path:
+    """An adapter (PEFT) of rank 1 on the query weights of `folder`, without a configuration of a model."""
+    place = tmp_path / "adapter"
+    place.mkdir()
+    weights = load_file(folder / "model.safetensors")
+    queries = {name.removesuffix(".weight"): weight for name, weight in weights.items() if "q_proj" in name}
+    pairs = {
+        f"base_model.model.{name}.lora_{side}.weight": torch.full(
+            (1, weight.shape[1]) if side == "A" else (weight.shape[0], 1), 0.5
+        )
+        for name, weight in queries.items()
+        for side in "AB"
+    }
+    save_file(pairs, place / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]}
+    (place / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(folder)}))
+    return place
+
+
+def cached_model(folder: Path, name: str, hub: Path, commit: str = "0" * 40) -> Path:
+    """Copies a folder into a cache of the hub's layout."""
+    repository = hub / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    return Path(shutil.copytree(folder, repository / "snapshots" / commit))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """An empty cache of the hub's, which cannot be reached."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def without_peft(monkeypatch):
+    """Loads what adapters are put on, and leaves them out, so that identities can be looked at without PEFT."""
+    if importlib.util.find_spec("peft") is None:
+        load = loading.load_checkpoint
+        monkeypatch.setattr("transformers.utils.import_utils.is_peft_available", lambda: True)
+        monkeypatch.setattr(
+            loading,
+            "load_checkpoint",
+            lambda source, *args, base=None, **options: load(base or source, *args, **options),
+        )
+
+
+@pytest.mark.parametrize("where", ["folder", "folder, base by hub id", "both by hub id", "with a configuration"])
+def test_identity_of_an_adapter_covers_the_model_that_it_is_put_on(adapter, folder, tmp_path, hub, without_peft, where):
+    name: str | Path = adapter
+    if where != "folder":
+        _rewrite(adapter / "adapter_config.json", str(folder), "org/base")
+    if where == "with a configuration":  # in a repository of the hub the model comes from its own place all the same
+        shutil.copy(folder / "config.json", adapter)
+    if where in ("both by hub id", "with a configuration"):
+        cached_model(adapter, "org/adapter", hub)
+        name = "org/adapter"
+    cached_model(folder, "org/base", hub)
+    first = noiser.load_model(name).identity
+    assert noiser.load_model(name).identity == first
+    assert first.name == str(name)
+    if where == "folder":
+        _flip(folder)
+    else:
+        cached_model(folder, "org/base", hub, commit="1" * 40)
+    second = noiser.load_model(name).identity
+    assert second.revision != first.revision
+    if where == "folder, base by hub id":
+        weights = adapter / "adapter_model.safetensors"
+        save_file({name: -weight for name, weight in load_file(weights).items()}, weights, metadata={"format": "pt"})
+        assert noiser.load_model(name).identity.revision not in (first.revision, second.revision)
+
+
+def test_an_adapter_is_applied_or_refused(adapter, folder):
+    if importlib.util.find_spec("peft") is None:
+        for _ in range(2):  # alone, and beside the whole model, where transformers would leave it out
+            with pytest.raises(DependencyError, match=r"has an adapter, which needs PEFT, .*pip install peft"):
+                noiser.load_model(adapter)
+            shutil.copytree(folder, adapter, dirs_exist_ok=True)
+        return
+    expected = noiser.load_model(folder).model
+    for name, weight in expected.state_dict().items():
+        if "q_proj" in name:
+            weight += 0.25
+    ids = [3, 4, 5]
+    torch.testing.assert_close(logits(noiser.load_model(adapter).model, ids), logits(expected, ids))
+    shutil.copytree(folder, adapter, dirs_exist_ok=True)
+    torch.testing.assert_close(logits(noiser.load_model(adapter).model, ids), logits(expected, ids))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"base_model_name_or_path": null}', "[[[", ""])
+def test_an_adapter_that_does_not_say_what_it_is_put_on(adapter, without_peft, content):
+    (adapter / "adapter_config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"adapter_config\.json is damaged: .*expected base_model_name_or_path"):
+        noiser.load_model(adapter)
+
+
 def test_a_folder_that_changes_while_it_is_loaded_is_refused(folder, monkeypatch):
     load = loading.load_checkpoint
 
@@ -320,6 +422,7 @@ def test_what_the_hub_refuses(monkeypatch, kind, says):
         raise OSError("wrapped by transformers") from type(kind, (Exception,), {})("no")
 
     monkeypatch.setattr(loading, "_hub_answers", lambda: True)
+    monkeypatch.setattr(loading, "adapter_base", lambda *_args, **_options: None)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(ModelNotFoundError, match=says):
         noiser.load_model("org/model", revision="v2")

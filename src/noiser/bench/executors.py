@@ -16,6 +16,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from noiser.bench.spending import SpendingActor, SpendingOnRay
 from noiser.bench.tasks import Assign, Assignment, Done, Event, Failed, Lost, Setup, Started, Task, next_task
 from noiser.errors import DependencyError, ParameterError, RunError
 
@@ -320,6 +321,8 @@ def ray_pool(setup: Setup, workers: int | None = None, cores: int | None = None)
     cards = int(sum(node.get("GPU", 0) for node in nodes))
     cores = max(1, min(cores or CORES, max((int(node.get("CPU", 0)) for node in nodes), default=1)))
     room = cards or sum(int(node.get("CPU", 0)) // cores for node in nodes) or 1
+    log: Any = ray.remote(num_cpus=0)(SpendingActor)
+    setup = replace(setup, spending=SpendingOnRay(log.remote()))
     options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if cards else {"num_cpus": cores}
     actor_class: Any = ray.remote(**options, max_restarts=0)(Worker)
     return Pool(

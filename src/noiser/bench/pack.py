@@ -64,8 +64,8 @@ def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
     for entry in run["resolved"].get("metrics", {}).values():
         entry["judge"] = entry["judge"] and _judge(entry["judge"])
         entry["judge_args"] = _each_text(entry["judge_args"], _last)
-    for known in run["models"].values():
-        known["identity"]["name"] = _last(known["identity"]["name"])
+    for identity in (*(known["identity"] for known in run["models"].values()), *run.get("judges", {}).values()):
+        identity["name"] = _last(identity.get("name") or "")
     for session in run.get("sessions", ()):
         session["command"] = " ".join(map(_word, session["command"].split(" ")))
     return run

@@ -26,7 +26,6 @@ from noiser.judges import check_judge
 from noiser.methods import METHODS, Method, make_method
 from noiser.metrics import METRICS, Metric
 from noiser.metrics.top_k import check_top
-from noiser.model.store import file_sha256, folder_sha256
 from noiser.registry import unversioned
 
 __all__ = ["Definition", "check_change", "fingerprint", "make", "resolve"]
@@ -105,20 +104,12 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
         raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:
         check_judge(entry.judge, **entry.judge_args)
-    return entry.meaning | {"name": registered.versioned_name} | _judge_identity(entry)
+    return entry.meaning | {"name": registered.versioned_name} | _judge_address(entry)
 
 
-_JUDGE_IDENTITY = ("judge_revision", "judge_address")
-
-
-def _judge_identity(entry: MetricEntry) -> dict[str, str]:
-    """What a judge's name does not say: a hash of a local model's files; where a served one is, if only the
-    environment does.
-    """
-    kind, _, name = (entry.judge or "").partition(":")
-    if kind == "local" and name and (path := Path(name).expanduser()).exists():
-        return {"judge_revision": folder_sha256(path) if path.is_dir() else file_sha256(path)}
-    if kind == "openai" and "base_url" not in entry.judge_args:
+def _judge_address(entry: MetricEntry) -> dict[str, str]:
+    """Where a served judge is, if only the environment says it."""
+    if (entry.judge or "").startswith("openai:") and "base_url" not in entry.judge_args:
         address = urlsplit(os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         return {"judge_address": f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"}
     return {}
@@ -191,7 +182,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, after = old.get(key), new.get(key)
         if key == "prompts":
             after = (after or [])[: len(before or [])]  # more may follow
-        if before == after or (key in _JUDGE_IDENTITY and before is None):  # the first edition did not store it
+        if before == after or (key == "judge_address" and before is None):  # the first edition did not store it
             continue
         if isinstance(before, dict) and isinstance(after, dict):
             found += [f"{key}: {change}" for change in _differences(before, after)]

@@ -21,13 +21,15 @@ from noiser.bench.progress import Forecast, Key
 from noiser.bench.records import Selection
 from noiser.bench.resolve import Definition, check_change, fingerprint
 from noiser.bench.samples import block_of, select_all
-from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, locked
+from noiser.bench.spending import SpendingFiles
+from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, SPENDING, File, Store, locked
 from noiser.bench.tasks import (
     Assignment,
     Candidates,
     Finished,
     Job,
     JobAssignment,
+    JudgeReady,
     Lost,
     ModelReady,
     Preparation,
@@ -118,7 +120,7 @@ def run_bench(
         run = _Run(definition, _open_store(folder, definition), retry_errors)
         run.begin({"command": command, "executor": executor, "workers": workers})
         listener.say(f"At most: {definition.forecast(definition.upper_bounds(), costs=run.store.costs())}.")
-        chosen = _executor(executor, run.setup, workers)
+        chosen = _executor(executor, run.setup, workers, folder)
         try:
             run.prepare(chosen, listener)
             return run.work(chosen, listener)
@@ -157,14 +159,15 @@ def _open_store(folder: Path, definition: Definition) -> Store:
     return Store.create(folder, {"plan": plan.name, "resolved": definition.resolved, "seed": plan.seed})
 
 
-def _executor(name: ExecutorName, setup: Setup, workers: int | None) -> Executor:
+def _executor(name: ExecutorName, setup: Setup, workers: int | None, folder: Path) -> Executor:
     """Of local workers, each has its share of the cores, unless the user has said how many threads there are to be."""
     if name == "ray":
         return ray_pool(setup, workers)
     if workers == 0:
         return Inline(setup)
     threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
-    return Pool(dataclasses.replace(setup, threads=threads), workers or 1, LocalWorker)
+    spending = SpendingFiles(folder / SPENDING)
+    return Pool(dataclasses.replace(setup, threads=threads, spending=spending), workers or 1, LocalWorker)
 
 
 class _Run:
@@ -231,9 +234,16 @@ class _Run:
     def _on_model_ready(self, ready: ModelReady) -> None:
         models = self.store.run["models"]
         if ready.model in models:
-            check_identity(ready.model, ready.identity, models[ready.model]["identity"])
+            check_identity(f"The model {ready.model!r}", ready.identity, models[ready.model]["identity"])
         known = {"identity": dict(ready.identity), "tokens_per_second": round(ready.tokens_per_second, 1)}
         self.store.write_run({**self.store.run, "models": {**models, ready.model: known}})
+
+    def _on_judge_ready(self, ready: JudgeReady) -> None:
+        judges = self.store.run.get("judges", {})
+        if ready.metric in judges and ready.metric in self.store.used()["metrics"]:
+            check_identity(f"The judge of {ready.metric!r}", ready.identity, judges[ready.metric])
+        else:
+            self.store.write_run({**self.store.run, "judges": {**judges, ready.metric: dict(ready.identity)}})
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
@@ -252,6 +262,8 @@ class _Run:
         for event in executor.run([*missing], self._job):
             if isinstance(event, Lost):
                 lost.append(f"{event.task}: {event.reason}")
+            if isinstance(event, JudgeReady):
+                self._on_judge_ready(event)
             if isinstance(event, Finished):
                 for file, lines in event.files:
                     if file.kind == ROWS:

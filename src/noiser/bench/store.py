@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ FORMAT = "noiser.bench"
 SCHEMA = 1
 
 ROWS, COSTS, REPLIES, ATTRIBUTIONS, SPENT = "rows", "costs", "replies", "attributions", "spent"
-PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
+PLAN, RUN, SELECTIONS, SPENDING = "plan.toml", "run.json", "selections", ".spending"
 
 Record = TypeVar("Record", Row, Cost)
 T = TypeVar("T")
@@ -95,6 +96,7 @@ class _RunFile(BaseModel):
 
     resolved: _Resolved
     models: dict[Label, _Known]
+    judges: dict[str, dict[str, str | None]] = {}
     sessions: list[_Session] = []
 
 
@@ -283,8 +285,10 @@ class Store:
         write_file(path, text.encode())
 
     def sweep(self) -> None:
-        """Removes drafts of files that a killed run left behind; only for who holds the lock."""
+        """Removes drafts of files and the log of spending that another run left; only for who holds the lock."""
         with explained(self.path, "tidy up"):
+            if (self.path / SPENDING).is_dir():
+                shutil.rmtree(self.path / SPENDING)
             for draft in self.path.rglob(DRAFTS):
                 draft.unlink()
 

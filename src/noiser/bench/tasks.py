@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from noiser.bench.plan import DataEntry, Plan
 from noiser.bench.records import Selection
+from noiser.bench.spending import SpendingLog
 from noiser.bench.store import File
 from noiser.evaluation.examples import Item
 
@@ -82,6 +83,13 @@ class ModelReady(NamedTuple):
     tokens_per_second: float
 
 
+class JudgeReady(NamedTuple):
+    """The model of a metric's local judge is loaded: the metric's label, the model's identity."""
+
+    metric: str
+    identity: Mapping[str, Any]
+
+
 class Finished(NamedTuple):
     """A chunk of a job is finished.
 
@@ -101,7 +109,7 @@ class Finished(NamedTuple):
     seconds: float
 
 
-Event = ModelReady | Selection | Finished
+Event = ModelReady | JudgeReady | Selection | Finished
 
 
 class Started(NamedTuple):
@@ -136,12 +144,14 @@ class Setup:
         plan: the plan.
         identities: of models by label, as stored; another identity is refused.
         spent: tokens that judges took before, by metric and question; they count against budgets.
+        spending: what they share of what their judges take from now on; None for one worker alone.
         threads: CPU threads of each worker; None leaves them as they are.
     """
 
     plan: Plan
     identities: Mapping[str, Mapping[str, Any]]
     spent: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict[str, dict[str, tuple[int, int]]])
+    spending: SpendingLog | None = None
     threads: int | None = None
 
 

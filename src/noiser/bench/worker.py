@@ -7,6 +7,7 @@ import hashlib
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from noiser.bench.block import work_on
 from noiser.bench.plan import MetricEntry
 from noiser.bench.samples import select
-from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, ModelReady, Setup, Started
+from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, JudgeReady, ModelReady, Setup, Started
 from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, make_judge
 from noiser.model import LanguageModel, load_model
@@ -38,6 +39,8 @@ class Worker:
         self._checked: set[str] = set()
         self._judge_models: dict[str, LanguageModel] = {}
         self._judges: dict[str, Judge] = {}
+        self._new_judges: list[JudgeReady] = []
+        self._known_judges: set[str] = set()
         self._steps: Iterator[Event | Started | Done] = iter(())
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
@@ -69,9 +72,12 @@ class Worker:
         if isinstance(assignment, JobAssignment):
             plan = self.setup.plan
             entry = plan.entry("data", assignment.task.data)
-            yield from work_on(
+            for event in work_on(
                 assignment, lm=lm, plan=plan, data=entry, judge_of=lambda metric: self._judge(metric, lm)
-            )
+            ):
+                while self._new_judges:  # before rows that it gave
+                    yield self._new_judges.pop()
+                yield event
             return
         yield ModelReady(label, identity_of(lm), tokens_per_second(lm))
         for candidates in assignment.candidates:
@@ -87,7 +93,7 @@ class Worker:
             _ = self._loaded[1].packs  # measured once, which no example is charged for
         lm = self._loaded[1]
         if label in self.setup.identities and label not in self._checked:
-            check_identity(label, identity_of(lm), self.setup.identities[label])
+            check_identity(f"The model {label!r}", identity_of(lm), self.setup.identities[label])
             self._checked.add(label)
         return lm
 
@@ -99,10 +105,15 @@ class Worker:
             if entry.label not in self._judges:  # one for all jobs: a budget is one for all of them too
                 spent = self.setup.spent.get(entry.label)
                 earlier: dict[str, Any] = {"spent": spent} if spent else {}  # by a judge that counts
-                self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args, **earlier)
+                judge = self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args, **earlier)
+                if self.setup.spending is not None and (share := getattr(judge, "share", None)):
+                    share(partial(self.setup.spending.exchange, entry.label))
             return self._judges[entry.label]
         if name and name not in self._judge_models:
             self._judge_models[name] = load_model(name)
+        if name and entry.label not in self._known_judges:
+            self._known_judges.add(entry.label)
+            self._new_judges.append(JudgeReady(entry.label, identity_of(self._judge_models[name])))
         return make_judge("local", lm=self._judge_models[name] if name else lm, **entry.judge_args)
 
 
@@ -121,8 +132,8 @@ def identity_of(lm: LanguageModel) -> dict[str, Any]:
     return {**lm.identity._asdict(), "weights": digest.hexdigest()}
 
 
-def check_identity(label: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raises StoredFileError where the model is not the one that rows are stored of.
+def check_identity(what: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Raises StoredFileError where the model, called `what`, is not the one that rows are stored of.
 
     A revision that is a hash of files tells of another configuration or tokenizer, too; the first edition had none.
     """
@@ -132,8 +143,8 @@ def check_identity(label: str, identity: Mapping[str, Any], stored: Mapping[str,
     if differing:
         changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in differing)
         raise StoredFileError(
-            f"The model {label!r} is not the one that the stored rows are about: {changes}. Load the same weights, or "
-            "start another folder. Nothing stored was changed."
+            f"{what} is not the one that the stored rows are about: {changes}. Load the same weights, or start another "
+            "folder. Nothing stored was changed."
         )
 
 

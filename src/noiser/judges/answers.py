@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from noiser.errors import CacheError, ParameterError
 from noiser.files import write_text
 from noiser.judges.protocol import Usage
 
-__all__ = ["AnswerStore", "Bill", "Ledger", "StoredAnswer", "key_of"]
+__all__ = ["AnswerStore", "Bill", "Entry", "Exchange", "Ledger", "StoredAnswer", "key_of"]
 
 FORMAT = 1
 """Raised whenever a stored answer would mean something else than before."""
@@ -116,6 +116,17 @@ class Bill(NamedTuple):
         return "; ".join(parts)
 
 
+Entry = tuple[str, int, int]
+"""What a question takes: its key, tokens read, tokens written; a later entry of the same key replaces it."""
+
+Exchange = Callable[[Sequence[Entry], int], tuple[Sequence[Entry], int]]
+"""Adds entries to a log that several ledgers share: given them and how much of the log is known, returns what was
+added since by others, before these, and how much is known now."""
+
+
+_NOTHING = Usage()
+
+
 class Ledger:
     """Counts what answers take and reserves the most that the next one may take. Safe to use from many threads.
 
@@ -158,7 +169,15 @@ class Ledger:
         self._reserved: dict[str, Usage] = {}
         self._uncounted: set[str] = set()
         self._total = Usage().plus(*self._earlier.values())
+        self._exchange: Exchange | None = None
+        self._others: dict[str, Usage] = {}
+        self._total_of_others = Usage()
+        self._known = 0
         self._changed = threading.Condition()
+
+    def share(self, exchange: Exchange) -> None:
+        """Makes the budget one with that of other ledgers which share a log; they all got the same `spent`."""
+        self._exchange = exchange
 
     def reserve(self, key: str, most: Usage) -> bool:
         """Sets aside what a request may take; False when that could exceed the budget.
@@ -166,10 +185,15 @@ class Ledger:
         Where only reservations of requests under way stand against it, waits until they are settled.
         """
         with self._changed:
+            self._publish()
             while not self._fits(most):
                 if not self._reserved:
                     return False
                 self._changed.wait()
+            self._publish(key, most)
+            if not self._fits(most):  # other ledgers' reservations came first
+                self._publish(key, Usage())
+                return False
             self._reserved[key] = most
             return True
 
@@ -178,12 +202,14 @@ class Ledger:
         with self._changed:
             most = self._reserved.pop(key)
             self._count(self._asked, key, usage, most)
+            self._publish(key, usage or most)
             self._changed.notify_all()
 
     def release(self, key: str) -> None:
         """Gives back a reservation, if there still is one: there was no answer."""
         with self._changed:
-            self._reserved.pop(key, None)
+            if self._reserved.pop(key, None) is not None:
+                self._publish(key, Usage())
             self._changed.notify_all()
 
     def count_stored(self, key: str, usage: Usage | None, most: Usage) -> None:
@@ -191,6 +217,8 @@ class Ledger:
         with self._changed:
             if key not in self._asked and key not in self._stored:
                 self._count(self._stored, key, usage, most)
+                if key not in self._earlier:
+                    self._publish(key, usage or most)
 
     @property
     def bill(self) -> Bill:
@@ -218,11 +246,23 @@ class Ledger:
         counted[key] = usage or most
         if usage is None:
             self._uncounted.add(key)
-        if counted is self._asked or key not in self._earlier:  # an answer that was stored before is paid for once
+        if counted is self._asked or not (key in self._earlier or key in self._others):  # a stored answer: once
             self._total = self._total.plus(counted[key])
 
+    def _publish(self, key: str | None = None, usage: Usage = _NOTHING) -> None:
+        """Tells the other ledgers what a question takes, if there is one, and learns what theirs took until then."""
+        if self._exchange is None:
+            return
+        entries = [(key, usage.prompt_tokens, usage.completion_tokens)] if key is not None else []
+        news, self._known = self._exchange(entries, self._known)
+        for other, *counts in news:
+            if other in self._others or not (other in self._stored or other in self._asked):
+                before, self._others[other] = self._others.get(other, _NOTHING), Usage(*counts)
+                change = Usage(*(now - then for now, then in zip(counts, before, strict=True)))
+                self._total_of_others = self._total_of_others.plus(change)
+
     def _fits(self, more: Usage) -> bool:
-        total = self._total.plus(more, *self._reserved.values())
+        total = self._total.plus(more, *self._reserved.values(), self._total_of_others)
         if self.budget_tokens is not None and total.total > self.budget_tokens:
             return False
         return self.budget_usd is None or self._cost(total) <= self.budget_usd

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from noiser.cache import cache_root
 from noiser.checks import check_count
 from noiser.errors import DependencyError, JudgeError, ParameterError
-from noiser.judges.answers import AnswerStore, Bill, Ledger, StoredAnswer, key_of
+from noiser.judges.answers import AnswerStore, Bill, Exchange, Ledger, StoredAnswer, key_of
 from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, PromptTemplate, Usage, Verdict, render
 from noiser.judges.replies import parse_reply
 
@@ -133,6 +133,10 @@ class OpenAIJudge:
     def spent(self) -> dict[str, Usage]:
         """All that counts against the budget, earlier runs included: (prompt, completion) tokens by question."""
         return self._ledger.spent
+
+    def share(self, exchange: Exchange) -> None:
+        """Makes the budget one with that of other judges, in other processes, that got the same `spent`."""
+        self._ledger.share(exchange)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once. Calls from several threads run one by one.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any, Literal
 import torch
 
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.files import parse_json
 from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
 
 __all__ = [
     "Dtype",
     "Options",
+    "adapter_base",
     "check_complete",
     "choose_device",
     "choose_dtype",
@@ -102,8 +105,50 @@ def fastest_dtype() -> torch.dtype:
     return torch.bfloat16 if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32] else torch.float32
 
 
-def load_checkpoint(source: str, options: Options, *, local_only: bool = False) -> tuple[Any, Any]:
+def adapter_base(source: str, revision: str | None = None, *, local_only: bool = True) -> str | None:
+    """The folder or hub id of the model that an adapter is put on; None where the source holds all of its model.
+
+    A folder with a configuration and an adapter holds both the model and the adapter.
+
+    Raises:
+        DependencyError: there is an adapter, and PEFT is not installed; transformers would leave the adapter out.
+        ModelError: the adapter does not say what it is put on.
+    """
+    from transformers.utils.import_utils import is_peft_available
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    found = None
+    with suppress(OSError):  # loading the model says what is wrong
+        found = find_adapter_config_file(source, revision=revision or "main", local_files_only=local_only)
+    if found is None:
+        return None
+    if not is_peft_available():
+        raise DependencyError(
+            f"The model {source!r} has an adapter, which needs PEFT, which is not installed. Install it with: "
+            "pip install peft"
+        )
+    if (Path(source) / "config.json").is_file():
+        return None
+    try:
+        return os.fspath(parse_json(Path(found).read_bytes())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"{found} is damaged: {type(error).__name__}: {error}; expected base_model_name_or_path in it, a folder or "
+            "hub id. Fetch or save the adapter again."
+        ) from error
+
+
+def load_checkpoint(
+    source: str, options: Options, *, local_only: bool = False, base: str | None = None
+) -> tuple[Any, Any]:
     """The model, in evaluation mode, and the tokenizer of a folder or hub id.
+
+    Args:
+        source: the folder or hub id.
+        options: how it is loaded.
+        local_only: never asks the hub.
+        base: the model that the adapter in `source` is put on, of `adapter_base`; its tokenizer is used where the
+            adapter comes with none.
 
     Raises:
         UnsupportedModelError: not a decoder-only language model.
@@ -119,9 +164,9 @@ def load_checkpoint(source: str, options: Options, *, local_only: bool = False) 
     }
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(source, **common)
+            config = AutoConfig.from_pretrained(base or source, **common)
             _check_decoder_only(source, config)
-            tokenizer = AutoTokenizer.from_pretrained(source, **common)
+            tokenizer = AutoTokenizer.from_pretrained(_with_tokenizer(source, base, options, local_only), **common)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -140,6 +185,23 @@ def load_checkpoint(source: str, options: Options, *, local_only: bool = False) 
     except Exception as error:  # transformers, the hub, safetensors and torch have no root in common
         raise _explain(source, error) from error
     return model.eval(), tokenizer
+
+
+def _with_tokenizer(source: str, base: str | None, options: Options, local_only: bool) -> str:
+    """The source, or the model that its adapter is put on where only that has a tokenizer."""
+    from transformers.utils.hub import cached_file
+
+    if base is None:
+        return source
+    found = cached_file(
+        source,
+        "tokenizer_config.json",
+        revision=options.revision or "main",
+        local_files_only=local_only,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return base if found is None else source
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from noiser.errors import ModelError, ModelNotFoundError
 from noiser.model.catalog import BUILT_IN, Weights
-from noiser.model.checkpoint import Dtype, Options, choose_device, choose_dtype, load_checkpoint
+from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry
 from noiser.model.language_model import LanguageModel, dtype_name
 from noiser.model.store import checkpoint_state, file_sha256, folder_sha256
@@ -99,14 +100,26 @@ def _reading(path: Path) -> Generator[None]:
 
 
 def _load_folder(folder: Path, options: Options) -> _Loaded:
+    base = adapter_base(str(folder))
+    folders = [folder, *([Path(base)] if base and Path(base).is_dir() else [])]
     with _reading(folder):
-        before = checkpoint_state(folder)
-    model, tokenizer = load_checkpoint(str(folder), options, local_only=True)
+        before = [checkpoint_state(each) for each in folders]
+    on_disk = base is None or len(folders) > 1 or not _hub_answers()
+    model, tokenizer = load_checkpoint(str(folder), options, local_only=on_disk, base=base)
     with _reading(folder):
-        revision, after = folder_sha256(folder), checkpoint_state(folder)
+        revision, after = folder_sha256(folder), [checkpoint_state(each) for each in folders]
+        revision = _with_base(revision, base, options)
     if after != before:
         raise ModelError(f"{folder} was changed while it was loaded; expected files at rest. Load it again.")
     return _Loaded(str(folder), model, tokenizer, revision)
+
+
+def _with_base(revision: str | None, base: str | None, options: Options) -> str | None:
+    """The revision of a model; of an adapter, a hash of its own and of that of the model that it is put on."""
+    if base is None:
+        return revision
+    of_base = folder_sha256(Path(base)) if Path(base).is_dir() else _commit(base, options.revision)
+    return hashlib.sha256(f"{revision} {of_base}".encode()).hexdigest()
 
 
 def _load_converted(name: str, converted: Converted, options: Options) -> _Loaded:
@@ -141,10 +154,11 @@ def _load_from_hub(name: str, options: Options) -> _Loaded:
     if not online and not cached:
         raise _not_found(name, "the hub cannot be reached, and the model is not in the hub's local cache.")
     try:
-        parts = load_checkpoint(name, options, local_only=not online)
+        base = adapter_base(name, options.revision, local_only=not online)
+        parts = load_checkpoint(name, options, local_only=not online, base=base)
     except ModelNotFoundError as error:
         raise _not_found(name, str(error)) from error
-    return _Loaded(name, *parts, _commit(name, options.revision))
+    return _Loaded(name, *parts, _with_base(_commit(name, options.revision), base, options))
 
 
 def _commit(name: str, revision: str | None) -> str | None:
@@ -154,8 +168,11 @@ def _commit(name: str, revision: str | None) -> str | None:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(config).parent.name if isinstance(config, str) else None
+    for file in ("config.json", "adapter_config.json"):
+        config = try_to_load_from_cache(name, file, revision=revision)
+        if isinstance(config, str):
+            return Path(config).parent.name
+    return None
 
 
 def _hub_answers() -> bool:

@@ -1,0 +1,88 @@
+"""What workers side by side spend on a judge, in a log that all of them add to, so that its budget is one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from noiser.errors import CacheError
+from noiser.judges.answers import Entry
+
+__all__ = ["SpendingActor", "SpendingFiles", "SpendingLog", "SpendingOnRay"]
+
+
+class SpendingLog(Protocol):
+    """A log per metric."""
+
+    def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
+        """See `noiser.judges.answers.Exchange`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SpendingFiles:
+    """A log per metric, for processes of one machine: files in `folder`, one entry per line."""
+
+    folder: Path
+
+    def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
+        """See `noiser.judges.answers.Exchange`; `known` is in bytes. Raises CacheError."""
+        from filelock import FileLock
+
+        path = self.folder / f"{metric}.jsonl"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"), path.open("a+b") as file:
+                file.seek(known)
+                news = file.read()
+                added = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
+                if news and not news.endswith(b"\n"):
+                    added = b"\n" + added  # after what a worker was killed in the middle of
+                file.write(added)
+                file.flush()
+                return list(_parsed(news)), file.tell()
+        except OSError as error:
+            raise CacheError(
+                f"What a judge takes could not be written to {path}: {error.strerror or error}. Make room; without it "
+                "no budget can be kept."
+            ) from error
+
+
+def _parsed(content: bytes) -> Sequence[Entry]:
+    entries: list[Entry] = []
+    for line in content.splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            key, read, written = json.loads(line)
+            entries.append((key, read, written))
+    return entries
+
+
+class SpendingActor:
+    """The same in memory, an actor of a Ray cluster."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, list[Entry]] = {}
+
+    def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
+        """See `noiser.judges.answers.Exchange`."""
+        log = self._logs.setdefault(metric, [])
+        news = log[known:]
+        log += entries
+        return news, len(log)
+
+
+@dataclass(frozen=True)
+class SpendingOnRay:
+    """The log of a `SpendingActor`, for workers on any node."""
+
+    actor: Any
+
+    def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
+        """See `noiser.judges.answers.Exchange`."""
+        ray = import_module("ray")
+        return ray.get(self.actor.exchange.remote(metric, list(entries), known))
