@@ -117,9 +117,9 @@ def checkout(tmp_path) -> Path:
     return tmp_path / "checkout"
 
 
-def set_up(checkout: Path, install: str = "true") -> subprocess.CompletedProcess[str]:
+def set_up(checkout: Path, wanted: str = "all", install: str = "true") -> subprocess.CompletedProcess[str]:
     """Runs the set-up with a real, empty virtual environment and installs that only report."""
-    code = f'install() {{ echo "install $1"; {install}; }}\nensure_environment && command -v python'
+    code = f'install() {{ echo "install $1"; {install}; }}\nensure_environment {wanted} && command -v python'
     return bash(code, checkout, PATH=os.environ["PATH"], PYTHON=sys.executable, HOME=os.environ.get("HOME", "/"))
 
 
@@ -137,6 +137,17 @@ def test_set_up_happens_once(checkout):
     with (checkout / "constraints.txt").open("a") as file:
         file.write("# changed\n")
     assert set_up(checkout).stdout.startswith("Setting up .venv")
+
+
+@pytest.mark.slow
+def test_tests_extend_the_environment_of_the_demo(checkout):
+    demo = set_up(checkout, "demo")
+    assert "install noiser and the built-in model" in demo.stdout
+    assert "Inseq" not in demo.stdout
+    extended = set_up(checkout)
+    assert "install Inseq" in extended.stdout
+    assert "install torch" not in extended.stdout
+    assert set_up(checkout, "demo").stdout == set_up(checkout).stdout == f"{checkout}/.venv/bin/python\n"
 
 
 @pytest.mark.slow
