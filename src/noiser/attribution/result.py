@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.attribution import html, inseq, store
+from noiser.attribution import figure, html, inseq, store
 from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import label
+from noiser.attribution.markdown import markdown
 from noiser.attribution.normalize import normalize
 from noiser.attribution.record import AttributionRecord
 from noiser.checks import random_state_kept
@@ -22,6 +23,7 @@ from noiser.files import write_text
 from noiser.types import Unit
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -193,6 +195,28 @@ class Attribution(AttributionRecord):
         if path is not None:
             write_text(path, page)
         return page
+
+    def to_markdown(self) -> str:
+        """A Markdown table of the scores for each target, to be pasted into an issue or a page."""
+        return markdown(self)
+
+    def plot(self, *others: AttributionRecord, target: int = 0, width: float = 6.5) -> Figure:
+        """A figure for a paper: the text with its colours and a colour scale, with matplotlib.
+
+        `att.plot().savefig("figure.pdf")` writes it as vector graphics with real text. Fonts are those of
+        `matplotlib.rcParams`. A notebook shows it after `%matplotlib inline`.
+
+        Args:
+            others: attributions of the same prompt, by other methods, shown below this one. Each has a scale of its
+                own, as methods have no common unit.
+            target: index of the target.
+            width: in inches: 6.5 for a page, 3.3 for one of two columns. The height follows from the text.
+
+        Raises:
+            DependencyError: matplotlib is not installed.
+            ParameterError: different prompts, or no such target.
+        """
+        return figure.figure([self, *others], target, width)
 
     def _repr_html_(self) -> str:
         return html.fragment(self)

@@ -8,6 +8,7 @@ that of versions 2 and 3: magic, version, counts, key-value pairs, tensor infos,
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import mmap
@@ -15,6 +16,7 @@ import shutil
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ __all__ = ["Converted", "GgufHead", "built_in_entry", "read_head"]
 
 _TOKENIZER_BYTES = 100_000_000
 """Room for the tokenizer and configuration files, generously: the largest seen is 34 MB."""
+
+_READER_LOCK = threading.Lock()
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -100,7 +104,12 @@ def convert(path: Path, head: GgufHead, folder: Path) -> None:
 
     try:
         # The bar of the GGUF reader knows no setting; it is hidden by hiding stderr.
-        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()), _alone(path, folder) as source:
+        with (
+            quiet_transformers(),
+            contextlib.redirect_stderr(io.StringIO()),
+            _alone(path, folder) as source,
+            _read_once(),
+        ):
             tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=path.name)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
@@ -135,6 +144,23 @@ def _alone(path: Path, folder: Path) -> Generator[str]:
         except OSError:  # Windows allows it to few users
             shutil.copyfile(path, link)
         yield alone
+
+
+@contextlib.contextmanager
+def _read_once() -> Generator[None]:
+    """Makes one reader serve the configuration, the tokenizer and the weights.
+
+    transformers opens three, and each parses every token and merge in Python: half of the time of a conversion.
+    """
+    import gguf
+
+    with _READER_LOCK:
+        reader: Any = gguf.GGUFReader
+        gguf.GGUFReader = functools.cache(reader)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader = reader
 
 
 def _forget_quantization(model: Any) -> None:

@@ -1,0 +1,148 @@
+"""Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from noiser.attribution.display import (
+    Colour,
+    HeatMap,
+    check_comparable,
+    check_targets,
+    headings,
+    heat_map,
+    number_format,
+    tint,
+)
+from noiser.attribution.record import AttributionRecord
+from noiser.errors import DependencyError, ParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["figure"]
+
+_PAPER: Colour = (255, 255, 255)
+_TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
+_ABOVE, _BELOW = 1.05, 0.4
+"""How far a tint reaches above and below the baseline, in sizes of the text."""
+_SCALE_WIDTH, _SCALE_STEPS = 90.0, 60
+
+
+class _Box(NamedTuple):
+    """A text or a rectangle of colour; x, y (of the baseline) and width in points from the upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    text: str = ""
+    fill: Colour | None = None
+    size: float = _TEXT_SIZE
+    bold: bool = False
+
+
+def figure(attributions: Sequence[AttributionRecord], target: int, width: float) -> Figure:
+    """A heat map with a colour scale for each attribution, below each other.
+
+    Args:
+        attributions: of one prompt.
+        target: index of the target.
+        width: in inches.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+        ParameterError: no attribution, different prompts, no such target, or a width that is not above 1.
+    """
+    try:
+        from matplotlib.figure import Figure as NewFigure
+        from matplotlib.patches import Rectangle
+    except ImportError as error:
+        raise DependencyError("A figure needs matplotlib; install it with: pip install 'noiser[report]'") from error
+    check_comparable(attributions)
+    for att in attributions:
+        check_targets(att, [target])
+    if not width > 1:
+        raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
+    page = _Page(72 * width)
+    for att, heading in zip(attributions, headings(attributions), strict=True):
+        page.add(heat_map(att, target), heading if len(attributions) > 1 else "")
+    drawing = NewFigure(figsize=(width, page.y / 72))
+    axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, page.width), ylim=(page.y, 0))
+    axes.set_axis_off()
+    for box in page.boxes:
+        if box.fill is not None:
+            corner, height = (box.x, box.y - _ABOVE * box.size), (_ABOVE + _BELOW) * box.size
+            colour = tuple(value / 255 for value in box.fill)
+            axes.add_patch(Rectangle(corner, box.width, height, facecolor=colour, edgecolor="none"))
+        if box.text.strip():
+            weight = "bold" if box.bold else "normal"
+            axes.text(box.x, box.y, box.text, size=box.size, weight=weight, parse_math=False, usetex=False)
+    return drawing
+
+
+@dataclass
+class _Page:
+    """Boxes laid out so far, and where the next one goes."""
+
+    width: float
+    boxes: list[_Box] = field(default_factory=list[_Box])
+    x: float = 0.0
+    y: float = _LINE
+
+    def add(self, heat: HeatMap, heading: str) -> None:
+        """A heading, the text before the target with its colours, the target, and the colour scale."""
+        if heading:
+            self.write(heading, bold=True)
+            self.new_line()
+        for cell in heat.cells:
+            space, body = cell.parts()
+            self.write(space)
+            self.write(body, None if cell.score is None else tint(cell.weight, _PAPER))
+        self.write(" → ")
+        self.write(heat.target, bold=True)
+        self.new_line()
+        self._scale(heat)
+
+    def write(self, text: str, fill: Colour | None = None, *, size: float = _TEXT_SIZE, bold: bool = False) -> None:
+        """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
+        for piece in re.findall(r"\n|[^\S\n]+|\S+", text):
+            width = _text_width(piece, size, bold)
+            if piece == "\n" or (self.x and self.x + width > self.width):
+                self.new_line()
+            if piece.strip() or self.x:
+                self.boxes.append(_Box(self.x, self.y, width, piece, fill, size, bold))
+                self.x += width
+
+    def new_line(self) -> None:
+        self.x, self.y = 0.0, self.y + _LINE
+
+    def _scale(self, heat: HeatMap) -> None:
+        """The colours from the lowest to the highest score, as long as there are scores."""
+        scores = [cell.score for cell in heat.cells if cell.score is not None]
+        if largest := max(map(abs, scores), default=0.0):
+            show, low = number_format([largest]), -1.0 if min(scores) < 0 else 0.0
+            self.write(f"{show(-largest) if low else '0'} ", size=_SMALL_SIZE)
+            step = _SCALE_WIDTH / _SCALE_STEPS
+            for index in range(_SCALE_STEPS):
+                weight = low + (1 - low) * index / (_SCALE_STEPS - 1)
+                # A little wider than a step: viewers show a seam between rectangles that only touch.
+                x, colour = self.x + index * step, tint(weight, _PAPER)
+                self.boxes.append(_Box(x, self.y, 1.5 * step, fill=colour, size=_SMALL_SIZE))
+            self.x += _SCALE_WIDTH + step
+            self.write(f" {show(largest)}", size=_SMALL_SIZE)
+            self.new_line()
+        self.y += _GAP
+
+
+def _text_width(text: str, size: float, bold: bool) -> float:
+    """In points. Spaces, whose ink has no width, count as much as in most fonts."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    if text.isspace():
+        return 0.32 * size * len(text)
+    font = FontProperties(size=size, weight="bold" if bold else "normal")
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
