@@ -12,8 +12,19 @@ from torch.overrides import TorchFunctionMode
 
 from engine_for_tests import clean, distributions, drive
 from noiser import Lime, Noiser, Occlusion, attribute, evaluate, tolerance
-from noiser.engine import AddNoise, KeepDimensions, Replace, Session, SetRows, readouts
-from noiser.errors import ModelError, NumericalError
+from noiser.engine import (
+    REMOVALS,
+    AddNoise,
+    Delete,
+    KeepDimensions,
+    Remover,
+    Replace,
+    Session,
+    SetRows,
+    expected_norm,
+    readouts,
+)
+from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError
 from noiser.model import build_query, packing, wrap
 from noiser.model.prefix import record_prefix
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
@@ -31,6 +42,8 @@ def some_perturbations(query, dim, targets=3):
         *[AddNoise((i,), noise=noise, scale=0.5) for i in range(1, len(query.token_ids) - targets)],
         AddNoise((2, 4, 5), (targets - 1,), noise=noise, scale=0.3),
         Replace((1, 2), (0, targets - 1)),
+        Delete((1, 4, 5), (0, targets - 1)),
+        Delete((3, len(query.token_ids) - 1)),
         KeepDimensions(everywhere, keep=lambda: keep, count=2),
     ]
 
@@ -41,16 +54,26 @@ def one_by_one(lm, query, perturbations):
     with lm.running():
         clean = lm.model.get_input_embeddings()(query.token_ids)
         for p in perturbations:
+            targets = range(len(query.logit_positions)) if p.targets is None else p.targets
+            if isinstance(p, Delete):
+                results.append(torch.stack([shortened(lm, query, p.positions, g) for g in targets])[None])
+                continue
             positions = list(p.positions)
             samples = []
             for rows in p.rows(clean[positions] / lm.embedding_scale, lambda name: torch.zeros(clean.shape[1])):
                 inputs = clean.clone()
                 inputs[positions] = rows * lm.embedding_scale
                 logits = lm.model(inputs_embeds=inputs[None], use_cache=False).logits[0]
-                wanted = query.logit_positions if p.targets is None else [query.logit_positions[g] for g in p.targets]
-                samples.append(logits[list(wanted)].softmax(-1))
+                samples.append(logits[[query.logit_positions[g] for g in targets]].softmax(-1))
             results.append(torch.stack(samples))
     return results
+
+
+def shortened(lm, query, deleted, target):
+    """The distribution of one target on the ids that are left, by the model alone."""
+    kept = [i for i in range(query.logit_positions[target] + 1) if i not in deleted]
+    with torch.no_grad():
+        return lm.model(input_ids=query.token_ids[kept][None]).logits[0, -1].softmax(-1)
 
 
 def unpacked(lm):
@@ -141,6 +164,57 @@ def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens, packed)
     for index, found in enumerate(distributions(session, perturbations)):
         torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
     assert session.counters.passes > 3
+
+
+# ---- removal --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
+def test_deletion_is_the_shorter_text(family, packed):
+    lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=64)
+    lm.packs = packed and lm.packs
+    query = build_query(lm, PROMPT, max_new_tokens=3, target=None if family != "mamba" else "dog")
+    targets, last = range(len(query.target_ids)), len(query.token_ids) - 1
+    perturbations = [
+        *[Delete((i,)) for i in range(1, last + 1)],
+        Delete((last - 2, last - 1, last)),
+        Delete(tuple(range(1, last + 1))),
+    ]
+    for perturbation, found in zip(perturbations, distributions(Session(lm, query), perturbations), strict=True):
+        expected = torch.stack([shortened(lm, query, perturbation.positions, g) for g in targets])
+        torch.testing.assert_close(found[0], expected, atol=2e-6, rtol=1e-4)
+
+
+def test_deleting_everything_is_an_error():
+    lm = wrap(tiny("llama").model, tiny_tokenizer(bos=False))
+    query = build_query(lm, PROMPT)
+    with pytest.raises(ParameterError, match="leaves none before target 0; expected at least one"):
+        distributions(Session(lm, query), [Delete(tuple(range(len(query.token_ids))))])
+
+
+def test_every_removal_is_the_perturbation_of_its_name():
+    lm = tiny("gemma3")
+    query = build_query(lm, PROMPT)
+    session = Session(lm, query)
+    table = lm.model.get_input_embeddings().weight.detach()
+
+    def rows(name, positions):
+        remover = Remover(query, name, torch.Generator().manual_seed(3), samples=4)
+        return remover(positions).rows(session.embeddings[list(positions)], session.baseline)
+
+    assert set(REMOVALS) == {"zero", "mean", "noise", "delete"}
+    assert not rows("zero", (2, 4)).any()
+    known = len(lm.tokenizer)
+    torch.testing.assert_close(rows("mean", (2, 4)), table[:known].mean(0).expand(1, 2, -1))
+    assert Remover(query, "delete", torch.Generator())((4, 2)).deleted == (2, 4)
+    noise = torch.randn(4, len(query.token_ids), 32, generator=torch.Generator().manual_seed(3))
+    sizes = 2 * session.embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", 32)
+    noisy = session.embeddings + sizes * noise
+    torch.testing.assert_close(rows("noise", (2, 4)), noisy[:, [2, 4]])
+    torch.testing.assert_close(rows("noise", (4,)), noisy[:, [4]])  # the same whatever else is removed
+    with pytest.raises(UnknownNameError, match="Did you mean 'delete'"):
+        Remover(query, "deleted", torch.Generator())
 
 
 class Waits(TorchFunctionMode):

@@ -5,6 +5,7 @@ from noiser.engine.perturbation import (
     BASELINES,
     AddNoise,
     Baseline,
+    Delete,
     Interpolate,
     KeepDimensions,
     NormName,
@@ -14,6 +15,7 @@ from noiser.engine.perturbation import (
     expected_norm,
 )
 from noiser.engine.readouts import DISTANCES
+from noiser.engine.removal import REMOVALS, RemovalName, Remover
 from noiser.engine.requests import (
     Attentions,
     Call,
@@ -44,6 +46,7 @@ from noiser.model.query import Query
 __all__ = [
     "BASELINES",
     "DISTANCES",
+    "REMOVALS",
     "AddNoise",
     "Attentions",
     "Baseline",
@@ -51,6 +54,7 @@ __all__ = [
     "Clean",
     "CleanStats",
     "Counters",
+    "Delete",
     "Effect",
     "EffectTable",
     "Effects",
@@ -69,6 +73,8 @@ __all__ = [
     "Query",
     "Relevance",
     "RelevanceTable",
+    "RemovalName",
+    "Remover",
     "Replace",
     "Request",
     "ScoreName",

@@ -443,8 +443,19 @@ class Session:
         return every if perturbation.targets is None else perturbation.targets
 
     def rows(self, perturbation: Perturbation) -> list[int]:
-        """The positions whose logits predict the targets that a perturbation is read at."""
-        return [self.query.logit_positions[g] for g in self.targets_of(perturbation)]
+        """The positions in the perturbed sequence whose logits predict the targets that it is read at.
+
+        Raises:
+            ParameterError: every token before a target is deleted.
+        """
+        rows = [perturbation.index(self.query.logit_positions[g]) for g in self.targets_of(perturbation)]
+        if -1 in rows:
+            raise ParameterError(
+                f"Deleting {len(perturbation.deleted)} tokens leaves none before target "
+                f"{self.targets_of(perturbation)[rows.index(-1)]}; expected at least one, from which to predict it. "
+                "Keep a unit, or remove units in another way than by deletion."
+            )
+        return rows
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""
@@ -458,7 +469,7 @@ class Session:
         """The embeddings that the model reads for a batch whose sequences have one start and stop."""
         return torch.cat([self._piece_inputs(piece, perturbations) for piece in batch.pieces])
 
-    def at(self, positions: tuple[int, ...]) -> slice | Int[Tensor, " positions"]:
+    def at(self, positions: Sequence[int]) -> slice | Int[Tensor, " positions"]:
         """Ascending positions as an index; neighbours as a slice, for which the device need not be told anything."""
         first, stop = (positions[0], positions[-1] + 1) if positions else (0, 0)
         if stop - first == len(positions):
@@ -470,14 +481,16 @@ class Session:
         return min(*perturbation.positions, min(self.rows(perturbation)))
 
     def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
-        inputs = self._scaled[piece.start : piece.stop].repeat(piece.samples, 1, 1)
         perturbation = perturbations[piece.perturbation]
-        clean = self.embeddings[self.at(perturbation.positions)]
+        tokens = perturbation.tokens(piece.start, piece.stop, len(self._scaled))
+        inputs = self._scaled[self.at(tokens)].repeat(piece.samples, 1, 1)
+        clean = self.embeddings[self.at(perturbation.replaced)]
         rows = perturbation.rows(clean, self.baseline)[piece.first : piece.last]
         changed = (rows * self.lm.embedding_scale).to(inputs.dtype)
-        inside = tuple(position - piece.start for position in perturbation.positions if position < piece.stop)
+        inside = tuple(i - piece.start for i in map(perturbation.index, perturbation.replaced) if i < piece.stop)
         inputs[:, self.at(inside)] = changed[:, : len(inside)]
-        return inputs
+        missing = piece.stop - piece.start - len(tokens)  # of a shortened sequence among longer ones: nobody reads them
+        return torch.cat([inputs, inputs[:, -1:].expand(-1, missing, -1)], 1) if missing else inputs
 
     # ---- what it took -----------------------------------------------------------------------------------------------
 

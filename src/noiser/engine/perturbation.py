@@ -1,4 +1,4 @@
-"""Perturbations: what takes the place of the clean embeddings at some positions, as plain data.
+"""Perturbations: what takes the place of the clean embeddings at some positions, or that nothing does, as plain data.
 
 All of them act on unscaled rows of the embedding table, before any factor that the embedding module puts on them.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 import torch
@@ -19,6 +21,7 @@ __all__ = [
     "BASELINES",
     "AddNoise",
     "Baseline",
+    "Delete",
     "Interpolate",
     "KeepDimensions",
     "NormName",
@@ -56,11 +59,45 @@ class Perturbation(ABC):
         """How many versions of the changed rows there are."""
         return 1
 
+    @property
+    def deleted(self) -> tuple[int, ...]:
+        """Those of the positions whose tokens are taken out, ascending: every later token moves up."""
+        return ()
+
     @abstractmethod
     def rows(
         self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow, /
     ) -> Float[Tensor, "samples positions dim"]:
-        """The changed rows. Called when a batch runs, so that a long list of perturbations takes no memory."""
+        """The changed rows of the positions that are not deleted.
+
+        Called when a batch runs, so that a long list of perturbations takes no memory.
+        """
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """Those of the positions that are not deleted, for which there are `rows`; ascending."""
+        deleted = set(self.deleted)
+        return tuple(position for position in self.positions if position not in deleted) if deleted else self.positions
+
+    def index(self, position: int) -> int:
+        """Where the token of a clean position stands in the changed sequence.
+
+        For a deleted token that is where the last one before it stands, which predicts what it predicted; -1 for none.
+        """
+        return position - bisect_right(self.deleted, position)
+
+    def tokens(self, start: int, stop: int, length: int) -> Sequence[int]:
+        """The clean positions of the changed sequence's tokens `start` to `stop`; fewer where it ends before `stop`.
+
+        Args:
+            start: at most the first deleted position.
+            stop: after the last token.
+            length: of the clean sequence.
+        """
+        if not self.deleted:
+            return range(start, stop)
+        deleted = set(self.deleted)
+        return tuple(islice((i for i in range(start, length) if i not in deleted), stop - start))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +108,14 @@ class AddNoise(Perturbation):
         noise: [samples, longest unit, dim], standard normal numbers.
         scale: k; or with `relative`, r.
         relative: k is r ‖x‖ / E‖n‖₂ at each position: noise of r times the size of the embedding that it disturbs.
+        by_position: the noise is [samples, length, dim], and a position gets its own, whichever others are disturbed.
     """
 
     _: KW_ONLY
     noise: Float[Tensor, "samples longest dim"]
     scale: float = 1.0
     relative: bool = False
+    by_position: bool = False
 
     @property
     def samples(self) -> int:
@@ -88,7 +127,8 @@ class AddNoise(Perturbation):
         k: float | Tensor = self.scale
         if self.relative:
             k = (k * clean.norm(dim=-1) / expected_norm("l2", clean.shape[-1]))[:, None]
-        return clean + k * self.noise[:, : len(clean)].to(clean)
+        noise = self.noise[:, list(self.positions)] if self.by_position else self.noise[:, : len(clean)]
+        return clean + k * noise.to(clean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +143,23 @@ class Replace(Perturbation):
     ) -> Float[Tensor, "samples positions dim"]:
         """See the class."""
         return baseline(self.baseline).to(clean).expand(1, *clean.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Delete(Perturbation):
+    """The tokens are taken out, as if the text had never had them; for `Effects` and `Values`.
+
+    A target whose predicting token is deleted is read at the last token before it.
+    """
+
+    @property
+    def deleted(self) -> tuple[int, ...]:
+        """All of the positions."""
+        return self.positions
+
+    def rows(self, clean: Float[Tensor, "positions dim"], _: BaselineRow, /) -> Float[Tensor, "samples positions dim"]:
+        """No position remains."""
+        return clean[None]
 
 
 @dataclass(frozen=True, eq=False)

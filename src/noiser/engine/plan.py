@@ -16,7 +16,7 @@ __all__ = ["Batch", "Limits", "Piece", "Work", "pack_batches", "plan_batches"]
 
 
 class Work(NamedTuple):
-    """One perturbation: where it starts, behind which position it ends, how many samples it has."""
+    """One perturbation: where its sequence starts and stops to be run, in its own positions, and its samples."""
 
     start: int
     stop: int
