@@ -13,7 +13,7 @@ from noiser.methods.kernel_shap import KernelShap
 from noiser.methods.lime import Lime
 from noiser.methods.noiser import Noiser
 from noiser.methods.occlusion import Occlusion
-from noiser.methods.protocol import METHODS, Method, Scores, describe, make_method
+from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method
 from noiser.methods.random import Random
 from noiser.methods.shapley_sampling import ShapleySampling
 
@@ -36,6 +36,7 @@ __all__ = [
     "Scores",
     "SequentialIntegratedGradients",
     "ShapleySampling",
+    "check_answers",
     "describe",
     "make_method",
 ]
