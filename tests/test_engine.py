@@ -326,7 +326,7 @@ def test_only_the_suffix_is_run():
     last = query.logit_positions[-1]
     session = Session(lm, query)
     distributions(session, [AddNoise((last - 2,), noise=torch.zeros(5, 1, 32))])
-    assert session.counters == (15, 1, 5)
+    assert session.counters[:3] == (15, 1, 5)
 
 
 def out_of_memory_above(lm, tokens):

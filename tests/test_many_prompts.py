@@ -56,7 +56,7 @@ def one_by_one(lm, prompts, **options):
 @pytest.fixture
 def passes(monkeypatch):
     """How many packs each merged pass had."""
-    from noiser.engine import local as module
+    from noiser.model import language_model as module
 
     counts, inner = [], module.packed_logits
     monkeypatch.setattr(module, "packed_logits", lambda lm, packs: counts.append(len(packs)) or inner(lm, packs))
@@ -215,7 +215,7 @@ def test_an_interrupt_between_passes_ends_all():
 
 
 def test_memory_that_runs_out_makes_passes_smaller(monkeypatch, passes):
-    from noiser.engine import local as module
+    from noiser.model import language_model as module
 
     lm, inner, failed = tiny("llama"), module.packed_logits, []
     expected = one_by_one(lm, PROMPTS, method="occlusion")

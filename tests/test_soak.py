@@ -278,7 +278,7 @@ def test_a_clock_that_jumps_changes_no_row_and_no_wait(tmp_path, whole, monkeypa
 
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(time, "time", jumping)
-    monkeypatch.setattr("noiser.judges.endpoint.time", jumping)
+    monkeypatch.setattr("noiser.endpoint.time", jumping)
     runs = share(10)
     for number in range(runs):
         run_bench(whole / "plan.toml", tmp_path / f"{number}", Heard(), workers=0)

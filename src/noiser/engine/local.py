@@ -36,12 +36,12 @@ from noiser.engine.requests import (
     Values,
 )
 from noiser.engine.scheduler import Progress, complete
-from noiser.errors import ModelError, ParameterError
+from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.attention import attention_maps
 from noiser.model.clean import Passes, run_clean
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory
-from noiser.model.packing import Branches, Group, Packed, packed_logits
+from noiser.model.packing import Branches, Group, Packed
 from noiser.model.prefix import Prefix, empty_prefix
 from noiser.model.query import Query, query_passes
 from noiser.types import Prompt
@@ -124,8 +124,7 @@ class LocalEngine:
     def run(self, passes: Sequence[Branches]) -> list[Packed | Exception]:
         """One pass for all, in halves when memory runs out; an error is for all that were in the pass."""
         try:
-            with self.lm.running():
-                return list(packed_logits(self.lm, passes))
+            return [*self.lm.run_packed(passes)]
         except Exception as error:
             if len(passes) == 1 or not is_out_of_memory(error):
                 return [_light(error) for _ in passes]
@@ -166,6 +165,7 @@ class Session:
         if done is not None and done.model is lm.model:
             self._prefix = done.prefix
             self.take_clean(done.logits)
+            self._note_left_out(done.left_out)
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +207,8 @@ class Session:
                 return (yield from self.clean()).stats()
             case Spent():
                 return self.counters
+            case _ if not self.lm.looks_inside:
+                raise _elsewhere(request)
             case PathIntegrals():
                 return (yield from gradients.path_integrals(self, request))
             case Gradients():
@@ -262,8 +264,11 @@ class Session:
 
     def _run_clean(self) -> Passes[None]:
         positions = self.query.logit_positions
-        logits, self._prefix = yield from run_clean(self.lm, self._scaled, positions, share=self.share)
-        self.take_clean(logits)
+        tokens = self._exact(range(len(positions)))
+        run = yield from run_clean(self.lm, self._scaled, positions, share=self.share, tokens=tokens)
+        self._prefix = run.prefix
+        self.take_clean(run.logits)
+        self._note_left_out(run.left_out)
 
     def prepare_prefix(self, perturbations: Sequence[Perturbation]) -> Passes[None]:
         """Runs the clean sequence for its keys and values, if that saves more tokens than it costs."""
@@ -341,13 +346,18 @@ class Session:
         with self.lm.running():
             groups = [
                 Group(
-                    piece.start, self._piece_inputs(piece, perturbations), self.rows(perturbations[piece.perturbation])
+                    piece.start,
+                    self._piece_inputs(piece, perturbations),
+                    self.rows(perturbations[piece.perturbation]),
+                    self._exact(self._tokens_of(perturbations[piece.perturbation])),
                 )
                 for piece in batch.pieces
             ]
         if fresh:
-            groups = [Group(0, self._scaled[None], self.query.logit_positions), *groups]
-        logits, prefix = yield Branches(self._prefix or empty_prefix(self.lm), groups, clean=fresh)
+            positions = self.query.logit_positions
+            groups = [Group(0, self._scaled[None], positions, self._exact(range(len(positions)))), *groups]
+        logits, prefix, left_out = yield Branches(self._prefix or empty_prefix(self.lm), groups, clean=fresh)
+        self._note_left_out(left_out)
         if fresh:
             self._prefix = prefix
             self.take_clean(logits.pop(0)[0])
@@ -448,14 +458,22 @@ class Session:
         Raises:
             ParameterError: every token before a target is deleted.
         """
-        targets = self.targets_of(perturbation)
-        rows = [perturbation.index(row) for g in targets for row in self.query.target_rows[g]]
+        rows = [perturbation.index(self.query.logit_positions[token]) for token in self._tokens_of(perturbation)]
         if -1 in rows:
             raise ParameterError(
                 f"Deleting {len(perturbation.deleted)} tokens leaves none before a target; expected at least one, from "
                 "which to predict it. Keep a unit, or remove units in another way than by deletion."
             )
         return rows
+
+    def _tokens_of(self, perturbation: Perturbation) -> list[int]:
+        """Indices of the tokens of the targets that a perturbation is read at."""
+        return [token for g in self.targets_of(perturbation) for token in self.query.target_spans[g]]
+
+    def _exact(self, tokens: Iterable[int]) -> list[tuple[int, ...]]:
+        """For each target token the ids whose probabilities must be exact: its own, and the foil's."""
+        foil = () if self.query.foil_id is None else (self.query.foil_id,)
+        return [(self.query.target_ids[token], *foil) for token in tokens]
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""
@@ -478,6 +496,8 @@ class Session:
 
     def _start(self, perturbation: Perturbation) -> int:
         # One token at least is run after a prefix: a sequence cannot be empty.
+        if not self._reuses_prefix:
+            return 0
         return min(*perturbation.positions, min(self.rows(perturbation)))
 
     def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
@@ -497,9 +517,14 @@ class Session:
     def count(self, tokens: int, head_rows: int, passes: int = 1) -> None:
         """Counts a pass; `passes` is its backward passes too, each as much as a forward pass."""
         before = self.counters
-        self.counters = Counters(
-            before.token_forwards + tokens * passes, before.passes + passes, before.head_rows + head_rows
+        self.counters = before._replace(
+            token_forwards=before.token_forwards + tokens * passes,
+            passes=before.passes + passes,
+            head_rows=before.head_rows + head_rows,
         )
+
+    def _note_left_out(self, left_out: float) -> None:
+        self.counters = self.counters._replace(left_out=max(self.counters.left_out, left_out))
 
     def report(self, expected: float = 0.0) -> None:
         """Tells the progress callback how much has been done of the work expected in all."""
@@ -510,6 +535,14 @@ class Session:
 
 def _unanswerable(request: Request) -> ParameterError:
     return ParameterError(f"A local model cannot answer {type(request).__name__}; expected one of noiser.engine's.")
+
+
+def _elsewhere(request: Request) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{type(request).__name__} needs the model's layers, and this model runs outside of this process, where it "
+        "only predicts; expected Effects, Values, Clean or Spent. Take a method that asks for these, such as "
+        "'occlusion'."
+    )
 
 
 def _light(error: Exception) -> Exception:

@@ -283,11 +283,14 @@ class Counters(NamedTuple):
         token_forwards: tokens that have been run; a backward pass counts as much as a forward pass.
         passes: forward and backward passes.
         head_rows: rows of logits.
+        left_out: the most probability that any distribution has on tokens that a server did not send; a distance that
+            is read of it is off by at most 2 √left_out.
     """
 
     token_forwards: int = 0
     passes: int = 0
     head_rows: int = 0
+    left_out: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, Share
 from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import Budget, refine
-from noiser.methods import Method, describe, make_method
+from noiser.methods import Method, check_answers, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
@@ -120,6 +120,7 @@ def attribute(
         PromptError, TargetError, UnitError: the question cannot be asked; each says why and what to do,
             and which of many prompts it is about; all are tokenised before anything runs.
         UnknownNameError, ParameterError: no such method, or a hyper-parameter outside its domain.
+        UnsupportedModelError: the method needs what the model does not give, such as gradients of one in vLLM.
         NumericalError: the model returned NaN or infinite logits.
     """
     options: dict[str, Any] = {
@@ -181,6 +182,7 @@ def attribution_passes(
         raise ParameterError(f"seed is {seed!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
     if special_tokens is not None:
         check_choice("special_tokens", special_tokens, ("frozen", "perturbed"))
+    check_answers(method, engine.lm.identity.name, engine.lm.looks_inside)
     query = yield from engine.query(
         prompt,
         target=target,
@@ -218,7 +220,8 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
     if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
         (text,) = token_texts(lm.tokenizer, [query.foil_id])
         foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
-    ran = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
+    ran: dict[str, Any] = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
+    ran |= {"left_out": spent.left_out} if spent.left_out else {}
     return Attribution(
         text=query.encoding.text,
         prompt_length=query.prompt_length,

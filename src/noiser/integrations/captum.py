@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -86,6 +86,8 @@ class CaptumMethod:
             tokenizer lacks the baseline's token, or Captum refuses the arguments or the prompt.
         ModelError: Captum failed (when called).
     """
+
+    looks_inside: ClassVar[bool] = True
 
     name: str
     baseline: Baseline = field(default="zero", kw_only=True)

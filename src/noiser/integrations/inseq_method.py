@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -58,6 +58,8 @@ class InseqMethod:
         UnknownNameError: no such method or step function. ParameterError: the method has no such argument.
         ModelError: Inseq failed on this model (when called).
     """
+
+    looks_inside: ClassVar[bool] = True
 
     name: str
     attributed_fn: str = field(default="probability", kw_only=True)

@@ -17,7 +17,8 @@ from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, PromptTempla
 from noiser.judges.replies import parse_reply
 
 try:
-    from noiser.judges.endpoint import Endpoint, EndpointError, Retries
+    from noiser.endpoint import Endpoint, EndpointError, Retries
+    from noiser.judges.completion import ask
 except ImportError as error:
     raise DependencyError(
         f"The openai judge needs a package that is not installed: {error}. Install it: pip install 'noiser[openai]'."
@@ -117,7 +118,7 @@ class OpenAIJudge:
         self._retries = Retries(max_retries, backoff, max_wait)
         self._store = AnswerStore(Path(cache_dir) if cache_dir is not None else cache_root() / "judges")
         self._ledger = Ledger(prices, budget_usd, budget_tokens, spent)
-        self._endpoint = Endpoint.choose(base_url, api_key, api_key_env)
+        self._endpoint = Endpoint.choose(base_url, api_key, api_key_env, user="The openai judge", error=JudgeError)
         self.base_url = self._endpoint.address
         self._one_call = threading.Lock()
 
@@ -168,14 +169,14 @@ class OpenAIJudge:
         """The answer to each question, or why there is none."""
         stop, out_of_budget = threading.Event(), threading.Event()
 
-        def ask(question: _Question) -> StoredAnswer | EndpointError | str:
+        def settle(question: _Question) -> StoredAnswer | EndpointError | str:
             if out_of_budget.is_set() or not self._ledger.reserve(question.key, question.most):
                 out_of_budget.set()
                 return BUDGET
             try:
                 if stop.is_set():
                     return "stopped"
-                answer = self._endpoint.ask(client, question.body, self.timeout, self._retries, stop)
+                answer = ask(self._endpoint, client, question.body, self.timeout, self._retries, stop)
                 self._ledger.settle(question.key, answer.usage)
                 self._store.put(question.body, answer)
                 return answer
@@ -190,7 +191,7 @@ class OpenAIJudge:
             self._endpoint.client() as client,
             ThreadPoolExecutor(min(self.concurrency, len(questions)), "noiser-judge") as pool,
         ):
-            futures = {pool.submit(ask, question): question.key for question in questions}
+            futures = {pool.submit(settle, question): question.key for question in questions}
             try:
                 for count, future in enumerate(as_completed(futures), 1):
                     outcome = future.result()

@@ -14,7 +14,7 @@ from noiser.methods.lime import Lime
 from noiser.methods.noiser import Noiser
 from noiser.methods.noiser_joint import NoiserJoint
 from noiser.methods.occlusion import Occlusion
-from noiser.methods.protocol import METHODS, Method, Scores, describe, make_method
+from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method
 from noiser.methods.random import Position, Random
 from noiser.methods.shapley_sampling import ShapleySampling
 
@@ -39,6 +39,7 @@ __all__ = [
     "Scores",
     "SequentialIntegratedGradients",
     "ShapleySampling",
+    "check_answers",
     "describe",
     "make_method",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,8 @@ class LastAttention:
         ParameterError: the question has a foil (when called).
     """
 
+    looks_inside: ClassVar[bool] = True
+
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
@@ -48,6 +51,8 @@ class AttentionRollout:
         UnsupportedModelError: the model gives no attention weights (when called).
         ParameterError: the question has a foil (when called).
     """
+
+    looks_inside: ClassVar[bool] = True
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -51,6 +51,8 @@ class AttnLrp:
         UnknownNameError: an unknown name, with the nearest one.
         UnsupportedModelError: the model has no attention (when called); state-space models have no rules.
     """
+
+    looks_inside: ClassVar[bool] = True
 
     softmax: Softmax = "taylor"
 

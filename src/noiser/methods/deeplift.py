@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -41,6 +41,8 @@ class DeepLift:
         UnknownNameError: an unknown name, with the nearest one.
         ParameterError: the tokenizer lacks the baseline's token (when called).
     """
+
+    looks_inside: ClassVar[bool] = True
 
     baseline: Baseline = "zero"
     score: Literal["prob", "logprob"] = "prob"

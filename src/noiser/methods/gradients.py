@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -58,6 +58,8 @@ class InputXGradient:
         UnknownNameError: an unknown name, with the nearest one.
     """
 
+    looks_inside: ClassVar[bool] = True
+
     reduce: Reduce = "l2"
     score: GradientScore = "prob"
 
@@ -91,6 +93,8 @@ class IntegratedGradients:
         ParameterError: `n_steps` is not a positive integer, or (when called) the tokenizer lacks the baseline's token.
         UnknownNameError: an unknown name, with the nearest one.
     """
+
+    looks_inside: ClassVar[bool] = True
 
     n_steps: int = 50
     reduce: Reduce = "sum"
@@ -135,6 +139,8 @@ class GradientShap:
         ParameterError: `samples` is not a positive integer, `stdev` is negative or not finite, or (when called) the
             tokenizer lacks the baseline's token. UnknownNameError: an unknown name, with the nearest one.
     """
+
+    looks_inside: ClassVar[bool] = True
 
     samples: int = 5
     stdev: float = 0.0
@@ -194,6 +200,8 @@ class SequentialIntegratedGradients:
         ParameterError: `n_steps` is not a positive integer, or (when called) the tokenizer lacks the baseline's token.
         UnknownNameError: an unknown name, with the nearest one.
     """
+
+    looks_inside: ClassVar[bool] = True
 
     n_steps: int = 50
     reduce: Reduce = "sum"

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Steps
-from noiser.errors import ParameterError
+from noiser.errors import ParameterError, UnsupportedModelError
 from noiser.registry import Entry, Registry
 
 __all__ = [
@@ -54,11 +54,26 @@ class Scores:
 
 @runtime_checkable
 class Method(Protocol):
-    """An attribution method. Fields are hyper-parameters; the call yields requests and returns scores."""
+    """An attribution method. Fields are hyper-parameters; the call yields requests and returns scores.
+
+    A class may have `looks_inside = True`: it asks for gradients, attention, relevance or the model itself, which only
+    a model in this process answers. `check_answers` then refuses others before anything runs.
+    """
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores every unit of the query for every target, with random numbers from `rng` alone."""
         ...
+
+
+def check_answers(method: Method, model: str, looks_inside: bool) -> None:
+    """Raises UnsupportedModelError for a method that looks inside a model whose layers are not in this process."""
+    if getattr(method, "looks_inside", False) and not looks_inside:
+        names = [name for name in METHODS.names() if not getattr(METHODS.get(name).factory, "looks_inside", False)]
+        raise UnsupportedModelError(
+            f"{describe(method)[0]} needs gradients, attention or the layers of the model, and {model} runs outside of "
+            f"this process, where it only predicts; expected a method that asks for predictions: {', '.join(names)}. "
+            "Take one of these, or load the model into this process."
+        )
 
 
 METHODS: Registry[Method] = Registry("method", "noiser.methods")

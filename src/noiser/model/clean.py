@@ -26,10 +26,12 @@ class CleanRun(NamedTuple):
     Attributes:
         logits: [positions, vocab], float32.
         prefix: its keys and values; None where the model's cache cannot be reused.
+        left_out: as in `Packed`.
     """
 
     logits: Float[Tensor, "positions vocab"]
     prefix: Prefix | None
+    left_out: float = 0.0
 
 
 def run_clean(
@@ -39,6 +41,7 @@ def run_clean(
     prefix: Prefix | None = None,
     *,
     share: bool = False,
+    tokens: Sequence[tuple[int, ...]] = (),
 ) -> Passes[CleanRun]:
     """Runs a clean sequence.
 
@@ -48,14 +51,17 @@ def run_clean(
         positions: indices into `length` whose logits are wanted.
         prefix: of a run of its beginning, to go on from, and not to be used any more; the positions are after it.
         share: yield the pass, to be merged with those of other prompts; the model must be able to pack.
+        tokens: as in `Group`.
     """
     if prefix and not lm.reuses_prefix(len(embeddings)):
         prefix = None
     done = prefix.length if prefix else 0
     rest = embeddings[done:][None]
-    if share:
-        packed = yield Branches(prefix or empty_prefix(lm), [Group(done, rest, positions)], clean=True)
-        return CleanRun(packed.logits[0][0].clone(), packed.prefix)  # the other prompts' logits are let go
+    if share or not lm.looks_inside:
+        branches = Branches(prefix or empty_prefix(lm), [Group(done, rest, positions, tokens)], clean=True)
+        packed = (yield branches) if share else lm.run_packed([branches])[0]
+        # a copy: the other prompts' logits are let go
+        return CleanRun(packed.logits[0][0].clone(), packed.prefix, packed.left_out)
     with lm.running():
         if prefix:
             logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]

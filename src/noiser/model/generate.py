@@ -24,12 +24,14 @@ class Continuation(NamedTuple):
         logits: [tokens, vocab], float32, of which they are the most probable.
         prefix: keys and values of the prompt and all tokens but the last at least; None where the model's cache
             cannot be reused.
+        left_out: as in `noiser.model.packing.Packed`.
     """
 
     model: object
     token_ids: tuple[int, ...]
     logits: Float[Tensor, "tokens vocab"]
     prefix: Prefix | None
+    left_out: float = 0.0
 
 
 def greedy_continuation(
@@ -45,22 +47,23 @@ def greedy_continuation(
     stops = _end_tokens(lm)
     out: list[int] = []
     rows: list[Float[Tensor, "one vocab"]] = []
-    prefix = None
+    prefix, left_out = None, 0.0
     with lm.running():
         embeddings = lm.embed(token_ids)
     while True:
-        logits, prefix = yield from run_clean(lm, embeddings, [len(embeddings) - 1], prefix, share=share)
+        logits, prefix, lost = yield from run_clean(lm, embeddings, [len(embeddings) - 1], prefix, share=share)
         check_finite(logits.softmax(-1), lm.dtype)
         token = int(logits[0].argmax())
         if out and token in stops:
             break
         out.append(token)
         rows.append(logits)
+        left_out = max(left_out, lost)
         if token in stops or len(out) == count:
             break
         with lm.running():
             embeddings = torch.cat([embeddings, lm.embed(torch.tensor([token]))])
-    return Continuation(lm.model, tuple(out), torch.cat(rows), prefix)
+    return Continuation(lm.model, tuple(out), torch.cat(rows), prefix, left_out)
 
 
 def _end_tokens(lm: LanguageModel) -> set[int]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
+from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.runtime import evaluation_mode, model_lock, uncompiled
@@ -44,7 +45,12 @@ class LanguageModel:
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, has no language-modelling head, or only one token.
+
+    Attributes:
+        looks_inside: whether the layers are in this process, for gradients, attention and relevance.
     """
+
+    looks_inside: bool = True
 
     def __init__(
         self,
@@ -227,6 +233,11 @@ class LanguageModel:
                 "off, as those of some quantisation schemes do; expected layers that gradients pass through. Take a "
                 "method without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
             )
+
+    def run_packed(self, passes: Sequence[Branches]) -> list[Packed]:
+        """What comes of packed passes, run as one. Out of memory, nothing has changed."""
+        with self.running():
+            return list(packed_logits(self, passes))
 
     def probabilities(
         self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], prefix: Prefix | None = None

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from noiser.errors import ModelError, ModelNotFoundError
+from noiser.errors import ModelError, ModelNotFoundError, ParameterError
 from noiser.model.catalog import BUILT_IN, Weights
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry
@@ -37,12 +37,14 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
+    **engine_args: Any,
 ) -> LanguageModel:
-    """Loads a causal language model and its tokenizer.
+    """Loads a causal language model and its tokenizer, into this process, into vLLM, or from a server.
 
     Args:
         name_or_path: a built-in name ("gemma-3-270m"), a local folder, a `.gguf` file, or a hub id. Built-in models
             and GGUF files are converted once, to float32, into the cache folder (`NOISER_CACHE`, else the user's).
+            "vllm:NAME" runs the model NAME in vLLM, and "http://HOST/v1" is a model behind a server; both only predict.
         dtype: of the weights. "auto": float32 on the CPU, so that scores do not depend on the machine; the checkpoint's
             own on anything else. "fastest": on the CPU, bfloat16 where this processor is clearly faster with it.
             A large model on the CPU takes half the memory with "bfloat16".
@@ -51,6 +53,8 @@ def load_model(
         revision: branch, tag or commit on the hub.
         trust_remote_code: whether code that comes with the checkpoint may run.
         attn_implementation: of transformers, such as "eager" or "sdpa".
+        engine_args: with "vllm:NAME", arguments of `vllm.LLM`, such as `tensor_parallel_size=8`; with an address, those
+            of `noiser.model.server.load_server`, such as `model`, `tokenizer` and `api_key_env`.
 
     Raises:
         ModelNotFoundError: the name is not built in, nor a path that exists, nor found on the hub.
@@ -69,6 +73,20 @@ def load_model(
         trust_remote_code=trust_remote_code,
         attn_implementation=attn_implementation,
     )
+    kind, _, rest = os.fspath(name_or_path).partition(":")
+    if kind == "vllm":
+        from noiser.model.vllm import load_vllm
+
+        return load_vllm(rest, options, engine_args)
+    if kind in ("http", "https"):
+        from noiser.model.server import load_server
+
+        return load_server(os.fspath(name_or_path), options, **engine_args)
+    if engine_args:
+        raise ParameterError(
+            f"{next(iter(engine_args))!r} is not an argument of load_model for {name_or_path!r}; expected it with a "
+            "model in vLLM or behind a server. Name it vllm:... or http://..., or leave the argument out."
+        )
     name, model, tokenizer, known_revision = _load(name_or_path, options)
     identity = ModelIdentity(name, known_revision, dtype_name(model), type(model).__name__)
     return LanguageModel(model, tokenizer, identity=identity)

@@ -48,11 +48,13 @@ class Group(NamedTuple):
         start: the position of their first token; what comes before it is the clean sequence.
         embeddings: [sequences, length, dim].
         rows: positions, counted from the beginning of the clean sequence, whose logits are wanted; the same for each.
+        tokens: for each row the tokens whose probabilities must be exact, where a server does not send all.
     """
 
     start: int
     embeddings: Float[Tensor, "sequences length dim"]
     rows: Sequence[int]
+    tokens: Sequence[tuple[int, ...]] = ()
 
 
 class Branches(NamedTuple):
@@ -86,10 +88,12 @@ class Packed(NamedTuple):
     Attributes:
         logits: float32, for each group the logits of its rows.
         prefix: the cached clean sequence, with what has run of it.
+        left_out: the most probability that any of the distributions has on tokens that a server did not send.
     """
 
     logits: list[Float[Tensor, "sequences rows vocab"]]
     prefix: Prefix
+    left_out: float = 0.0
 
 
 class _Segment(NamedTuple):
@@ -163,7 +167,7 @@ class Layout:
         offset, base, self._new = 0, 0, sum(self.cached)
         for pack, cached in zip(packs, self.cached, strict=True):
             clean = self._new + offset
-            for start, embeddings, _ in pack.groups:
+            for start, embeddings, *_ in pack.groups:
                 count, length = embeddings.shape[:2]
                 self.segments.append(_Segment(start, count, length, offset, base, cached, clean))
                 offset += count * length

@@ -254,7 +254,8 @@ def _most_probable(
         return readings[0]
     with lm.running():
         embeddings = lm.embed(torch.tensor(encoding.token_ids))
-    run = yield from run_clean(lm, embeddings, [len(embeddings) - 1], share=share)
+    first = tuple(reading[0] for reading in readings)
+    run = yield from run_clean(lm, embeddings, [len(embeddings) - 1], share=share, tokens=[first])
     probabilities = run.logits[0].softmax(-1)
     check_finite(probabilities, lm.dtype)
     return max(readings, key=lambda reading: float(probabilities[reading[0]]))

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-import json
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from threading import Event
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import openai
 
-from noiser.errors import JudgeError, ParameterError
-from noiser.judges.answers import StoredAnswer
-from noiser.judges.protocol import Usage
+from noiser.errors import NoiserError, ParameterError
 
-__all__ = ["Endpoint", "EndpointError", "Retries", "UnreadableResponseError", "read_completion"]
+__all__ = ["Endpoint", "EndpointError", "Retries", "UnreadableResponseError"]
+
+T = TypeVar("T")
 
 _OFFICIAL = "https://api.openai.com/v1"
 _ADDRESS = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE)
@@ -29,13 +28,12 @@ _TRANSIENT = {408, 409, 425, 429}
 _FATAL = {401, 402, 403, 404, 405}
 _CLIENT_HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent"}
 _SHORTEST_SECRET = 6  # shorter keys are placeholders, which may stand in replies as words
-_MOST_TOKENS = 10**9  # larger counts are mistakes
 
 _jitter = random.Random()  # the global generator is the caller's
 
 
 class UnreadableResponseError(Exception):
-    """A response of status 200 that is not a chat completion: half JSON, a web page, an error."""
+    """A response of status 200 that is not what was asked for: half JSON, a web page, an error."""
 
 
 class EndpointError(Exception):
@@ -83,18 +81,32 @@ class Endpoint:
     ambient: bool = False
 
     @classmethod
-    def choose(cls, base_url: str | None, api_key: str | None, api_key_env: str | None) -> Endpoint:
+    def choose(
+        cls,
+        base_url: str | None,
+        api_key: str | None,
+        api_key_env: str | None,
+        *,
+        user: str,
+        error: Callable[[str], NoiserError],
+    ) -> Endpoint:
         """The endpoint of these settings. The environment's key goes only to the environment's address.
+
+        Args:
+            base_url: its address; None for the environment's, or OpenAI's.
+            api_key: the key.
+            api_key_env: the variable that holds it.
+            user: whoever asks, in errors.
+            error: made where a key is needed and there is none.
 
         Raises:
             ParameterError: an address that cannot be used or stored, or that must not get this key.
-            JudgeError: a key is needed and there is none.
         """
         environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
         address = (base_url or environment).rstrip("/")
         ambient, scheme = address == environment, _scheme_and_host(address)[0]
         if api_key and api_key_env:
-            raise ParameterError("The openai judge got api_key and api_key_env; expected one of them at most.")
+            raise ParameterError(f"{user} got api_key and api_key_env; expected one of them at most.")
         foreign = api_key_env and api_key_env.startswith("OPENAI_") and not ambient
         if api_key_env and (foreign or not api_key_env.endswith("_KEY")):
             raise ParameterError(
@@ -110,13 +122,13 @@ class Endpoint:
                 "machine (localhost), such as the end of an SSH tunnel."
             )
         if not key and (api_key_env or address == _OFFICIAL):
-            raise JudgeError(
-                f"The openai judge has no key for {address}; expected one in the environment variable "
+            raise error(
+                f"{user} has no key for {address}; expected one in the environment variable "
                 f"{variable or 'that api_key_env names'}, or as api_key. An endpoint of your own needs none: give its "
                 "base_url."
             )
         if not (key.isascii() and key.isprintable()):
-            raise JudgeError("The openai judge's key has line breaks or letters outside ASCII; expected a key.")
+            raise error(f"{user}'s key has line breaks or letters outside ASCII; expected a key.")
         return cls(address, key or None, ambient)
 
     def client(self) -> openai.OpenAI:
@@ -135,26 +147,16 @@ class Endpoint:
                 del request.headers[name]
         request.headers["authorization"] = f"Bearer {self.key or 'none'}"
 
-    def ask(
-        self, client: openai.OpenAI, question: Mapping[str, Any], timeout: float, retries: Retries, stop: Event
-    ) -> StoredAnswer:
-        """The answer to a question, without the key; waiting and trying end when `stop` is set.
+    def call(self, send: Callable[[], T], retries: Retries, stop: Event) -> T:
+        """What `send` returns, which sends one request; waiting and trying end when `stop` is set.
 
         Raises:
-            EndpointError: there is none.
+            EndpointError: there is no answer, without the key.
         """
         # The client's own retries cannot be interrupted, have no setting for the wait, and accept a web page.
         for tries in itertools.count():
             try:
-                raw = client.chat.completions.with_raw_response.create(
-                    model=question["model"],
-                    messages=question["messages"],
-                    extra_body=dict(question["parameters"]),
-                    timeout=timeout,
-                )
-                kind = raw.http_response.headers.get("content-type", "no content type")
-                reply, finish, model, usage = read_completion(raw.http_response.text, kind)
-                return StoredAnswer(self.redact(reply), self.redact(finish), self.redact(model), usage)
+                return send()
             except (openai.OpenAIError, UnreadableResponseError) as error:
                 failure = self._failure(error)
             wait, doubled = failure.wait or 0.0, min(retries.longest, retries.backoff * 2 ** min(tries, 30))
@@ -187,37 +189,6 @@ class Endpoint:
         line = " ".join(self.redact(message).split())
         line = line if len(line) <= 240 else f"{line[:239]}…"
         return EndpointError(line, fatal=fatal, transient=transient, wait=wait)
-
-
-def read_completion(body: str, kind: str = "application/json") -> StoredAnswer:
-    """The answer in the body of a response. Raises UnreadableResponseError when there is none."""
-    try:
-        data = json.loads(body, parse_int=float)  # Python refuses integers of thousands of digits
-    except (ValueError, RecursionError) as error:
-        raise UnreadableResponseError(f"not valid JSON ({kind}): {body}") from error
-    try:
-        choice = data["choices"][0]
-        message = choice["message"]
-        content, refusal = message.get("content"), message.get("refusal")
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UnreadableResponseError(f"no choices in it: {body}") from error
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(text for text in texts if isinstance(text, str))
-    if not isinstance(content, str | None):
-        raise UnreadableResponseError(f"a content that is not text: {body}")
-    finish = "refusal" if refusal and not content else str(choice.get("finish_reason"))
-    model = data.get("model")
-    reply = content or (refusal if isinstance(refusal, str) else "")
-    return StoredAnswer(reply, finish, model if isinstance(model, str) else "", _usage(data))
-
-
-def _usage(data: Mapping[str, Any]) -> Usage | None:
-    try:
-        counts = [float(data["usage"][name]) for name in Usage._fields]
-    except (LookupError, TypeError, ValueError):
-        return None
-    return Usage(*map(int, counts)) if all(0 <= count <= _MOST_TOKENS for count in counts) else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -1,0 +1,112 @@
+"""What is needed of a checkpoint whose layers are loaded elsewhere: tokenizer, configuration and embedding table."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.errors import ModelError, ModelNotFoundError
+from noiser.model.catalog import BUILT_IN, Weights
+from noiser.model.checkpoint import Options, quiet_transformers
+from noiser.model.conversion import Converted, built_in_entry
+from noiser.model.store import file_sha256, folder_sha256
+
+__all__ = ["Checkpoint"]
+
+_TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
+"""How the names of embedding tables end, in the families that vLLM runs."""
+
+
+class Checkpoint(NamedTuple):
+    """A folder with a model's files.
+
+    Attributes:
+        folder: its path.
+        revision: as in `ModelIdentity`.
+        trust_remote_code: whether code that comes with it may run.
+    """
+
+    folder: str
+    revision: str | None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, name: str, options: Options) -> Checkpoint:
+        """The checkpoint of that name; see `noiser.load_model`. A model of the hub is downloaded.
+
+        Raises:
+            ModelNotFoundError: there is none.
+        """
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
+        if name in BUILT_IN or path.is_file():
+            converted = (
+                built_in_entry(BUILT_IN[name])
+                if name in BUILT_IN
+                else Converted(path.stem, Weights(path=path.resolve()), file_sha256(path))
+            )
+            converted.ensure()
+            return cls(str(converted.folder), converted.sha256, options.trust_remote_code)
+        if path.is_dir():
+            return cls(str(path.resolve()), folder_sha256(path.resolve()), options.trust_remote_code)
+        from huggingface_hub import snapshot_download
+
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.py", "tokenizer*"]
+        try:
+            folder = snapshot_download(name, revision=options.revision, allow_patterns=patterns)
+        except Exception as error:  # of the hub's and its HTTP library's many kinds
+            raise ModelNotFoundError(
+                f"Cannot find the model {name!r}: {error}. Expected a built-in name ({', '.join(BUILT_IN)}), a local "
+                "folder with config.json, a .gguf file, or the id of a model on the Hugging Face hub."
+            ) from error
+        return cls(folder, Path(folder).name, options.trust_remote_code)
+
+    def config(self) -> Any:
+        """Its configuration, of transformers."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.folder, trust_remote_code=self.trust_remote_code)
+
+    def generation_config(self) -> Any:
+        """Its settings for generating, of transformers; None without any."""
+        from transformers import GenerationConfig
+
+        has_one = Path(self.folder, "generation_config.json").is_file()
+        return GenerationConfig.from_pretrained(self.folder) if has_one else None
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        from transformers import AutoTokenizer
+
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.trust_remote_code)
+
+    def embedding_table(self) -> Float[Tensor, "vocab dim"]:
+        """The embedding table, read from the one file that holds it.
+
+        Raises:
+            ModelError: no safetensors file, or no tensor whose name is that of an embedding table.
+        """
+        from safetensors import safe_open
+
+        folder = Path(self.folder)
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        else:
+            files = {}
+            for path in sorted(folder.glob("*.safetensors")):
+                with safe_open(path, "pt") as file:
+                    files |= dict.fromkeys(file.keys(), path.name)
+        names = [name for name in files if name.endswith(_TABLES)]
+        if len(names) != 1:
+            raise ModelError(
+                f"{folder} has {', '.join(names) or 'no tensor'} for an embedding table; expected one tensor in a "
+                f".safetensors file whose name ends with {', '.join(_TABLES)}. Save the model with save_pretrained."
+            )
+        with safe_open(folder / files[names[0]], "pt") as file:
+            return file.get_tensor(names[0])

@@ -1,0 +1,135 @@
+"""vLLM in this process: models sharded over cards and nodes, quantised, batched by vLLM's own scheduler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from noiser.errors import DependencyError, ModelError, ParameterError
+from noiser.model.checkpoint import Options
+from noiser.model.served import Input, Prediction, ServedModel, ServedNetwork, measure_embedding_scale
+from noiser.model.table import Checkpoint
+from noiser.types import ModelIdentity
+
+__all__ = ["VllmBackend", "load_vllm"]
+
+WORKER = "noiser.model.vllm_worker"
+ROW = "noiser_row"  # `vllm_worker.KEY`, in a module that only vLLM's workers import
+
+MOST_ROWS = 256
+"""The most rows of logits that the workers keep: with 128,000 tokens 131 MB of a card's memory."""
+
+
+class VllmBackend:
+    """Predicts with a `vllm.LLM`; all logits come back, exactly, by way of the workers.
+
+    Args:
+        llm: made by `load_vllm`, or by you with `enable_prompt_embeds=True`, `logits_processors` and
+            `worker_extension_cls` as there.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+
+    def predict(self, inputs: Sequence[Input]) -> Prediction:
+        """One call of vLLM for as many sequences as the workers may keep logits of.
+
+        Raises:
+            ModelError: vLLM has stopped, or not all logits came back.
+        """
+        parts = [self._logits(inputs[i : i + MOST_ROWS]) for i in range(0, len(inputs), MOST_ROWS)]
+        return Prediction(torch.cat(parts))
+
+    def _logits(self, inputs: Sequence[Input]) -> torch.Tensor:
+        try:
+            from vllm import SamplingParams  # pyright: ignore
+        except ImportError as error:
+            raise _not_installed(error) from error
+        prompts = [
+            {"prompt_embeds": sequence} if sequence.is_floating_point() else {"prompt_token_ids": sequence.tolist()}
+            for sequence, _ in inputs
+        ]
+        parameters = [
+            SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args={ROW: row})
+            for row in range(len(inputs))
+        ]
+        try:
+            self.llm.generate(prompts, parameters, use_tqdm=False)
+            answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
+        except Exception as error:  # of vLLM's many kinds
+            raise ModelError(f"vLLM failed: {type(error).__name__}: {error}") from error
+        rows, sent = next((answer for answer in answers if answer[0]), ([], b""))
+        if list(rows) != list(range(len(inputs))):
+            raise ModelError(
+                f"vLLM's workers kept the logits of {len(rows)} of {len(inputs)} sequences; expected all. They must "
+                f"run {WORKER}.KeepLogits, as a model that noiser.load_model('vllm:...') has loaded does."
+            )
+        return torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(rows), -1)
+
+
+def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> ServedModel:
+    """Loads a model into vLLM, in this process.
+
+    Args:
+        name: as for `noiser.load_model`.
+        options: of which vLLM takes the type, the revision, and whether remote code may run.
+        engine_args: of `vllm.LLM`, such as `tensor_parallel_size`.
+
+    Raises:
+        DependencyError: vLLM is not installed.
+        ModelError: vLLM cannot run the model.
+    """
+    # One process less between here and the workers; and the runner whose logits processors these are.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    try:
+        from vllm import LLM  # pyright: ignore
+    except ImportError as error:
+        raise _not_installed(error) from error
+    checkpoint = Checkpoint.of(name, options)
+    ours = {
+        "model": checkpoint.folder,
+        "enable_prompt_embeds": True,
+        "logits_processors": [f"{WORKER}:KeepLogits", *engine_args.get("logits_processors", ())],
+        "worker_extension_cls": f"{WORKER}.TakeLogits",
+    }
+    if clash := sorted({"model", "worker_extension_cls"} & {*engine_args}):
+        raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that is set here; expected others. Leave it out.")
+    defaults: dict[str, Any] = {
+        "dtype": str(options.dtype).removeprefix("torch."),
+        "trust_remote_code": options.trust_remote_code,
+        "enable_prefix_caching": True,
+    }
+    if not torch.cuda.is_available():
+        defaults["block_size"] = 32  # the least that its kernels take: what is cached is whole blocks
+    try:
+        llm: Any = LLM(**(defaults | dict(engine_args) | ours))
+    except Exception as error:
+        raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}") from error
+    settings = llm.llm_engine.vllm_config.model_config
+    table = checkpoint.embedding_table().to(settings.dtype)
+    backend, config = VllmBackend(llm), checkpoint.config()
+    scale = measure_embedding_scale(backend, table, config)
+    network = ServedNetwork(backend, config, table, scale, checkpoint.generation_config())
+    quantization = f", {settings.quantization}" if settings.quantization else ""
+    return ServedModel(
+        network,
+        checkpoint.tokenizer(),
+        identity=ModelIdentity(
+            f"vllm:{name}",
+            checkpoint.revision,
+            f"{str(settings.dtype).removeprefix('torch.')}{quantization}",
+            next(iter(getattr(config, "architectures", None) or []), type(config).__name__),
+        ),
+        context_length=settings.max_model_len - 1,  # one more is generated
+    )
+
+
+def _not_installed(error: ImportError) -> DependencyError:
+    return DependencyError(
+        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it where you have a card: pip "
+        "install 'noiser[vllm]'; on a CPU, see docs/scale.md."
+    )

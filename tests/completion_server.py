@@ -1,0 +1,117 @@
+"""A server that completes as vLLM's does, with a small model on 127.0.0.1, and misbehaves as it is told."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import torch
+
+CUT = "cut"
+
+
+class CompletionServer:
+    """Answers /v1/completions and /v1/models.
+
+    Args:
+        network: a model of transformers.
+        root: what the list of models says where it was loaded from.
+        trouble: called with the number of the request; None for an answer, a status, text in place of JSON, or "cut".
+        port: 0 for any.
+        obeys: whether it follows `allowed_token_ids`.
+    """
+
+    def __init__(self, network, root="", trouble=lambda number: None, port=0, obeys=True):
+        self.network, self.root, self.trouble, self.obeys = network, root, trouble, obeys
+        self.lock = threading.Lock()
+        self.bodies, self.headers = [], []
+        self.at_once = self.most_at_once = self.answers = 0
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self.server.daemon_threads, self.server.block_on_close = True, False
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    @torch.no_grad()
+    def complete(self, body):
+        assert (body["max_tokens"], body["temperature"]) == (1, 0)
+        assert body["return_tokens_as_token_ids"]
+        if body.get("prompt_embeds"):
+            rows = torch.load(io.BytesIO(base64.b64decode(body["prompt_embeds"])), weights_only=True)
+            inputs = {"inputs_embeds": rows[None]}
+        else:
+            inputs = {"input_ids": torch.tensor([body["prompt"]])}
+        with self.lock:
+            row = self.network(**inputs).logits[0, -1].log_softmax(-1)
+        count = len(row) if body["logprobs"] == -1 else body["logprobs"]
+        allowed = body.get("allowed_token_ids") if self.obeys else None
+        said = allowed[0] if allowed else int(row.argmax())
+        top = {f"token_id:{i}": float(row[i]) for i in row.topk(count).indices.tolist()}
+        logprobs = {
+            "tokens": [f"token_id:{said}"],
+            "token_logprobs": [float(row[said])],
+            "top_logprobs": [top | {f"token_id:{said}": float(row[said])}],
+        }
+        return {"model": "tiny", "choices": [{"index": 0, "text": "", "logprobs": logprobs, "finish_reason": "length"}]}
+
+
+def _handler(owner: CompletionServer):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            card = {"id": "tiny", "root": owner.root, "max_model_len": 200}
+            self._send(200, json.dumps({"object": "list", "data": [card]}).encode())
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with owner.lock:
+                number = len(owner.bodies)
+                owner.bodies.append(body)
+                owner.headers.append({name.lower(): value for name, value in self.headers.items()})
+                owner.at_once += 1
+                owner.most_at_once = max(owner.most_at_once, owner.at_once)
+            try:
+                time.sleep(0.001)
+                trouble = owner.trouble(number)
+                if trouble == CUT:
+                    self.close_connection = True
+                elif isinstance(trouble, int):
+                    self._send(trouble, b'{"error": {"message": "no"}}')
+                elif trouble is not None:
+                    self._send(200, trouble.encode())
+                else:
+                    self._send(200, json.dumps(owner.complete(body)).encode())
+                    with owner.lock:
+                        owner.answers += 1
+            finally:
+                with owner.lock:
+                    owner.at_once -= 1
+
+        def _send(self, status, body):
+            try:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except OSError:
+                self.close_connection = True
+
+    return Handler

@@ -1,0 +1,168 @@
+"""A model behind a server: the local model's numbers, also from one that misbehaves."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+import noiser
+from completion_server import CUT, CompletionServer
+from noiser.errors import ModelError, ParameterError, UnsupportedModelError
+from noiser.model.server import read_logprobs
+from test_contract import CHAT, PROMPT, method_of
+from test_vllm import assert_same, saved
+
+MANY = [PROMPT, "A teacher plays the violin in the village", CHAT]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No key, address or proxy of the user's."""
+    for name in [*os.environ]:
+        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    return noiser.load_model(folder, device="cpu")
+
+
+@pytest.fixture
+def server(local, folder):
+    with CompletionServer(local.model, str(folder)) as server:
+        yield server
+
+
+def load(server, **settings):
+    return noiser.load_model(server.url, device="cpu", **({"backoff": 0.01, "logprobs": -1} | settings))
+
+
+@pytest.mark.parametrize("method", ["noiser", "occlusion", "noiser_relative", "context_cite"])
+def test_gives_the_local_models_numbers_if_all_is_sent(server, local, method):
+    served, method = load(server), method_of(method)
+    for options in ({"max_new_tokens": 2}, {"unit": "word", "target": " sings a song"}):
+        found = noiser.attribute(served, PROMPT, method=method, **options)
+        assert_same(found, noiser.attribute(local, PROMPT, method=method, **options))
+        assert "left_out" not in found.info
+
+
+def test_target_and_foil_are_exact_however_few_are_sent(server, local):
+    served = load(server, logprobs=3)
+    for options in (
+        {"target": 5},
+        {"target": " sings", "foil": " dog"},
+        {"target": " sings", "foil": 7, "unit": "word"},
+    ):
+        found = noiser.attribute(served, PROMPT, method=noiser.Occlusion(score="logprob"), **options)
+        expected = noiser.attribute(local, PROMPT, method=noiser.Occlusion(score="logprob"), **options)
+        torch.testing.assert_close(found.scores, expected.scores, atol=2e-5, rtol=1e-3)
+        assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [3, 20, 300])
+def test_a_distance_is_off_by_less_than_what_was_not_sent_allows(server, local, count):
+    method = noiser.Occlusion(score="hellinger")
+    found = noiser.attribute(load(server, logprobs=count), PROMPT, method=method)
+    expected = noiser.attribute(local, PROMPT, method=method)
+    error = float((found.scores - expected.scores).abs().max())
+    assert 0 < found.info["left_out"] < 1
+    assert error <= 2 * found.info["left_out"] ** 0.5
+    assert error < {3: 0.5, 20: 0.2, 300: 0.01}[count]
+
+
+def test_many_prompts_are_under_way_at_once(server, local):
+    found = noiser.attribute(load(server, concurrency=4), MANY, method="occlusion")
+    assert server.most_at_once == 4
+    for one, prompt in zip(found, MANY, strict=True):
+        assert_same(one, noiser.attribute(local, prompt, method="occlusion"))
+
+
+TROUBLES = {"busy": 503, "cut": CUT, "half": '{"choices": [{"lo', "a page": "<html>", "nothing": '{"choices": []}'}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_what_may_pass_is_sent_again_and_nothing_is_lost_or_counted_twice(server, local, trouble):
+    served = load(server)
+    quiet = noiser.attribute(served, PROMPT, method="occlusion")
+    server.trouble = lambda number: TROUBLES[trouble] if number % 3 == 0 else None
+    before = server.answers
+    found = noiser.attribute(served, PROMPT, method="occlusion")
+    assert torch.equal(found.scores, quiet.scores)
+    assert found.info == quiet.info
+    assert server.answers - before == len(found.units) + 1  # each sequence once: the clean one, and one per unit
+    assert_same(found, noiser.attribute(local, PROMPT, method="occlusion"))
+
+
+def test_a_server_that_restarts_in_the_middle(local, folder):
+    first = CompletionServer(local.model, str(folder))
+    with first:
+        served = load(first)
+        going = threading.Event()
+        first.trouble = lambda number: going.set() or (CUT if number > 6 else None)
+        results = []
+        work = threading.Thread(target=lambda: results.append(noiser.attribute(served, MANY, method="occlusion")))
+        work.start()
+        assert going.wait(10)
+        time.sleep(0.05)
+    time.sleep(0.1)
+    with CompletionServer(local.model, str(folder), port=first.port):
+        work.join(30)
+    assert results
+    for one, prompt in zip(results[0], MANY, strict=True):
+        assert_same(one, noiser.attribute(local, prompt, method="occlusion"))
+
+
+def test_what_cannot_pass_ends_everything_with_a_reason(server, folder):
+    served = load(server, max_retries=2)
+    for trouble, message in ((401, "HTTP 401"), (400, "HTTP 400"), (503, "HTTP 503"), (CUT, "connection failed")):
+        server.trouble = lambda number, trouble=trouble: trouble
+        before = len(server.bodies)
+        with pytest.raises(ModelError, match=rf"'tiny' at http.* gave no answer: {message}.*Expected a server"):
+            noiser.attribute(served, PROMPT, method="occlusion")
+        assert len(server.bodies) - before <= 3
+    with pytest.raises(ParameterError, match="has 'tiny'; expected the name of one"):
+        load(server, model="other")
+    with pytest.raises(TypeError, match="speed"):
+        load(server, speed=3)
+
+
+def test_a_server_that_is_not_vllm_is_noticed(local, folder):
+    with CompletionServer(local.model, str(folder), obeys=False) as server:
+        served = load(server, logprobs=3)
+        with pytest.raises(ModelError, match="did not send the log-probability of token 5, although"):
+            noiser.attribute(served, PROMPT, method="occlusion", target=5)
+    with pytest.raises(ModelError, match="does not answer"):
+        noiser.load_model(server.url, max_retries=0)
+
+
+def test_a_key_goes_where_it_belongs(server, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-0123456789")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    load(server)
+    assert server.headers[-1]["authorization"] == "Bearer none"
+    served = load(server, api_key_env="MY_KEY")
+    assert server.headers[-1]["authorization"] == "Bearer sk-0123456789"
+    server.trouble = lambda number: 401
+    with pytest.raises(ModelError) as caught:
+        noiser.attribute(served, PROMPT, method="occlusion")
+    assert "sk-0123456789" not in str(caught.value)
+    with pytest.raises(UnsupportedModelError, match="occlusion"):
+        noiser.attribute(served, PROMPT, method="input_x_gradient")
+
+
+def test_log_probabilities_are_read_by_id():
+    body = '{"choices": [{"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-9999.0], "top_logprobs": [%s]}}]}'
+    assert read_logprobs(body % '{"token_id:3": -0.5}') == {3: -0.5, 7: -9999.0}
+    for wrong in ('{" the": -0.5}', '{"token_id:3": 2.5}', '{"token_id:3": NaN}', "null"):
+        with pytest.raises(Exception, match="log-probabilities"):
+            read_logprobs(body % wrong)

@@ -1,0 +1,196 @@
+"""Models in vLLM: with a fake of it here, with vLLM itself where its environment is; see docs/scale.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+import noiser
+import vllm_for_tests
+from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.methods import METHODS, make_method
+from test_contract import CHAT, CHAT_TEMPLATE, METHOD_NAMES, PROMPT, method_of
+from tiny import tiny_model, tiny_tokenizer
+
+PREDICTING = [name for name in METHOD_NAMES if not getattr(METHODS.get(name).factory, "looks_inside", False)]
+QUESTION = "LeBron James professionally plays the sport of"
+QUESTIONS = {
+    "one target": {},
+    "several targets": {"max_new_tokens": 3},
+    "words": {"unit": "word", "target": " sings a song"},
+    "a foil": {"target": " sings", "foil": " dog"},
+}
+
+
+def saved(family, folder):
+    tiny_model(family).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Gemma multiplies its embeddings by sqrt(d)."""
+    return saved("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    return noiser.load_model(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        vllm_for_tests.install(monkeypatch)
+        yield noiser.load_model(f"vllm:{folder}", device="cpu", max_num_seqs=8)
+
+
+def assert_same(found, expected, atol=2e-5):
+    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
+    assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
+    torch.testing.assert_close(found.scores, expected.scores, atol=atol, rtol=1e-3, equal_nan=True)
+    for one, other in zip(found.targets, expected.targets, strict=True):
+        assert one.rank == other.rank
+        assert one.probability == pytest.approx(other.probability, abs=atol)
+
+
+@pytest.mark.parametrize("name", PREDICTING)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_gives_the_local_models_numbers(served, local, name, question):
+    options = QUESTIONS[question] | {"method": method_of(name)}
+    if question == "a foil" and name == "noiser_relative":
+        with pytest.raises(ParameterError, match="has no foil"):
+            noiser.attribute(served, PROMPT, **options)
+        return
+    assert_same(noiser.attribute(served, PROMPT, **options), noiser.attribute(local, PROMPT, **options))
+
+
+def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
+    prompts = [PROMPT, CHAT, "A teacher plays the violin in the village"]
+    llm = served.model.backend.llm
+    llm.calls.clear()
+    found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=2)
+    for one, prompt in zip(found, prompts, strict=True):
+        assert_same(one, noiser.attribute(local, prompt, method="occlusion", max_new_tokens=2))
+    assert len(llm.calls) == 3  # two tokens of every continuation, then what all prompts ask together
+    assert "left_out" not in found[0].info
+
+
+@pytest.mark.parametrize("family", ["gemma3", "granite", "llama"])
+def test_measures_the_factor_of_the_embeddings(family, tmp_path, monkeypatch):
+    vllm_for_tests.install(monkeypatch)
+    folder = saved(family, tmp_path / family)
+    served, local = noiser.load_model(f"vllm:{folder}", device="cpu"), noiser.load_model(folder, device="cpu")
+    assert served.embedding_scale == pytest.approx(local.embedding_scale, rel=1e-6)
+    torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
+
+
+def test_every_position_that_is_read_is_a_sequence_and_shorter_ones_come_first(served):
+    llm = served.model.backend.llm
+    llm.calls.clear()
+    att = noiser.attribute(served, PROMPT, method="occlusion", target=" sings a song")
+    first, count = att.units[-1].token_indices[-1] + 2 - len(att.targets), len(att.targets)
+    assert count > 2
+    assert llm.calls[-1][:count] == [*range(first, first + count)]
+
+
+def test_evaluates_as_the_local_model_does(served, local):
+    options = {"method": "occlusion", "metrics": ["faithfulness"], "masks": 2}
+    found, expected = (noiser.evaluate(lm, [PROMPT], **options) for lm in (served, local))
+    assert not found.skipped
+    assert found.records[0]["soft_ns"] == pytest.approx(expected.records[0]["soft_ns"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted({*METHOD_NAMES} - {*PREDICTING}))
+def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
+    llm = served.model.backend.llm
+    llm.calls.clear()
+    with pytest.raises(UnsupportedModelError, match=r"runs outside .*; expected .*occlusion"):
+        noiser.attribute(served, PROMPT, method=name)
+    assert not llm.calls
+
+
+def test_says_which_model_it_is(served, folder, local):
+    att = noiser.attribute(served, PROMPT, method="occlusion")
+    assert att.model.name == f"vllm:{folder}"
+    assert att.model[1:] == local.identity[1:]
+    assert served.context_length == 199
+    assert served.model.backend.llm.settings["max_num_seqs"] == 8
+
+
+def test_a_failure_of_vllm_is_a_model_error(served):
+    llm = served.model.backend.llm
+    llm.trouble = RuntimeError("EngineDeadError")
+    try:
+        with pytest.raises(ModelError, match=r"vLLM failed: RuntimeError: EngineDeadError"):
+            noiser.attribute(served, PROMPT, method="occlusion")
+    finally:
+        llm.trouble = None
+
+
+def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
+    vllm_for_tests.install(monkeypatch)
+    lm = noiser.load_model(f"vllm:{folder}", device="cpu")
+    other = lm.model.embedding.weight.flip(0)
+    from noiser.model.served import measure_embedding_scale
+
+    with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
+        measure_embedding_scale(lm.model.backend, other, lm.model.config)
+
+
+def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(DependencyError, match=r"pip install 'noiser\[vllm\]'"):
+        noiser.load_model(f"vllm:{tmp_path}")
+    vllm_for_tests.install(monkeypatch)
+    with pytest.raises(ModelNotFoundError, match="Cannot find the model 'no/such'"):
+        noiser.load_model("vllm:no/such")
+    with pytest.raises(ModelError, match="vLLM could not load"):
+        noiser.load_model(f"vllm:{tmp_path}")
+    with pytest.raises(ParameterError, match="'tensor_parallel_size' is not an argument"):
+        noiser.load_model(str(tmp_path), tensor_parallel_size=2)
+
+
+# ---- vLLM itself, where its environment is ---------------------------------------------------------------------------
+
+REAL = {"noiser": {"samples": 2}, "noiser_relative": {"samples": 2}, "lime": {"samples": 8}}
+REAL |= {"kernel_shap": {"samples": 12}, "shapley_sampling": {"permutations": 2}, "context_cite": {"samples": 12}}
+QUIET = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+def both(request):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
+    local = noiser.load_model(request.param, dtype="float32", device="cpu")
+    return noiser.load_model(f"vllm:{request.param}", dtype="float32", device="cpu", max_model_len=1024), local
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREDICTING)
+def test_vllm_gives_the_local_models_numbers(both, name):
+    method = make_method(name, **REAL.get(name, {}))
+    words = {"unit": "word", "target": " basketball in Los Angeles"}
+    for options in ({}, words, {"target": " football", "foil": " golf"}):
+        if name == "noiser_relative" and "foil" in options:
+            continue
+        found, expected = (noiser.attribute(lm, QUESTION, method=method, **options) for lm in both)
+        assert_same(found, expected, atol=1e-3)
+
+
+@QUIET
+@pytest.mark.slow
+def test_vllm_reads_chats_and_many_prompts(both):
+    served, local = both
+    prompts = [QUESTION, "The capital of France is"]
+    if local.tokenizer.chat_template:
+        prompts.append([{"role": "user", "content": "What is the capital of Australia?"}])
+    found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=3)
+    for one, other in zip(found, noiser.attribute(local, prompts, method="occlusion", max_new_tokens=3), strict=True):
+        assert_same(one, other, atol=1e-3)

@@ -1,0 +1,58 @@
+"""A `vllm` in place of the real one: `LLM` runs a transformers model, and the workers' methods answer as ours do."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import torch
+import transformers
+
+
+class SamplingParams:
+    def __init__(self, **settings):
+        assert settings["max_tokens"] == 1
+        assert settings["temperature"] == 0.0
+        self.extra_args = settings["extra_args"]
+
+
+class LLM:
+    """Runs each prompt by itself, as vLLM answers: in no particular order, and only what it was asked to keep."""
+
+    made: list[LLM] = []
+
+    def __init__(self, model, **settings):
+        assert settings["enable_prompt_embeds"]
+        self.settings, self.calls, self.kept = settings, [], {}
+        self.network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        details = SimpleNamespace(dtype=torch.float32, max_model_len=200, quantization=None)
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=details))
+        self.trouble = None
+        LLM.made.append(self)
+
+    @torch.no_grad()
+    def generate(self, prompts, parameters, use_tqdm):
+        if self.trouble:
+            raise self.trouble
+        self.calls.append([len(prompt.get("prompt_embeds", prompt.get("prompt_token_ids"))) for prompt in prompts])
+        for prompt, settings in reversed(list(zip(prompts, parameters, strict=True))):
+            if "prompt_embeds" in prompt:
+                logits = self.network(inputs_embeds=prompt["prompt_embeds"][None]).logits
+            else:
+                logits = self.network(input_ids=torch.tensor([prompt["prompt_token_ids"]])).logits
+            self.kept[settings.extra_args["noiser_row"]] = logits[0, -1].float()
+
+    def collective_rpc(self, method):
+        assert method == "take_logits"
+        rows = dict(sorted(self.kept.items()))
+        self.kept = {}
+        # the first worker has a part of the layers without the head
+        return [([], b""), (list(rows), torch.stack(list(rows.values())).numpy().tobytes())]
+
+
+def install(monkeypatch):
+    """Makes `import vllm` import this."""
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, SamplingParams
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    LLM.made.clear()
