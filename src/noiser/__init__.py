@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from noiser.methods import ShapleySampling as ShapleySampling
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
+    from noiser.model import place_sources as place_sources
     from noiser.model import wrap as wrap
 
 _NAMES = {
@@ -48,7 +49,7 @@ _NAMES = {
     "explain": "attribute tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser Occlusion Random SequentialIntegratedGradients ShapleySampling",
-    "model": "LanguageModel load_model wrap",
+    "model": "LanguageModel load_model place_sources wrap",
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}
 _ROOMS = "attribution bench data engine errors evaluation explain judges methods metrics model registry types"

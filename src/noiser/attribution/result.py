@@ -44,7 +44,7 @@ class Attribution(AttributionRecord):
             Noiser. The noise that each score was made with is `info["k"]`.
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
         foil: the alternative token of a contrastive attribution, or None.
-        unit: "token", "word", "sentence", "spans", or "auto": of several sizes.
+        unit: "token", "word", "sentence", "turn", "source", "spans", or "auto": of several sizes.
         method: versioned registry name, such as "noiser@1".
         parameters: every hyper-parameter of the method.
         seed: seed of the random numbers.
@@ -75,7 +75,8 @@ class Attribution(AttributionRecord):
         parts is.
 
         Args:
-            unit: "word", "sentence", or (start, end) character spans of `text`; units in no span are left out.
+            unit: "word", "sentence", "source" (those that the attribution was given), or (start, end) character spans
+                of `text`; units in no span are left out.
             reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
 
         Returns:

@@ -18,7 +18,7 @@ from noiser.methods import Method, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
-from noiser.types import AutoUnit, Prompt, Prompts, Target, Unit
+from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, Unit
 from noiser.version import __version__, version_of
 
 __all__ = ["attribute", "attribution_passes", "is_many"]
@@ -34,6 +34,7 @@ def attribute(
     foil: str | int | None = None,
     max_new_tokens: int = 1,
     unit: Unit | AutoUnit = "token",
+    sources: Sources | None = None,
     continuation_units: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
@@ -53,6 +54,7 @@ def attribute(
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int = 1,
     unit: Unit | AutoUnit = "token",
+    sources: Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
@@ -71,6 +73,7 @@ def attribute(
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int = 1,
     unit: Unit | AutoUnit = "token",
+    sources: Sources | Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
@@ -93,10 +96,13 @@ def attribute(
             one in which target and foil differ. With many prompts, `target`, `foil` and `seed` are one for all, or
             a list of one for each.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
-        unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", or
-            a list of (start, end) character spans of the prompt. "auto", for long prompts: sentences (of a very long
-            prompt runs of them) first, then smaller units inside those that carry the score; a unit's parts add up to
-            its score. See `noiser.explain.refine`.
+        unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", "turn"
+            (each message of a chat), "source", or a list of (start, end) character spans of the prompt. "auto", for
+            long prompts: sources, or else sentences (of a very long prompt runs of them), first, then smaller units
+            inside those that carry the score; a unit's parts add up to its score. See `noiser.explain.refine`.
+        sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand in it word for word;
+            `noiser.place_sources` makes such a prompt. Nothing else in the prompt is then a unit. With many prompts,
+            a list of sources, or None, for each.
         continuation_units: with several targets, the continuation's earlier tokens are units too.
         max_forwards: with unit="auto", about the most token-forwards to spend; the coarse units are always scored.
         max_seconds: likewise in seconds; many prompts then run one by one, each with that much.
@@ -124,10 +130,11 @@ def attribute(
         "special_tokens": special_tokens,
     }
     prompts: list[Any] = list(prompt) if is_many(prompt) else [prompt]
-    columns = [(target,), (foil,), (seed,)]
+    columns: list[Sequence[Any]] = [(target,), (foil,), (seed,), (sources,)]
     if is_many(prompt):
         named = {"target": target, "foil": foil, "seed": seed}
         columns = [_one_for_each(name, value, len(prompts)) for name, value in named.items()]
+        columns.append(_one_for_each("sources", sources, len(prompts)))
         for index, text in enumerate(prompts):
             try:
                 encode(lm.tokenizer, text, context_length=lm.context_length)
@@ -137,9 +144,16 @@ def attribute(
     shared = SharedProgress(len(prompts), progress) if is_many(prompt) else None
     coroutines = (
         attribution_passes(
-            engine, text, target=target, foil=foil, seed=seed, progress=shared.of(i) if shared else progress, **options
+            engine,
+            text,
+            target=target,
+            foil=foil,
+            seed=seed,
+            sources=sources,
+            progress=shared.of(i) if shared else progress,
+            **options,
         )
-        for i, (text, target, foil, seed) in enumerate(zip(prompts, *columns, strict=True))
+        for i, (text, target, foil, seed, sources) in enumerate(zip(prompts, *columns, strict=True))
     )
     attributions: dict[int, Attribution] = {}
     with closing(run_interleaved(engine, coroutines, shared)) as outcomes:
@@ -161,6 +175,7 @@ def attribution_passes(
     foil: str | int | None = None,
     max_new_tokens: int = 1,
     unit: Unit | AutoUnit = "token",
+    sources: Sources | None = None,
     continuation_units: bool = True,
     budget: Budget | None = None,
     seed: int = 0,
@@ -178,6 +193,7 @@ def attribution_passes(
         foil=foil,
         max_new_tokens=max_new_tokens,
         unit=unit,
+        sources=sources,
         continuation_units=continuation_units,
         special_tokens=special_tokens or getattr(method, "special_tokens", "frozen"),
     )
@@ -207,7 +223,9 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
     if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
         (text,) = token_texts(lm.tokenizer, [query.foil_id])
         foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
-    ran = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
+    ran: dict[str, Any] = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
+    if query.sources:
+        ran["sources"] = [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources]
     return Attribution(
         text=query.encoding.text,
         prompt_length=query.prompt_length,

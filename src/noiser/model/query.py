@@ -14,9 +14,10 @@ from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.model.clean import Passes, run_clean, without_sharing
 from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.sources import find_sources
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_units
-from noiser.types import AutoUnit, ModelIdentity, Prompt, Span, Unit
+from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, Unit
 
 __all__ = ["Query", "build_query", "check_length", "query_passes"]
 
@@ -36,12 +37,13 @@ class Query:
         logit_positions: for each target, the position whose logits predict it.
         foil_id: token id that the (only) target is contrasted with, or None.
         units: what gets a score.
-        unit: name of the segmentation: "token", "word", "sentence", "auto" or "spans".
+        unit: name of the segmentation: "token", "word", "sentence", "turn", "source", "auto" or "spans".
         target_texts: the targets as text.
         model: the model that is asked.
         embedding_dim: length of a row of its embedding table.
         dtype: of the embeddings that the model reads.
         device: where they are.
+        sources: documents in the prompt.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
@@ -59,6 +61,7 @@ class Query:
     embedding_dim: int
     dtype: torch.dtype
     device: torch.device
+    sources: tuple[Source, ...] = ()
     continuation: Continuation | None = field(default=None, repr=False)
 
     @property
@@ -95,6 +98,7 @@ def query_passes(
     foil: str | int | None = None,
     max_new_tokens: int = 1,
     unit: Unit | AutoUnit = "token",
+    sources: Sources | None = None,
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
     share: bool = False,
@@ -108,7 +112,7 @@ def query_passes(
     Raises:
         PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context or vocabulary.
         TargetError: the target or foil has no token, is outside the vocabulary, or one begins with the other.
-        UnitError: spans that overlap, are empty or leave the prompt.
+        UnitError: spans that overlap, are empty or leave the prompt; sources that are not in it, empty or overlap.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -118,6 +122,7 @@ def query_passes(
     check_length(lm, len(encoding.token_ids))
     if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
+    documents = () if sources is None else find_sources(encoding, sources)
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
         continuation = yield from greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens, share=share)
@@ -130,7 +135,7 @@ def query_passes(
 
     prompt_tokens = len(encoding.token_ids)
     whole = extend(lm.tokenizer, encoding, ids[:-1]) if len(ids) > 1 else encoding
-    units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens)
+    units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens, sources=documents)
     if not continuation_units:
         units = tuple(u for u in units if u.token_indices[0] < prompt_tokens)
     texts = token_texts(lm.tokenizer, ids)
@@ -149,6 +154,7 @@ def query_passes(
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
         device=lm.device,
+        sources=documents,
         continuation=continuation if foil is None else None,
     )
 
