@@ -129,7 +129,7 @@ def test_log_odds_do_not_saturate_where_a_probability_rounds_to_one():
     p = torch.zeros(1, lm.vocabulary_size)
     p[0, query.target_ids[0]] = 1.0
     p[0, query.target_ids[0] - 1] = 1e-20
-    table = ValueReadout(CleanRun(p, query.target_ids, None), "logit").table([], [])
+    table = ValueReadout(CleanRun(p, query), "logit").table([], [])
     assert float(table.clean[0]) == pytest.approx(20 * math.log(10), rel=1e-4)
 
 

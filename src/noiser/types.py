@@ -15,6 +15,8 @@ __all__ = [
     "Sources",
     "Span",
     "Target",
+    "TargetUnit",
+    "TargetUnitName",
     "Unit",
     "UnitName",
 ]
@@ -37,6 +39,11 @@ Unit = UnitName | Sequence[tuple[int, int]]
 
 AutoUnit = Literal["auto"]
 """Coarse units first, then smaller ones inside those that carry the score."""
+
+
+TargetUnitName = Literal["token", "word", "sentence", "all"]
+TargetUnit = TargetUnitName | Sequence[tuple[int, int]]
+"""What one row explains: a named part of the continuation, all of it, or (start, end) characters of its text."""
 
 
 class Span(NamedTuple):
@@ -72,19 +79,32 @@ class Source(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A token whose probability is attributed.
+    """What one row explains: a token of the continuation, or a span of several.
+
+    The tokens of all targets in order, each after its `before`, are the continuation.
 
     Attributes:
-        text: the token as text; the character where several byte-level tokens make up one.
-        token_id: its id in the vocabulary.
-        probability: the model's probability for it, given everything before it.
-        rank: 1 for the most probable token at its position, 2 for the next, and so on.
+        text: the target as text; of a token, the character where several byte-level tokens make up one.
+        token_id: id of the (first) token in the vocabulary.
+        probability: the model's probability for it, given everything before it; of a span the geometric mean of its
+            tokens' probabilities.
+        rank: 1 for the most probable token at its position, 2 for the next, and so on; of a span the largest of its
+            tokens' ranks.
+        rest: ids of a span's tokens after the first.
+        before: ids of the continuation's tokens between the target before (or the prompt) and this one.
     """
 
     text: str
     token_id: int
     probability: float
     rank: int
+    rest: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Ids of all its tokens, in order."""
+        return (self.token_id, *self.rest)
 
 
 class ModelIdentity(NamedTuple):

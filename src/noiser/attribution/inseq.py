@@ -36,6 +36,11 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 def to_inseq(att: AttributionRecord) -> Any:
     """Inseq's object of the same scores; see `Attribution.to_inseq`."""
+    if any(target.rest for target in att.targets):
+        raise ParameterError(
+            f"The targets are spans ({att.target_unit}); expected tokens, which are the steps of Inseq's records. "
+            "Attribute again with target_unit='token'."
+        )
     try:
         import inseq.data  # pyright: ignore
         from inseq.utils.typing import TokenWithId  # pyright: ignore

@@ -46,6 +46,7 @@ class AttributionRecord:
     stderr: Float[Tensor, "targets units"] | None = None
     foil: Target | None = None
     unit: str = "token"
+    target_unit: str = "token"
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0

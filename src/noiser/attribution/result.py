@@ -45,6 +45,7 @@ class Attribution(AttributionRecord):
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
         foil: the alternative token of a contrastive attribution, or None.
         unit: "token", "word", "sentence", "turn", "source", "spans", or "auto": of several sizes.
+        target_unit: what a target is: "token", "word", "sentence", "all" or "spans".
         method: versioned registry name, such as "noiser@1".
         parameters: every hyper-parameter of the method.
         seed: seed of the random numbers.

@@ -56,9 +56,8 @@ def _item(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("an object")
     known = {key: item for key, item in cast("dict[str, Any]", value).items() if key in _KEYS}
-    indices, probability = known.get("token_indices"), known.get("probability", 0)
-    known |= {"token_indices": tuple(indices)} if isinstance(indices, list) else {}
-    return known | ({"probability": math.nan} if probability is None else {})
+    known = {key: tuple(item) if isinstance(item, list) else item for key, item in known.items()}
+    return known | ({"probability": math.nan} if known.get("probability", 0) is None else {})
 
 
 _Number = Annotated[float, BeforeValidator(_number)]
@@ -82,6 +81,7 @@ class SavedAttribution(BaseModel):
     prompt_length: int
     unit: str
     units: list[Annotated[Span, BeforeValidator(_item)]]
+    target_unit: str = "token"
     targets: list[_Target]
     foil: _Target | None = None
     scores: list[list[_Number]]
@@ -199,11 +199,16 @@ def to_dict(att: AttributionRecord) -> dict[str, Any]:
         "format": FORMAT,
         "schema_": SCHEMA,
         "model": att.model._asdict(),
-        "foil": att.foil and att.foil._asdict(),
+        "foil": att.foil and _target(att.foil),
     }
     values["units"] = [span._asdict() for span in att.units]
-    values["targets"] = [target._asdict() for target in att.targets]
+    values["targets"] = [_target(target) for target in att.targets]
     return {"schema" if name == "schema_" else name: to_jsonable(value) for name, value in values.items()}
+
+
+def _target(target: Target) -> dict[str, Any]:
+    """A target's keys; only a span has `rest`, and only a target after others that are in none has `before`."""
+    return {key: value for key, value in target._asdict().items() if value != ()}
 
 
 def to_jsonable(value: Any) -> Any:

@@ -33,6 +33,7 @@ from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
+from noiser.model.query import Query
 
 if TYPE_CHECKING:
     from noiser.engine.local import Session
@@ -45,18 +46,23 @@ CPU it is not memory that limits batches, and a backward pass gains from large o
 
 
 def objective(
-    logits: Float[Tensor, "samples vocab"], target: int, foil: int | None, name: ObjectiveName
+    logits: Float[Tensor, "samples tokens vocab"], target: Sequence[int], foil: int | None, name: ObjectiveName
 ) -> Float[Tensor, " samples"]:
-    """p(target), its logarithm, or its logit, less the foil's where there is one."""
-    values = {"prob": torch.softmax, "logprob": torch.log_softmax}[name](logits, -1) if name != "logit" else logits
-    return values[:, target] - (0 if foil is None else values[:, foil])
+    """Over a target's tokens the geometric mean of p, or the sum of log p or of the logits; less the foil's."""
+
+    def of_tokens(ids: Sequence[int]) -> Float[Tensor, " samples"]:
+        values = logits if name == "logit" else logits.log_softmax(-1)
+        tokens = values[:, list(range(len(ids))), list(ids)]
+        return tokens.mean(-1).exp() if name == "prob" else tokens.sum(-1)
+
+    return of_tokens(target) - (0 if foil is None else of_tokens([foil]))
 
 
 class _Part(NamedTuple):
     """What one batch tells about samples `first` to `last` of one perturbation, and one target.
 
     `gradients` [samples, positions, dim] are with respect to the perturbed rows of the embedding table, float32; zero
-    at positions after the target's row, and for a sequence whose gradients are not wanted.
+    at positions after the target's last row, and for a sequence whose gradients are not wanted.
     """
 
     perturbation: int
@@ -73,7 +79,7 @@ def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals
     yield from session.prepare_prefix(paths)
     if not session.knows_clean and not any(path.is_clean and path.targets is None for path in paths):
         paths.append(Interpolate((len(rows) - 1,), weights=None))
-    count = len(query.logit_positions)
+    count = len(query.target_spans)
     contributions = torch.zeros(count, *rows.shape, device=rows.device)
     sums = torch.zeros(len(request.paths), count, len(rows), device=rows.device)
     values = [torch.full((path.samples, count), torch.nan) for path in request.paths]
@@ -98,7 +104,8 @@ def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals
     clean = yield from session.clean()
     logits = clean.probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
     at_rest = [
-        objective(logits[g][None], token, query.foil_id, request.objective) for g, token in enumerate(query.target_ids)
+        _objective_of(query, g, request.objective)(logits[list(span)][None])
+        for g, span in enumerate(query.target_spans)
     ]
     return Integrals(contributions=contributions, sums=sums.cpu(), values=tuple(values), clean=torch.cat(at_rest).cpu())
 
@@ -129,7 +136,7 @@ def _parts(
     copies = 1 if session.lm.device.type == "cpu" else COPIES
     run = partial(_passes, session, perturbations, name, wanted)
     batches = session.plan(perturbations, range(len(perturbations)), copies=copies)
-    backward_passes = len(session.query.logit_positions)
+    backward_passes = len(session.query.target_spans)
     expected = session.counters.token_forwards + sum(batch.tokens for batch in batches) * (1 + backward_passes)
     for batch in batches:
         for part in session.run_directly(batch, run, copies):
@@ -143,44 +150,49 @@ def _passes(
     """One forward pass of a batch, one backward pass for each target, cut into parts."""
     query, lm = session.query, session.lm
     rows = session.batch_rows(batch, perturbations)
+    targets = sorted({g for piece in batch.pieces for g in session.targets_of(perturbations[piece.perturbation])})
     with lm.running(gradients=True), frozen_parameters(lm.model), fast_products(lm.model):
         inputs = session.inputs(batch, perturbations).detach().requires_grad_()
         logits = lm.logits(inputs, positions=[row - batch.start for row in rows], prefix=session.prefix(batch))
         check_finite(logits.detach().softmax(-1), lm.dtype)
         _hand_over_clean(session, perturbations, batch, rows, logits)
-        session.count(batch.tokens, batch.sequences * len(rows), passes=1 + len(rows))
+        session.count(batch.tokens, batch.sequences * len(rows), passes=1 + len(targets))
         differentiated = torch.tensor([wanted[p.perturbation] for p in batch.pieces for _ in range(p.samples)])
-        for number, row in enumerate(rows):
-            target = query.logit_positions.index(row)
-            of_target = partial(objective, target=query.target_ids[target], foil=query.foil_id, name=name)
-            keep = number + 1 < len(rows)
-            values, slopes = _backward(logits, number, inputs, of_target, differentiated, keep=keep)
+        for target in targets:
+            head = logits[:, [rows.index(row) for row in query.target_rows[target]]]
+            of_target, keep = _objective_of(query, target, name), target != targets[-1]
+            values, slopes = _backward(head, inputs, of_target, differentiated, keep=keep)
             slopes *= lm.embedding_scale
-            yield from _split(batch, perturbations, target, row, values, slopes)
+            yield from _split(batch, perturbations, target, query.target_rows[target][-1], values, slopes)
+
+
+def _objective_of(query: Query, target: int, name: ObjectiveName) -> Callable[[Tensor], Tensor]:
+    """From the logits of a target's tokens to its objective."""
+    ids = [query.target_ids[token] for token in query.target_spans[target]]
+    return partial(objective, target=ids, foil=query.foil_id, name=name)
 
 
 def _backward(
-    logits: Float[Tensor, "batch positions vocab"],
-    number: int,
+    logits: Float[Tensor, "batch tokens vocab"],
     inputs: Float[Tensor, "batch length dim"],
     of_target: Callable[[Tensor], Tensor],
     wanted: Bool[Tensor, " batch"],
     *,
     keep: bool,
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch length dim"]]:
-    """Values of one target, and its gradients for the sequences whose are wanted.
+    """Values of one target, from the logits of its tokens, and its gradients for the sequences whose are wanted.
 
     The gradient of the objective with respect to the logits may be far below what half precision can hold, so each
     sequence's is brought to size 1 for the way through the model, and the factor put back afterwards.
     """
-    head = logits[:, number].detach().requires_grad_()
+    head = logits.detach().requires_grad_()
     values = of_target(head)
     (slope,) = torch.autograd.grad(values.sum(), head)
-    slope = slope * wanted.to(slope)[:, None]
-    size = slope.abs().amax(-1, keepdim=True)
+    slope = slope * wanted.to(slope)[:, None, None]
+    size = slope.abs().amax((-1, -2), keepdim=True)
     slope = slope / torch.where(size > 0, size, 1)
-    (found,) = torch.autograd.grad(logits[:, number], inputs, slope, retain_graph=keep)
-    found = found.float() * size[..., None].to(found.device)
+    (found,) = torch.autograd.grad(logits, inputs, slope, retain_graph=keep)
+    found = found.float() * size.to(found.device)
     if not torch.isfinite(found).all():
         raise NumericalError(
             f"The gradient is NaN or infinite (dtype {str(inputs.dtype).removeprefix('torch.')}); expected finite "
@@ -230,7 +242,7 @@ def _split(
 
 
 def relevance(session: Session, request: Relevance) -> RelevanceTable:
-    """Answers `Relevance`: one forward pass under the rules, and one backward pass for each target.
+    """Answers `Relevance`: one forward pass under the rules, and one backward pass for each of the targets.
 
     Raises:
         NumericalError: a logit or a gradient is NaN or infinite.
@@ -261,6 +273,7 @@ def _ruled_passes(
     session: Session, request: Relevance, rows: Float[Tensor, "batch length dim"]
 ) -> tuple[list[Float[Tensor, " batch"]], list[Float[Tensor, "length dim"]]]:
     query, lm = session.query, session.lm
+    targets = range(len(query.target_spans)) if request.reference is None else session.targets_of(request.reference)
     in_python = _attention_in_python(lm) if request.in_python else contextlib.nullcontext()
     with lm.running(gradients=True), in_python, frozen_parameters(lm.model):
         inputs = (rows * lm.embedding_scale).to(lm.dtype).requires_grad_()
@@ -271,10 +284,9 @@ def _ruled_passes(
         wanted = torch.arange(len(rows)) == 0
         values: list[Tensor] = []
         slopes: list[Tensor] = []
-        for number, token in enumerate(query.target_ids):
-            of_target = partial(objective, target=token, foil=query.foil_id, name=request.objective)
-            keep = number + 1 < len(query.target_ids)
-            value, slope = _backward(logits, number, inputs, of_target, wanted, keep=keep)
+        for target in targets:
+            head, keep = logits[:, list(query.target_spans[target])], target != targets[-1]
+            value, slope = _backward(head, inputs, _objective_of(query, target, request.objective), wanted, keep=keep)
             values.append(value)
             slopes.append(slope[0] * lm.embedding_scale)
     session.count(rows.shape[0] * rows.shape[1], rows.shape[0] * len(values), passes=1 + len(values))

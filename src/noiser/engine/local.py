@@ -258,7 +258,7 @@ class Session:
         if self._clean is None:
             probabilities = logits.detach().float().softmax(-1)
             check_finite(probabilities, self.lm.dtype)
-            self._clean = CleanRun(probabilities, self.query.target_ids, self.query.foil_id)
+            self._clean = CleanRun(probabilities, self.query)
 
     def _run_clean(self) -> Passes[None]:
         positions = self.query.logit_positions
@@ -439,12 +439,12 @@ class Session:
 
     def targets_of(self, perturbation: Perturbation) -> tuple[int, ...]:
         """Indices of the targets that a perturbation is read at."""
-        every = tuple(range(len(self.query.logit_positions)))
+        every = tuple(range(len(self.query.target_spans)))
         return every if perturbation.targets is None else perturbation.targets
 
     def rows(self, perturbation: Perturbation) -> list[int]:
-        """The positions whose logits predict the targets that a perturbation is read at."""
-        return [self.query.logit_positions[g] for g in self.targets_of(perturbation)]
+        """The positions whose logits predict the tokens of the targets that a perturbation is read at."""
+        return [row for g in self.targets_of(perturbation) for row in self.query.target_rows[g]]
 
     def batch_rows(self, batch: Batch, perturbations: Sequence[Perturbation]) -> list[int]:
         """The positions whose logits any sequence of a batch needs, ascending."""

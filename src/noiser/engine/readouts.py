@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
 from noiser.engine.requests import CleanStats, EffectTable, ScoreName, ValueName, ValueTable
+from noiser.model.query import Query
 
 __all__ = ["DISTANCES", "CleanRun", "EffectReadout", "Readout", "ValueReadout", "hellinger", "squared_hellinger"]
 
@@ -48,31 +49,59 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"hellinger": helling
 """By name: "hellinger", the definition; "squared", the published script's."""
 
 
+class TokenIndex(NamedTuple):
+    """The tokens of some targets.
+
+    Attributes:
+        tokens: their indices among all targets' tokens.
+        owners: for each, the number of its target among these targets.
+        sizes: for each, how many tokens that target has.
+    """
+
+    tokens: Int[Tensor, " tokens"]
+    owners: Int[Tensor, " tokens"]
+    sizes: Int[Tensor, " tokens"]
+
+
 class CleanRun:
     """The unperturbed next-token distributions of a query, and what every readout compares with.
 
     Args:
-        probabilities: [targets, vocab], float32.
-        target_ids: the targets' tokens.
-        foil_id: the token that the (only) target is contrasted with, or None.
+        probabilities: [tokens, vocab], float32, at the targets' tokens.
+        query: the tokens, how they make up targets, and the foil.
     """
 
-    def __init__(
-        self, probabilities: Float[Tensor, "targets vocab"], target_ids: Sequence[int], foil_id: int | None
-    ) -> None:
-        self.probabilities, self.foil_id = probabilities, foil_id
-        self.target_ids: Int[Tensor, " targets"] = torch.tensor(target_ids, device=probabilities.device)
-        self._indices: dict[tuple[int, ...], Int[Tensor, " targets"]] = {}
+    def __init__(self, probabilities: Float[Tensor, "tokens vocab"], query: Query) -> None:
+        self.probabilities, self.foil_id = probabilities, query.foil_id
+        self.spans = query.target_spans
+        self.target_ids: Int[Tensor, " tokens"] = torch.tensor(query.target_ids, device=probabilities.device)
+        self._places: dict[tuple[int, ...], TokenIndex] = {}
 
-    def index(self, targets: Sequence[int]) -> Int[Tensor, " targets"]:
-        """Targets as an index on the device, to which the same ones are copied once."""
+    @property
+    def targets(self) -> range:
+        """Indices of all targets."""
+        return range(len(self.spans))
+
+    def tokens(self, targets: Sequence[int]) -> list[int]:
+        """Indices of the targets' tokens."""
+        return [token for target in targets for token in self.spans[target]]
+
+    def sizes(self, targets: Sequence[int]) -> list[int]:
+        """How many tokens each target has."""
+        return [len(self.spans[target]) for target in targets]
+
+    def place(self, targets: Sequence[int]) -> TokenIndex:
+        """Where the targets' tokens are, on the device, to which the same ones are copied once."""
         key = tuple(targets)
-        if key not in self._indices:
-            self._indices[key] = torch.tensor(key, device=self.probabilities.device)
-        return self._indices[key]
+        if key not in self._places:
+            sizes = self.sizes(key)
+            owners = [number for number, size in enumerate(sizes) for _ in range(size)]
+            columns = (self.tokens(key), owners, [sizes[owner] for owner in owners])
+            self._places[key] = TokenIndex(*(torch.tensor(c, device=self.probabilities.device) for c in columns))
+        return self._places[key]
 
     @cached_property
-    def leaders(self) -> Int[Tensor, " targets"]:
+    def leaders(self) -> Int[Tensor, " tokens"]:
         """The model's own tokens, on the device; found once, since a vocabulary is long."""
         return self.probabilities.argmax(-1)
 
@@ -83,21 +112,43 @@ class CleanRun:
         foil, rank = None, None
         if self.foil_id is not None:
             foil, rank = float(p[0, self.foil_id]), 1 + int((p[0] > p[0, self.foil_id]).sum())
-        return CleanStats(target[:, 0].tolist(), (1 + (p > target).sum(-1)).tolist(), foil, rank)
+        numbers = torch.stack([target[:, 0].cpu().double(), 1.0 + (p > target).sum(-1).cpu()], -1)[None]
+        sizes = self.sizes(self.targets)
+        probabilities = by_target(numbers, sizes, _geometric_mean)[0]
+        ranks = by_target(numbers, sizes, lambda tokens: tokens[..., 1].amax(-1))[0]
+        return CleanStats(probabilities.tolist(), ranks.long().tolist(), foil, rank)
 
 
 class Readout(Protocol[Answer]):
     """What is read of distributions."""
 
     def measure(
-        self, distributions: Float[Tensor, "samples targets vocab"], targets: Sequence[int]
-    ) -> Float[Tensor, "rows targets numbers"]:
+        self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
+    ) -> Float[Tensor, "rows tokens numbers"]:
         """Numbers of one perturbation, on its device; `targets` are the indices of the targets that are there."""
         ...
 
     def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> Answer:
         """The answer, from each perturbation's numbers on the CPU and the targets that it was asked about."""
         ...
+
+
+def by_target(
+    numbers: Shaped[Tensor, "rows tokens numbers"],
+    sizes: Sequence[int],
+    reduce: Callable[[Tensor], Tensor],
+) -> Shaped[Tensor, "rows targets"]:
+    """One number per target, from the numbers of its tokens.
+
+    Args:
+        numbers: of all targets' tokens, in order.
+        sizes: how many tokens each target has.
+        reduce: from [rows, targets, size, numbers], of targets with `size` tokens, to [rows, targets].
+    """
+    if len(set(sizes)) == 1:
+        return reduce(numbers.unflatten(1, (len(sizes), sizes[0])))
+    parts = [reduce(part[:, None]) for part in numbers.split(list(sizes), 1)]
+    return torch.cat(parts, 1) if parts else numbers.new_zeros(len(numbers), 0)
 
 
 class EffectReadout:
@@ -112,86 +163,95 @@ class EffectReadout:
         self.clean, self.score = clean, score
 
     def measure(
-        self, distributions: Float[Tensor, "samples targets vocab"], targets: Sequence[int]
-    ) -> Float[Tensor, "1 targets numbers"]:
+        self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
+    ) -> Float[Tensor, "1 tokens numbers"]:
         """Of the mean distribution: p of target, foil, own token and rival, the leader, errors, distance."""
         clean, samples = self.clean, distributions
-        mean = samples.mean(0)
+        place, mean = clean.place(targets), samples.mean(0)
         none = torch.zeros_like(mean[:, 0])
         top, tokens = mean.topk(2)
-        index = clean.index(targets)
-        ids = clean.target_ids[index][:, None]
+        ids = clean.target_ids[place.tokens][:, None]
         target = mean.gather(-1, ids)[:, 0]
+        of_target = samples.gather(-1, ids.expand(len(samples), -1, 1))[..., 0]
         if clean.foil_id is None:
-            foil, leaders = none, clean.leaders[index]
+            leaders = clean.leaders[place.tokens]
             own = mean.gather(-1, leaders[:, None])[:, 0]
             rival = torch.where(tokens[:, 0] == leaders, top[:, 1], top[:, 0])
+            foil, of_foil = none, torch.zeros_like(of_target)
         else:
-            foil = mean[:, clean.foil_id]
+            foil, of_foil = mean[:, clean.foil_id], samples[..., clean.foil_id]
             own, rival = target, foil
-        of_target = samples.gather(-1, ids.expand(len(samples), -1, 1))[..., 0]
-        influence, distance = self._influence(samples, mean, of_target, targets)
-        numbers = [target, foil, own, rival, mean.argmax(-1).to(mean), top[:, 0]]
-        return torch.stack([*numbers, _stderr(influence), _stderr(of_target), distance], -1)[None]
+        # By the delta method, a sample's influence on a number is its part of the number's derivative.
+        sizes = clean.sizes(targets)
+        on_probability = of_target * _slope_of_geometric_mean(target, sizes, place)
+        distance = none
+        if self.score == "hellinger":
+            distance = hellinger(clean.probabilities[place.tokens], mean)
+            influence = self._influence_on_distance(samples, mean, distance, sizes, place)
+        elif self.score == "logprob":
+            influence = of_target / target - (0 if clean.foil_id is None else of_foil / foil)
+        else:
+            influence = on_probability - of_foil
+        errors = [_stderr(_sum(each, sizes))[place.owners] for each in (influence, on_probability)]
+        numbers = [target, foil, own, rival, mean.argmax(-1).to(mean), top[:, 0], *errors, distance]
+        return torch.stack(numbers, -1)[None]
 
     def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> EffectTable:
         """Every perturbation's effects, in one table."""
-        at_rest = self.measure(self.clean.probabilities[None], range(len(self.clean.target_ids)))[0]
-        rest = at_rest.cpu().double().unbind(-1)
-        filled = torch.full((len(numbers), *at_rest.shape), torch.nan, dtype=torch.float64)
-        for row, found, seen in zip(filled, numbers, targets, strict=True):
-            if len(seen):
-                row[list(seen)] = found[0].double()
-        target, foil, own, rival, leader, most, stderr, target_stderr, distance = filled.unbind(-1)
+        clean, sizes = self.clean, self.clean.sizes(self.clean.targets)
+        at_rest = self.measure(clean.probabilities[None], clean.targets).cpu().double()
+        filled = torch.full((len(numbers), *at_rest.shape[1:]), torch.nan, dtype=torch.float64)
+        for row, part, wanted in zip(filled, numbers, targets, strict=True):
+            if len(wanted):
+                row[clean.tokens(wanted)] = part[0].double()
+        target, foil, own, rival, leader, most, stderr, target_stderr, _ = filled.unbind(-1)
+        rest = at_rest[0].unbind(-1)
         seen = ~target.isnan()
         clean_lead = _log(rest[2]) - _log(rest[3])
-        if self.clean.foil_id is None:
-            flips = (leader != rest[4]) & seen
-        else:
-            flips = ((rest[0] > rest[1]) != (target > foil)) & seen
+        lead = (_log(own) - _log(rival)) / torch.where(clean_lead == 0, math.inf, clean_lead)
+        changes = leader != rest[4] if clean.foil_id is None else (rest[0] > rest[1]) != (target > foil)
+        first = torch.tensor([span[0] for span in clean.spans])
+        weakest = first + by_target(lead[..., None], sizes, lambda tokens: tokens[..., 0].argmin(-1))
+        probability = by_target(target[..., None], sizes, _geometric_mean)
         return EffectTable(
-            score=distance if self.score == "hellinger" else self._value(rest[0], rest[1]) - self._value(target, foil),
-            stderr=stderr,
-            flips=flips,
-            lead=(_log(own) - _log(rival)) / torch.where(clean_lead == 0, math.inf, clean_lead),
-            probability=target,
-            probability_stderr=target_stderr,
-            foil_probability=foil,
-            leader=torch.where(seen, leader.nan_to_num(), -1).long(),
-            leader_probability=most,
-            clean_lead=clean_lead,
+            score=self._value(at_rest, sizes) - self._value(filled, sizes),
+            stderr=stderr[:, first],
+            flips=by_target((changes & seen)[..., None], sizes, lambda tokens: tokens[..., 0].any(-1)),
+            lead=lead.gather(1, weakest),
+            probability=probability,
+            probability_stderr=target_stderr[:, first],
+            foil_probability=foil[:, first],
+            leader=torch.where(seen, leader.nan_to_num(), -1).long().gather(1, weakest),
+            leader_probability=most.gather(1, weakest),
+            clean_lead=by_target(clean_lead[None, :, None], sizes, lambda tokens: tokens[..., 0].amin(-1))[0],
         )
 
-    def _value(self, target: Float64[Tensor, "*any"], foil: Float64[Tensor, "*any"]) -> Float64[Tensor, "*any"]:
-        """The target's probability, or its logarithm, less the foil's."""
-        if self.score == "logprob":
-            return _log(target) if self.clean.foil_id is None else _log(target) - _log(foil)
-        return target - foil
-
-    def _influence(
-        self,
-        samples: Float[Tensor, "samples targets vocab"],
-        mean: Float[Tensor, "targets vocab"],
-        of_target: Float[Tensor, "samples targets"],
-        targets: Sequence[int],
-    ) -> tuple[Float[Tensor, "samples targets"], Float[Tensor, " targets"]]:
-        """Each sample's influence on the score, and H(clean, mean) where that is the score.
-
-        The influence of a sample on the distance is its directional derivative, by the delta method.
-        """
+    def _value(
+        self, numbers: Float64[Tensor, "rows tokens numbers"], sizes: Sequence[int]
+    ) -> Float64[Tensor, "rows targets"]:
+        """What the score is the loss of: the target's probability or its logarithm, less the foil's; or -distance."""
         if self.score == "hellinger":
-            clean = self.clean.probabilities[self.clean.index(targets)]
-            distance = hellinger(clean, mean)
-            weights = (clean / mean.clamp_min(TINY)).sqrt()
-            products = torch.stack([part @ weight for part, weight in zip(samples.unbind(1), weights, strict=True)], 1)
-            return 0.5 * products / (2 * distance).clamp_min(1e-12), distance
-        foil = self.clean.foil_id
-        if self.score == "logprob":
-            influence = of_target / mean.gather(-1, self.clean.target_ids[self.clean.index(targets)][:, None])[:, 0]
-            influence = influence if foil is None else influence - samples[..., foil] / mean[:, foil]
-        else:
-            influence = of_target if foil is None else of_target - samples[..., foil]
-        return influence, torch.zeros_like(mean[:, 0])
+            return -by_target(numbers[..., -1:], sizes, _root_mean_square)
+        target, foil = (by_target(numbers[..., [i]], sizes, self._scale) for i in (0, 1))
+        return target - foil if self.score == "prob" or self.clean.foil_id is not None else target
+
+    def _scale(self, tokens: Float64[Tensor, "rows targets size 1"]) -> Float64[Tensor, "rows targets"]:
+        return _geometric_mean(tokens) if self.score == "prob" else _log(tokens[..., 0]).sum(-1)
+
+    def _influence_on_distance(
+        self,
+        samples: Float[Tensor, "samples tokens vocab"],
+        mean: Float[Tensor, "tokens vocab"],
+        distance: Float[Tensor, " tokens"],
+        sizes: Sequence[int],
+        place: TokenIndex,
+    ) -> Float[Tensor, "samples tokens"]:
+        """Of sqrt(mean_j H_j²), where H² = 1 - Σ √(pq) has the derivative -½ √(p/q) with respect to q."""
+        clean = self.clean.probabilities[place.tokens]
+        weights = (clean / mean.clamp_min(TINY)).sqrt()
+        products = torch.stack([part @ weight for part, weight in zip(samples.unbind(1), weights, strict=True)], 1)
+        of_target = by_target(distance[None, :, None], sizes, _root_mean_square)[0][place.owners]
+        return 0.5 * products / (2 * place.sizes * of_target).clamp_min(1e-12)
 
 
 class ValueReadout:
@@ -206,15 +266,15 @@ class ValueReadout:
         self.clean, self.value = clean, value
 
     def measure(
-        self, distributions: Float[Tensor, "samples targets vocab"], targets: Sequence[int]
-    ) -> Float[Tensor, "samples targets numbers"]:
+        self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
+    ) -> Float[Tensor, "samples tokens numbers"]:
         """The distance, or the two probabilities that a value is made of."""
         clean, samples = self.clean, distributions
         if self.value in DISTANCES:
-            pairs = zip(samples.unbind(1), targets, strict=True)
+            pairs = zip(samples.unbind(1), clean.tokens(targets), strict=True)
             distance = DISTANCES[self.value]
-            return torch.stack([distance(clean.probabilities[g].expand_as(p), p) for p, g in pairs], 1)[..., None]
-        ids = clean.target_ids[clean.index(targets)][:, None].expand(len(samples), -1, 1)
+            return torch.stack([distance(clean.probabilities[t].expand_as(p), p) for p, t in pairs], 1)[..., None]
+        ids = clean.target_ids[clean.place(targets).tokens][:, None].expand(len(samples), -1, 1)
         target = samples.gather(-1, ids)[..., 0]
         if clean.foil_id is not None:
             other = samples[..., clean.foil_id]
@@ -224,24 +284,59 @@ class ValueReadout:
             other = torch.zeros_like(target)
         return torch.stack([target, other], -1)
 
-    def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> ValueTable:  # noqa: ARG002
+    def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> ValueTable:
         """Every perturbation's values."""
+        every = self.clean.targets
         if self.value in DISTANCES:
-            clean = torch.zeros(len(self.clean.target_ids), dtype=torch.float64)
+            clean = torch.zeros(len(every), dtype=torch.float64)
         else:
-            rest = self.measure(self.clean.probabilities[None], range(len(self.clean.target_ids)))
-            clean = self._value(rest.cpu())[0]
-        return ValueTable(values=tuple(self._value(found) for found in numbers), clean=clean)
+            clean = self._values(self.measure(self.clean.probabilities[None], every).cpu(), every)[0]
+        return ValueTable(
+            values=tuple(self._values(part, wanted) for part, wanted in zip(numbers, targets, strict=True)), clean=clean
+        )
 
-    def _value(self, numbers: Float[Tensor, "samples targets numbers"]) -> Float64[Tensor, "samples targets"]:
-        numbers = numbers.double()
-        if self.value in DISTANCES:
-            return numbers[..., 0]
-        target, other = numbers.unbind(-1)
+    def _values(
+        self, numbers: Float[Tensor, "samples tokens numbers"], targets: Sequence[int]
+    ) -> Float64[Tensor, "samples targets"]:
+        return by_target(numbers.double(), self.clean.sizes(targets), self._value)
+
+    def _value(self, tokens: Float64[Tensor, "samples targets size numbers"]) -> Float64[Tensor, "samples targets"]:
+        if self.value == "hellinger":
+            return _root_mean_square(tokens)
+        if self.value == "squared":
+            return tokens[..., 0].mean(-1)
+        target, other = tokens.unbind(-1)
         if self.value == "prob":
-            return target - other
-        contrast = self.value == "logit" or self.clean.foil_id is not None
-        return _log(target) - _log(other) if contrast else _log(target)
+            return _geometric_mean(tokens) - (0 if self.clean.foil_id is None else other[..., 0])
+        value = _log(target).sum(-1)
+        if self.clean.foil_id is not None:
+            return value - _log(other).sum(-1)
+        if self.value == "logit":  # 1 - Π p_j is the sum over j of being right before token j and wrong at it
+            right = torch.cat([torch.ones_like(target[..., :1]), target[..., :-1].cumprod(-1)], -1)
+            return value - _log((right * other).sum(-1))
+        return value
+
+
+def _geometric_mean(tokens: Float[Tensor, "rows targets size numbers"]) -> Float[Tensor, "rows targets"]:
+    """exp(mean log p) of the first number."""
+    return tokens[..., 0].pow(1 / tokens.shape[2]).prod(-1)
+
+
+def _root_mean_square(tokens: Float[Tensor, "rows targets size 1"]) -> Float[Tensor, "rows targets"]:
+    return tokens[..., 0].square().mean(-1).sqrt()
+
+
+def _slope_of_geometric_mean(
+    p: Float[Tensor, " tokens"], sizes: Sequence[int], place: TokenIndex
+) -> Float[Tensor, " tokens"]:
+    """Its derivative with respect to each token's p: 1 for a single token."""
+    logs = p.clamp_min(TINY).log()
+    mean = by_target(logs[None, :, None], sizes, lambda tokens: tokens[..., 0].mean(-1))[0]
+    return (mean[place.owners] - logs).exp() / place.sizes
+
+
+def _sum(tokens: Float[Tensor, "rows tokens"], sizes: Sequence[int]) -> Float[Tensor, "rows targets"]:
+    return by_target(tokens[..., None], sizes, lambda each: each[..., 0].sum(-1))
 
 
 def _log(p: Float64[Tensor, "*any"]) -> Float64[Tensor, "*any"]:

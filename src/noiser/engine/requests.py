@@ -73,7 +73,8 @@ class Effects(Request):
     Attributes:
         perturbations: the changed inputs. The mean distribution over a perturbation's samples is what counts.
         score: "prob", the drop of p(target), or of p(target) - p(foil); "logprob", that of its logarithm; "hellinger",
-            the distance between the whole distributions.
+            the distance between the whole distributions. Of a span "prob" is about the geometric mean of its tokens'
+            probabilities, "logprob" about the sum of log p, and "hellinger" is the root mean square of the distances.
         expected: token-forwards that the whole method is likely to take, for progress; 0 if this request is the last.
     """
 
@@ -97,17 +98,18 @@ class EffectTable:
 
     Attributes:
         score: what the prediction loses, signed so that a loss counts positive.
-        stderr: standard error of the score over the samples; NaN for a single one.
-        flips: whether the model changes its mind: the most probable token is another one than without perturbation;
-            with a foil, the other one of the pair leads.
+        stderr: standard error of the score over the samples, by the delta method; NaN for a single one.
+        flips: whether the model changes its mind: the most probable token is another one than without perturbation, at
+            any of the target's tokens; with a foil, the other one of the pair leads.
         lead: log odds of the model's own token against its strongest rival (of target against foil), in parts of what
-            they are without perturbation: 1 for no change, negative after a flip.
+            they are without perturbation: 1 for no change, negative after a flip. Of a span the smallest of its
+            tokens'; `leader` and `leader_probability` are then about the token that has it.
         probability: of the target.
         probability_stderr: its standard error; NaN for a single sample.
         foil_probability: of the foil; 0 without one.
         leader: id of the most probable token.
         leader_probability: its probability.
-        clean_lead: log odds, without perturbation, of what `lead` is in parts of.
+        clean_lead: log odds, without perturbation, of what `lead` is in parts of; of a span the smallest.
     """
 
     score: Float64[Tensor, "perturbations targets"]
@@ -136,7 +138,9 @@ class Values(Request):
         perturbations: the changed inputs.
         value: "prob", p(target); "logprob", log p(target); "logit", log p / (1 - p); with a foil, p(target) - p(foil),
             and for the other two log p(target) / p(foil). "hellinger" and "squared" are distances to the clean
-            distribution: sqrt(½ Σ (√p - √q)²), and Σ (√p - √q)² / √2 of the published script.
+            distribution: sqrt(½ Σ (√p - √q)²), and Σ (√p - √q)² / √2 of the published script. Of a span "prob" is
+            the geometric mean of its tokens' p, "logprob" log Πp, "logit" log Πp / (1 - Πp), "hellinger" the root mean
+            square of the tokens' distances and "squared" the mean.
     """
 
     perturbations: Sequence[Perturbation]
@@ -165,7 +169,8 @@ class PathIntegrals(Request):
 
     Attributes:
         paths: places and weights of the quadrature; a path without weights is run for its values alone.
-        objective: F, "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+        objective: F, "prob" or "logprob" of the target; with a foil, the difference of the two tokens'. Of a span the
+            geometric mean of its tokens' probabilities, or the sum of their logarithms.
     """
 
     paths: Sequence[Interpolate]
@@ -217,7 +222,8 @@ class Relevance(Request):
     Attributes:
         rules: what takes the place of torch's functions during the pass.
         objective: what is handed back: "logit" of the target (minus the foil's), "prob" or "logprob".
-        reference: an input without information, which runs beside the clean one; None for none.
+        reference: an input without information, which runs beside the clean one, and the targets that are explained
+            against it; None for none, and all targets.
         in_python: attention must be made of torch's functions, which rules can replace.
     """
 
@@ -232,7 +238,7 @@ class RelevanceTable:
     """What the rules hand back.
 
     Attributes:
-        values: [targets, 1 or 2], the objective of the clean input and of the reference.
+        values: [the reference's targets or all, 1 or 2], the objective of the clean input and of the reference.
         contributions: [targets, length], each token's Σ_d (x - reference) × gradient, float64.
     """
 
@@ -254,7 +260,10 @@ class Clean(Request):
 
 
 class CleanStats(NamedTuple):
-    """Probability and rank (1 for the most probable) of every target, and of the foil at the first one."""
+    """Probability and rank (1 for the most probable) of every target, and of the foil at the first one.
+
+    Of a span the geometric mean of its tokens' probabilities, and the largest of their ranks.
+    """
 
     probabilities: list[float]
     ranks: list[int]

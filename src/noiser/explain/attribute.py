@@ -18,7 +18,7 @@ from noiser.methods import Method, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
-from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, Unit
+from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
 __all__ = ["attribute", "attribution_passes", "is_many"]
@@ -33,6 +33,7 @@ def attribute(
     target: str | int | None = None,
     foil: str | int | None = None,
     max_new_tokens: int = 1,
+    target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
     sources: Sources | None = None,
     continuation_units: bool = True,
@@ -53,6 +54,7 @@ def attribute(
     target: str | int | Sequence[str | int | None] | None = None,
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int = 1,
+    target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
     sources: Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
@@ -72,6 +74,7 @@ def attribute(
     target: str | int | Sequence[str | int | None] | None = None,
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int = 1,
+    target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
     sources: Sources | Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
@@ -96,6 +99,10 @@ def attribute(
             one in which target and foil differ. With many prompts, `target`, `foil` and `seed` are one for all, or
             a list of one for each.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
+        target_unit: what each row explains: "token", one token of the continuation; "word", "sentence", or "all" of it,
+            as a span of tokens; or a list of (start, end) character spans of the continuation's text. What is explained
+            of a span is the geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms
+            ("logprob"), or the root mean square of their distances ("hellinger"). See docs/concepts.md.
         unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", "turn"
             (each message of a chat), "source", or a list of (start, end) character spans of the prompt. "auto", for
             long prompts: sources, or else sentences (of a very long prompt runs of them), first, then smaller units
@@ -124,6 +131,7 @@ def attribute(
     options: dict[str, Any] = {
         "method": make_method(method),
         "max_new_tokens": max_new_tokens,
+        "target_unit": target_unit,
         "unit": unit,
         "continuation_units": continuation_units,
         "budget": Budget.of(max_forwards, max_seconds, unit),
@@ -174,6 +182,7 @@ def attribution_passes(
     target: str | int | None = None,
     foil: str | int | None = None,
     max_new_tokens: int = 1,
+    target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
     sources: Sources | None = None,
     continuation_units: bool = True,
@@ -192,6 +201,7 @@ def attribution_passes(
         target=target,
         foil=foil,
         max_new_tokens=max_new_tokens,
+        target_unit=target_unit,
         unit=unit,
         sources=sources,
         continuation_units=continuation_units,
@@ -218,7 +228,8 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
     clean: CleanStats = yield Clean()
     spent: Counters = yield Spent()
     name, parameters = describe(method)
-    columns = zip(query.target_texts, query.target_ids, clean.probabilities, clean.ranks, strict=True)
+    ids = [tuple(query.target_ids[token] for token in span) for span in query.target_spans]
+    columns = zip(query.target_texts, ids, clean.probabilities, clean.ranks, query.skipped_ids, strict=True)
     foil = None
     if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
         (text,) = token_texts(lm.tokenizer, [query.foil_id])
@@ -231,12 +242,16 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
         prompt_length=query.prompt_length,
         scores=scores.scores,
         units=units,
-        targets=tuple(Target(*column) for column in columns),
+        targets=tuple(
+            Target(text, ids[0], probability, rank, rest=ids[1:], before=before)
+            for text, ids, probability, rank, before in columns
+        ),
         thresholds=scores.thresholds,
         k_min=scores.k_min,
         stderr=scores.stderr,
         foil=foil,
         unit=query.unit,
+        target_unit=query.target_unit,
         method=name,
         parameters=parameters,
         seed=seed,

@@ -126,13 +126,13 @@ class CaptumMethod:
         if query.causal_mask[g].any():
             with states.on(session.lm.device):
                 scores, delta = self._run(session, query, g)
-        session.report(session.counters.token_forwards * len(query.target_ids) / (g + 1))
+        session.report(session.counters.token_forwards * len(query.target_spans) / (g + 1))
         return scores, [] if delta is None else [float(delta.mean())]
 
     def _run(self, session: Session, query: Query, g: int) -> tuple[Float[Tensor, " units"], Tensor | None]:
         cls = class_of(self.name)
         features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else None
-        positions = [i for i in movable_positions(query) if i <= query.logit_positions[g]]
+        positions = [i for i in movable_positions(query) if i <= query.target_rows[g][0]]
         positions = positions if features is None else [*features]
         rows = session.embeddings[positions][None].clone()
         arguments = self._arguments(cls, rows, session.baseline(self.baseline).to(rows))
@@ -150,7 +150,7 @@ class CaptumMethod:
         tokens[positions] = per_token.detach().float().cpu()
         if features is not None:
             tokens[[i for unit in query.units for i in unit.token_indices[1:]]] = 0
-        return sum_over_units(query, tokens.expand(len(query.target_ids), -1))[g], delta
+        return sum_over_units(query, tokens.expand(len(query.target_spans), -1))[g], delta
 
     def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
         names, given = names_of(cls.attribute), {name: _as_tuple(value) for name, value in self.arguments.items()}

@@ -154,6 +154,8 @@ def _query(lm: LanguageModel, ids: Int[Tensor, " length"], target: int, foil: in
         prompt_length=len(encoding.text),
         target_ids=(target,),
         logit_positions=(len(ids) - 1,),
+        target_spans=((0,),),
+        target_unit="token",
         foil_id=foil,
         units=make_units(encoding, "token", special_tokens=frozen),
         unit="token",

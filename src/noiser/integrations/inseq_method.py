@@ -79,6 +79,11 @@ class InseqMethod:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
+        if len(query.target_spans) < len(query.target_ids) or any(query.skipped_ids[1:]):
+            raise ParameterError(
+                f"Inseq explains a continuation token by token, got target_unit={query.target_unit!r}; expected "
+                "'token'. Or use a method of our own; see `noiser methods`."
+            )
         tokens = yield Call(partial(self._of_session, query=query, states=RandomStates(rng)))
         return Scores(
             scores=sum_over_units(query, tokens[:, : len(query.token_ids)]),

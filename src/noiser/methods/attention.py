@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
-from noiser.methods.protocol import Scores, sum_over_units
+from noiser.methods.protocol import Scores, mean_over_targets, sum_over_units
 
 __all__ = ["AttentionRollout", "LastAttention", "rollout"]
 
@@ -21,7 +21,8 @@ class LastAttention:
     """How much the position that predicts the target attends to each token in the last layer, mean over heads.
 
     Scores are the weights as they are: what goes to frozen tokens, for most models the larger part, is in no
-    score. In a model that mixes attention with other layers, the last layer that has attention counts.
+    score. In a model that mixes attention with other layers, the last layer that has attention counts. A target span
+    has the mean over the positions that predict its tokens.
 
     Raises:
         UnsupportedModelError: the model gives no attention weights (when called).
@@ -31,7 +32,7 @@ class LastAttention:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
-        return Scores(scores=sum_over_units(query, maps[-1][list(query.logit_positions)]))
+        return Scores(scores=sum_over_units(query, mean_over_targets(query, maps[-1][list(query.logit_positions)])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class AttentionRollout:
     Every layer passes on half of what a position attends to and half of the position itself: Â = ½A + ½I, with A the
     mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar and Zuidema 2020, section 4).
     Frozen tokens take part in the products. Layers of other kinds, in models that mix them, have no A and are
-    left out of the product.
+    left out of the product. A target span has the mean over the positions that predict its tokens.
 
     Raises:
         UnsupportedModelError: the model gives no attention weights (when called).
@@ -51,7 +52,7 @@ class AttentionRollout:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
-        return Scores(scores=sum_over_units(query, rollout(maps, query.logit_positions)))
+        return Scores(scores=sum_over_units(query, mean_over_targets(query, rollout(maps, query.logit_positions))))
 
 
 def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]) -> Float[Tensor, "rows length"]:

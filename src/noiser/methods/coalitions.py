@@ -24,8 +24,8 @@ class Coalitions:
     """Values of coalitions: what is predicted with some units kept and the others' rows replaced by the baseline.
 
     A coalition of all units is run once for all targets, from its first replaced position on. A unit that is not
-    wholly before a target is kept for that target: a later one cannot matter, and one that the target itself is part
-    of (a word of several tokens in the continuation) is no unit of that target.
+    wholly before a target is kept for that target: a later one cannot matter, and one that the target shares tokens
+    with (a word of several tokens in the continuation, or a token of a target span) is no unit of that target.
 
     Args:
         query: the question.
@@ -43,7 +43,7 @@ class Coalitions:
         self._value: Literal["prob", "logprob", "logit"] = value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])
-        self._cut = (first[None] <= torch.tensor(query.logit_positions)[:, None]) & ~self._mask
+        self._cut = (first[None] <= torch.tensor([rows[-1] for rows in query.target_rows])[:, None]) & ~self._mask
         self.seen = [row.nonzero().flatten() for row in self._mask]
         self.clean: Float64[Tensor, " targets"] = torch.empty(0)
 

@@ -15,7 +15,7 @@ from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Query, Relevance, RelevanceTable, Replace, Steps
 from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception, ProductForward, is_plain, product, widened
-from noiser.methods.protocol import Scores, movable_positions, sum_over_units
+from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
 __all__ = ["DeepLift", "rescale"]
 
@@ -53,12 +53,16 @@ class DeepLift:
         """Scores of every unit for every target; see `Method`."""
         length = len(query.encoding.token_ids)
         rules = Interception(partial(rescale, length=length), {"linear": partial(linear_for_input, length=length)})
-        reference = Replace(movable_positions(query), baseline=self.baseline)
-        table: RelevanceTable = yield Relevance(rules, self.score, reference)
-        difference = table.values[:, 0] - table.values[:, 1]
-        delta = difference - table.contributions.sum(-1)
+        difference = torch.zeros(len(query.target_spans))
+        contributions = torch.zeros(len(difference), length, dtype=torch.float64)
+        for positions, targets in movable_groups(query):
+            reference = Replace(positions, targets, baseline=self.baseline)
+            table: RelevanceTable = yield Relevance(rules, self.score, reference)
+            difference[list(targets)] = table.values[:, 0] - table.values[:, 1]
+            contributions[list(targets)] = table.contributions
+        delta = difference - contributions.sum(-1)
         return Scores(
-            scores=sum_over_units(query, table.contributions),
+            scores=sum_over_units(query, contributions),
             info={"delta": delta.tolist(), "difference": difference.tolist()},
         )
 

@@ -25,7 +25,7 @@ from noiser.engine import (
 )
 from noiser.errors import ParameterError
 from noiser.methods.noise import draw_noise
-from noiser.methods.protocol import Scores, movable_positions, sum_over_units
+from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
 __all__ = [
     "GradientScore",
@@ -76,7 +76,8 @@ class InputXGradient:
 class IntegratedGradients:
     """Integral of the gradient on the straight path from a baseline input to the input (Sundararajan et al. 2017).
 
-    With x' the input in which every token that is not frozen holds the baseline row, the contribution of dimension j of
+    With x' the input in which every token that is not frozen (nor of the target span) holds the baseline row, the
+    contribution of dimension j of
     token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x - x')) dα over α from 0 to 1 (equation 1). All contributions
     together are F(x) - F(x'); what the quadrature leaves of that is `info["delta"]`.
 
@@ -102,12 +103,12 @@ class IntegratedGradients:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        positions = movable_positions(query)
+        groups = movable_groups(query)
         alphas, weights = gauss_legendre(self.n_steps)
-        path = Interpolate(positions, baseline=self.baseline, alphas=alphas, weights=weights)
-        start = Interpolate(positions, baseline=self.baseline, alphas=(0.0,), weights=None)
-        integrals: Integrals = yield PathIntegrals([path, start], self.score)
-        difference = integrals.clean - integrals.values[1][0]
+        paths = [Interpolate(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
+        starts = [Interpolate(*group, baseline=self.baseline, alphas=(0.0,), weights=None) for group in groups]
+        integrals: Integrals = yield PathIntegrals([*paths, *starts], self.score)
+        difference = integrals.clean - torch.stack(integrals.values[len(paths) :]).nansum((0, 1))
         delta = difference - integrals.contributions.sum((-1, -2)).cpu()
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)),
@@ -155,13 +156,21 @@ class GradientShap:
             draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else [None] * count
         )
         paths = [
-            Interpolate(positions, baseline=self.baseline, alphas=(alpha,), weights=(1 / count,), shift=shift)
+            Interpolate(
+                *group,
+                baseline=self.baseline,
+                alphas=(alpha,),
+                weights=(1 / count,),
+                shift=None if shift is None else shift[[position in group.positions for position in positions]],
+            )
             for alpha, shift in zip(alphas, noise, strict=True)
+            for group in movable_groups(query)
         ]
         integrals: Integrals = yield PathIntegrals(paths, self.score)
         stderr = None
         if count > 1 and self.reduce == "sum":
-            stderr = sum_over_units(query, integrals.sums * count).std(0) / count**0.5
+            of_samples = integrals.sums.unflatten(0, (count, -1)).sum(1) * count
+            stderr = sum_over_units(query, of_samples).std(0) / count**0.5
         scores = sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce))
         return Scores(scores=scores, stderr=stderr)
 

@@ -44,7 +44,7 @@ class Noiser:
     With P̄(u, k) the mean next-token distribution over `samples` inputs in which unit u has k times standard normal
     noise on its rows of the embedding table, unit u *flips* at k when the most probable token of P̄(u, k) is not
     the model's own; k_u is the largest k found by bisection of [0, 1] at which it does not (paper, section 3).
-    The score is p(target | input) - P̄(u, k)[target], raw and signed.
+    The score is p(target | input) - P̄(u, k)[target], raw and signed. A target span flips when any of its tokens does.
 
     Args:
         samples: noise vectors M, shared by all units, all k and all targets.
@@ -147,7 +147,7 @@ class _Run:
         self.method, self.query = method, query
         self.units = [unit.token_indices for unit in query.units]
         self.pairs = [(g, u) for g, row in enumerate(query.causal_mask.tolist()) for u, seen in enumerate(row) if seen]
-        self.targets = range(len(query.logit_positions))
+        self.targets = range(len(query.target_spans))
         self.random_k = draw_k(rng) if method.bounding == "random" else math.nan
         longest, dim = max(map(len, self.units)), query.embedding_dim
         if method.noise is not None:
@@ -305,7 +305,7 @@ class _Run:
 
     def _expected_work(self) -> float:
         """Token-forwards of a scoring pass for each target, and of a search that leaves one unit in most rounds."""
-        rows = self.query.logit_positions
+        rows = [rows[-1] for rows in self.query.target_rows]
         each = [len(self.noise) * (rows[g] + 1 - self.units[u][0]) for g, u in self.pairs]
         if self.method.bounding not in _SEARCHES:
             return sum(each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,18 @@ from noiser.engine import Query, Steps
 from noiser.errors import ParameterError
 from noiser.registry import Entry, Registry
 
-__all__ = ["METHODS", "Method", "Scores", "describe", "make_method", "movable_positions", "sum_over_units"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "Movable",
+    "Scores",
+    "describe",
+    "make_method",
+    "mean_over_targets",
+    "movable_groups",
+    "movable_positions",
+    "sum_over_units",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +72,31 @@ def movable_positions(query: Query) -> tuple[int, ...]:
     """The positions that go to a baseline: every token that is not frozen, and every token of a unit."""
     units = {position for unit in query.units for position in unit.token_indices}
     return tuple(i for i, frozen in enumerate(query.encoding.frozen) if not frozen or i in units)
+
+
+class Movable(NamedTuple):
+    """Positions that go to a baseline together, and the targets that are explained by that."""
+
+    positions: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+def movable_groups(query: Query) -> list[Movable]:
+    """Movable positions by target: a target span's own tokens, as what the model has said, stay as they are.
+
+    Targets of single tokens, which never are among their own inputs, share all movable positions.
+    """
+    movable = movable_positions(query)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for target, rows in enumerate(query.target_rows):
+        own = set(rows[1:])
+        groups.setdefault(tuple(p for p in movable if p not in own), []).append(target)
+    return [Movable(positions, tuple(targets)) for positions, targets in groups.items()]
+
+
+def mean_over_targets(query: Query, tokens: Float[Tensor, "tokens length"]) -> Float[Tensor, "targets length"]:
+    """Each target's mean over its tokens."""
+    return torch.stack([tokens[list(span)].mean(0) for span in query.target_spans])
 
 
 def sum_over_units(

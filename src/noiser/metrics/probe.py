@@ -70,7 +70,7 @@ class FaithfulnessProbe:
     def question(self) -> tuple[Hashable, ...]:
         """What scores without information depend on: text, targets, and the units that have a score."""
         tokens = tuple(unit.token_indices for unit in self.att.units)
-        targets = tuple(target.token_id for target in self.att.targets)
+        targets = tuple((target.before, target.token_ids) for target in self.att.targets)
         return self.att.text, targets, tokens, self.profile, self.scores.isnan().numpy().tobytes()
 
     @cached_property

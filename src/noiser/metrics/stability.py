@@ -66,7 +66,7 @@ def _correlations(a: Float[Tensor, " units"], b: Float[Tensor, " units"]) -> tup
 
 
 def _check(a: Attribution, b: Attribution) -> None:
-    facts = [(att.text, att.units, [target.token_id for target in att.targets]) for att in (a, b)]
+    facts = [(att.text, att.units, [(target.before, target.token_ids) for target in att.targets]) for att in (a, b)]
     for what, first, second in zip(("texts", "units", "targets"), *facts, strict=True):
         if first != second:
             raise ParameterError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,10 +18,10 @@ from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.sources import find_sources
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
-from noiser.model.units import make_units
-from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, Unit
+from noiser.model.units import make_target_spans, make_units
+from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
 
-__all__ = ["Query", "build_query", "check_length", "query_passes"]
+__all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts"]
 
 SpecialTokens = Literal["frozen", "perturbed"]
 
@@ -34,7 +36,9 @@ class Query:
         prompt_tokens: how many of its tokens are the prompt.
         prompt_length: how many characters of its text are the prompt.
         target_ids: token ids whose probabilities are explained, in order.
-        logit_positions: for each target, the position whose logits predict it.
+        logit_positions: for each of these tokens, the position whose logits predict it.
+        target_spans: what is explained, in order: for each target the indices of its tokens in `target_ids`.
+        target_unit: name of that segmentation: "token", "word", "sentence", "all" or "spans".
         foil_id: token id that the (only) target is contrasted with, or None.
         units: what gets a score.
         unit: name of the segmentation: "token", "word", "sentence", "turn", "source", "auto" or "spans".
@@ -53,6 +57,8 @@ class Query:
     prompt_length: int
     target_ids: tuple[int, ...]
     logit_positions: tuple[int, ...]
+    target_spans: tuple[tuple[int, ...], ...]
+    target_unit: str
     foil_id: int | None
     units: tuple[Span, ...]
     unit: str
@@ -69,16 +75,28 @@ class Query:
         """Everything that the model reads, on the CPU."""
         return torch.tensor(self.encoding.token_ids)
 
+    @cached_property
+    def target_rows(self) -> list[tuple[int, ...]]:
+        """For each target, the positions whose logits predict its tokens."""
+        return [tuple(self.logit_positions[token] for token in span) for span in self.target_spans]
+
     @property
     def causal_mask(self) -> Bool[Tensor, "targets units"]:
-        """Whether all of a unit stands before a target, so that it can have a score for it."""
+        """Whether all of a unit stands before all of a target, so that it can have a score for it."""
         last = torch.tensor([max(unit.token_indices) for unit in self.units])
-        return last[None, :] <= torch.tensor(self.logit_positions)[:, None]
+        return last[None, :] <= torch.tensor([rows[0] for rows in self.target_rows])[:, None]
 
     @property
     def targets_per_unit(self) -> list[tuple[int, ...]]:
         """For each unit, the indices of the targets that it stands before."""
         return [tuple(g for g, seen in enumerate(column) if seen) for column in self.causal_mask.T.tolist()]
+
+    @property
+    def skipped_ids(self) -> list[tuple[int, ...]]:
+        """For each target, the continuation's tokens between the target before and this one."""
+        starts = [self.prompt_tokens, *(rows[-1] + 2 for rows in self.target_rows)]
+        rows = zip(starts, self.target_rows, strict=False)
+        return [self.encoding.token_ids[start : positions[0] + 1] for start, positions in rows]
 
     def with_units(self, units: Sequence[Span]) -> Query:
         """The same question with other units."""
@@ -97,6 +115,7 @@ def query_passes(
     target: str | int | None = None,
     foil: str | int | None = None,
     max_new_tokens: int = 1,
+    target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
     sources: Sources | None = None,
     continuation_units: bool = True,
@@ -109,10 +128,12 @@ def query_passes(
     with one, both readings are possible (`" football"` and `"football"`): the one whose first token the model finds
     more probable is taken. A text that begins with whitespace is taken as it is. `share` is that of `run_clean`.
 
+    Units of the continuation that stand before no target are left out.
+
     Raises:
         PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context or vocabulary.
         TargetError: the target or foil has no token, is outside the vocabulary, or one begins with the other.
-        UnitError: spans that overlap, are empty or leave the prompt; sources that are not in it, empty or overlap.
+        UnitError: spans or sources that overlap, are empty or leave their text, or target spans that cut a token.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -134,22 +155,31 @@ def query_passes(
     check_length(lm, len(encoding.token_ids) + len(ids) - 1)
 
     prompt_tokens = len(encoding.token_ids)
-    whole = extend(lm.tokenizer, encoding, ids[:-1]) if len(ids) > 1 else encoding
+    complete = extend(lm.tokenizer, encoding, ids)
+    spans = make_target_spans(complete, prompt_tokens + first, target_unit)
+    if (end := spans[-1][-1] + 1) < len(complete.token_ids):  # nothing is asked about the rest
+        ids = ids[: end - prompt_tokens]
+        complete = extend(lm.tokenizer, encoding, ids)
+    positions = [position for span in spans for position in span]
+    whole = extend(lm.tokenizer, encoding, ids[:-1])
     units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens, sources=documents)
-    if not continuation_units:
-        units = tuple(u for u in units if u.token_indices[0] < prompt_tokens)
-    texts = token_texts(lm.tokenizer, ids)
+    end = spans[-1][0] if continuation_units else prompt_tokens
+    units = tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens)
+    if continuation is not None:
+        continuation = continuation._replace(logits=continuation.logits[[p - prompt_tokens for p in positions]])
     return Query(
         prompt=prompt,
         encoding=whole,
         prompt_tokens=prompt_tokens,
         prompt_length=len(encoding.text),
-        target_ids=ids[first:],
-        logit_positions=tuple(prompt_tokens - 1 + i for i in range(first, len(ids))),
+        target_ids=tuple(ids[position - prompt_tokens] for position in positions),
+        logit_positions=tuple(position - 1 for position in positions),
+        target_spans=group_consecutive(map(len, spans)),
+        target_unit=target_unit if isinstance(target_unit, str) else "spans",
         foil_id=foil_id,
         units=units,
         unit=unit if isinstance(unit, str) else "spans",
-        target_texts=tuple(texts[first:]),
+        target_texts=target_texts(lm, complete, prompt_tokens, spans),
         model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
@@ -157,6 +187,31 @@ def query_passes(
         sources=documents,
         continuation=continuation if foil is None else None,
     )
+
+
+def target_texts(
+    lm: LanguageModel, encoding: Encoding, prompt_tokens: int, spans: Sequence[Sequence[int]]
+) -> tuple[str, ...]:
+    """Target spans as text: a single token as `token_texts` has it, several as what the continuation reads there.
+
+    Args:
+        lm: whose tokenizer made them.
+        encoding: the prompt and the whole continuation.
+        prompt_tokens: how many of its tokens are the prompt.
+        spans: positions of each span's tokens.
+    """
+    tokens = token_texts(lm.tokenizer, encoding.token_ids[prompt_tokens:])
+    ends = [(encoding.offsets[span[0]][0], max(encoding.offsets[position][1] for position in span)) for span in spans]
+    return tuple(
+        tokens[span[0] - prompt_tokens] if len(span) == 1 else encoding.text[start:end]
+        for span, (start, end) in zip(spans, ends, strict=True)
+    )
+
+
+def group_consecutive(sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Numbers from 0 on, in groups of the given sizes."""
+    numbers = itertools.count()
+    return tuple(tuple(itertools.islice(numbers, size)) for size in sizes)
 
 
 def check_length(lm: LanguageModel, length: int) -> None:

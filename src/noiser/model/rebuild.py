@@ -5,8 +5,8 @@ from __future__ import annotations
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError, TargetError
 from noiser.model.language_model import LanguageModel
-from noiser.model.query import Query, check_length
-from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
+from noiser.model.query import Query, check_length, group_consecutive, target_texts
+from noiser.model.text import Encoding, encode, encode_target, extend
 from noiser.types import Span
 
 __all__ = ["rebuild_query"]
@@ -29,10 +29,9 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
     if encoding.text != att.text[: att.prompt_length]:
         raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {att.text[: att.prompt_length]!r}")
     prompt_tokens = len(encoding.token_ids)
-    targets = tuple(target.token_id for target in att.targets)
-    whole, before = _with_continuation(lm, att, encoding, targets)
+    whole, ids, spans = _with_continuation(lm, att, encoding)
     check_length(lm, len(whole.token_ids))
-    first = len(before) - len(targets) + 1
+    positions = [position for span in spans for position in span]
     for unit in att.units:
         _check_unit(lm, att, whole, unit)
     return Query(
@@ -40,8 +39,10 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         encoding=whole,
         prompt_tokens=prompt_tokens,
         prompt_length=att.prompt_length,
-        target_ids=targets,
-        logit_positions=tuple(prompt_tokens - 1 + first + i for i in range(len(targets))),
+        target_ids=tuple(ids[position - prompt_tokens] for position in positions),
+        logit_positions=tuple(position - 1 for position in positions),
+        target_spans=group_consecutive(map(len, spans)),
+        target_unit=att.target_unit,
         foil_id=None if att.foil is None else att.foil.token_id,
         units=att.units,
         unit=att.unit,
@@ -54,35 +55,48 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
 
 
 def _with_continuation(
-    lm: LanguageModel, att: Attribution, encoding: Encoding, targets: tuple[int, ...]
-) -> tuple[Encoding, tuple[int, ...]]:
-    """Prompt and continuation, and the continuation's tokens; with a foil, target and foil share those of its text."""
+    lm: LanguageModel, att: Attribution, encoding: Encoding
+) -> tuple[Encoding, tuple[int, ...], list[range]]:
+    """Prompt and continuation without its last token, the continuation's tokens, and each target's positions."""
     size = lm.vocabulary_size
-    outside = [token for token in targets if not 0 <= token < size]
-    if outside:
+    ids = [token for target in att.targets for token in (*target.before, *target.token_ids)]
+    if outside := [token for token in ids if not 0 <= token < size]:
         raise _mismatch(lm, att, f"target id {outside[0]} is outside its vocabulary of {size} tokens")
-    texts = tuple(token_texts(lm.tokenizer, targets))
-    if texts != tuple(target.text for target in att.targets):
-        raise _mismatch(lm, att, f"the targets read {texts} with it, not {tuple(t.text for t in att.targets)}")
-    for before in [targets[:-1]] if att.foil is None else _shared(lm, att, encoding, targets[0]):
-        whole = extend(lm.tokenizer, encoding, before)
+    for before in [()] if att.foil is None or att.targets[0].before else _shared(lm, att, encoding):
+        continuation = (*before, *ids)
+        complete = extend(lm.tokenizer, encoding, continuation)
+        spans = _target_spans(att, len(encoding.token_ids) + len(before))
+        texts = target_texts(lm, complete, len(encoding.token_ids), spans)
+        if texts != tuple(target.text for target in att.targets):
+            raise _mismatch(lm, att, f"the targets read {texts} with it, not {tuple(t.text for t in att.targets)}")
+        whole = extend(lm.tokenizer, encoding, continuation[:-1])
         if whole.text == att.text:
-            return whole, before
+            return whole, continuation, spans
     raise _mismatch(lm, att, f"no tokens of the continuation read {att.text[att.prompt_length :]!r}")
 
 
-def _shared(lm: LanguageModel, att: Attribution, encoding: Encoding, target: int) -> list[tuple[int, ...]]:
-    """Tokenisations of the text between the prompt and a target with a foil: with the target behind it, or alone."""
-    text = att.text[att.prompt_length :]
+def _target_spans(att: Attribution, position: int) -> list[range]:
+    """The positions of each target's tokens; the first target, or what stands before it, begins at `position`."""
+    spans: list[range] = []
+    for target in att.targets:
+        start = position + len(target.before)
+        position = start + len(target.token_ids)
+        spans.append(range(start, position))
+    return spans
+
+
+def _shared(lm: LanguageModel, att: Attribution, encoding: Encoding) -> list[tuple[int, ...]]:
+    """Tokenisations of the text between the prompt and a target with a foil, of files that do not have its tokens."""
+    text, (target,) = att.text[att.prompt_length :], att.targets
     if not text:
         return [()]
     readings: list[tuple[int, ...]] = []
-    for follower in (att.targets[0].text, ""):
+    for follower in (target.text, ""):  # with the target after it, or alone
         try:
             ids = encode_target(lm.tokenizer, encoding, text + follower)
         except TargetError:
             continue
-        readings += [ids[:-1]] if follower and ids[-1] == target else [] if follower else [ids]
+        readings += [ids[:-1]] if follower and ids[-1] == target.token_id else [] if follower else [ids]
     return readings
 
 

@@ -11,9 +11,9 @@ from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset, join_overlapping
 from noiser.model.text import Encoding
 from noiser.spans import sentence_spans, snap, word_spans
-from noiser.types import AutoUnit, Source, Span, Unit
+from noiser.types import AutoUnit, Source, Span, TargetUnit, Unit
 
-__all__ = ["make_units", "split_unit"]
+__all__ = ["make_target_spans", "make_units", "split_unit"]
 
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
@@ -81,6 +81,63 @@ def make_units(
     if special_tokens == "perturbed":
         units += _frozen_units(encoding)
     return tuple(sorted(units, key=lambda span: span.token_indices))
+
+
+def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object) -> list[tuple[int, ...]]:
+    """Groups the tokens of a continuation into target spans.
+
+    Args:
+        encoding: the prompt and the whole continuation.
+        first: position of the continuation's first token.
+        unit: "token", each by itself; "word" or "sentence", as units are cut, special tokens by themselves; "all"; or
+            (start, end) character spans of the continuation's text. A token is in the span that holds its visible
+            characters, and may be in none.
+
+    Returns:
+        Positions of each span's tokens, in order of the text; no span is empty.
+
+    Raises:
+        UnitError: character spans that overlap, are empty, leave the continuation, hold no token or cut one.
+        UnknownNameError: an unknown name.
+    """
+    positions = range(first, len(encoding.token_ids))
+    if unit == "token":
+        return [(position,) for position in positions]
+    if unit == "all":
+        return [tuple(positions)]
+    if unit in ("word", "sentence"):
+        units = make_units(encoding, unit, special_tokens="perturbed")
+        return [span.token_indices for span in units if span.token_indices[0] >= first]
+    if isinstance(unit, str):
+        names = ["token", "word", "sentence", "all"]
+        raise UnknownNameError("target_unit", unit, names, "Or give a list of (start, end) character spans.")
+    begin = encoding.offsets[first][0]
+    length = len(encoding.text) - begin
+    spans = [(a + begin, b + begin) for a, b in _checked(unit, length, argument="target_unit", text="continuation")]
+    return [_tokens_inside(encoding, positions, span, begin) for span in spans]
+
+
+def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, begin: int) -> tuple[int, ...]:
+    """The tokens whose visible characters a target span holds; `begin` is where the continuation does."""
+    inside: list[int] = []
+    for position in positions:
+        start, end = encoding.offsets[position]
+        piece = Span(encoding.text[start:end], start, end, (position,))
+        overlap, whole = _overlap(piece, span), _overlap(piece, (start, end))
+        if 0 < overlap < whole:
+            raise UnitError(
+                f"Target span {(span[0] - begin, span[1] - begin)}, {encoding.text[slice(*span)]!r}, cuts the token "
+                f"{piece.text!r} at {(start - begin, end - begin)}; expected whole tokens. Move its ends to the ends "
+                "of tokens."
+            )
+        if overlap:
+            inside.append(position)
+    if not inside:
+        raise UnitError(
+            f"Target span {(span[0] - begin, span[1] - begin)}, {encoding.text[slice(*span)]!r}, holds no token of the "
+            f"continuation {encoding.text[begin:]!r}; expected at least one. Widen the span."
+        )
+    return tuple(inside)
 
 
 def split_unit(encoding: Encoding, unit: Span) -> tuple[Span, ...]:
@@ -167,25 +224,25 @@ def _frozen_units(encoding: Encoding) -> list[Span]:
     return units
 
 
-def _checked(spans: Any, length: int) -> list[Offset]:
-    """The caller's spans in order, checked to be integers, inside the prompt, not empty, and disjoint."""
+def _checked(spans: Any, length: int, *, argument: str = "unit", text: str = "prompt") -> list[Offset]:
+    """The caller's spans in order, checked to be integers, inside the text, not empty, and disjoint."""
     if not isinstance(spans, Sequence) or not spans:
         raise UnitError(
-            f"unit is {spans!r}; expected 'token', 'word', 'sentence', or a list of at least one (start, end) "
-            "character span of the prompt."
+            f"{argument} is {spans!r}; expected 'token', 'word', 'sentence', or a list of at least one (start, end) "
+            f"character span of the {text}."
         )
     checked: list[Offset] = []
     for span in spans:
         ok = isinstance(span, Sequence) and len(span) == 2 and all(type(value) is int for value in span)
         if not ok:
             raise UnitError(
-                f"Span {span!r} is not a pair of integers; expected (start, end), in characters of the prompt."
+                f"Span {span!r} is not a pair of integers; expected (start, end), in characters of the {text}."
             )
         start, end = span
         if not 0 <= start < end <= length:
-            fault = "is empty" if start == end else "is reversed" if start > end else "leaves the prompt"
+            fault = "is empty" if start == end else "is reversed" if start > end else f"leaves the {text}"
             raise UnitError(
-                f"Span {(start, end)} {fault}; expected 0 <= start < end <= {length}, the prompt's length in "
+                f"Span {(start, end)} {fault}; expected 0 <= start < end <= {length}, the {text}'s length in "
                 "characters (of a chat: of the rendered chat)."
             )
         checked.append((start, end))
