@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
+    from noiser.explain import Citations as Citations
     from noiser.explain import attribute as attribute
+    from noiser.explain import cite as cite
     from noiser.explain import tolerance as tolerance
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
-    "explain": "attribute tolerance",
+    "explain": "Citations attribute cite tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser Occlusion Random SequentialIntegratedGradients ShapleySampling",
     "model": "LanguageModel load_model place_sources wrap",

@@ -13,7 +13,7 @@ from noiser.checks import check_choice
 from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, SharedProgress, Spent, Steps, run_interleaved
 from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.refine import Budget, refine
+from noiser.explain.refine import BY_DEFAULT, Budget, SplitRule, refine
 from noiser.methods import Method, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
@@ -21,7 +21,7 @@ from noiser.model.text import encode, token_texts
 from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
-__all__ = ["attribute", "attribution_passes", "is_many"]
+__all__ = ["attribute", "attribution_passes", "attribution_steps", "is_many"]
 
 
 @overload
@@ -207,7 +207,7 @@ def attribution_passes(
         continuation_units=continuation_units,
         special_tokens=special_tokens or getattr(method, "special_tokens", "frozen"),
     )
-    steps = _attribution(engine.lm, query, method, seed, budget or Budget())
+    steps = attribution_steps(engine.lm, query, method, seed, budget or Budget())
     return (yield from engine.answer(query, steps, progress))
 
 
@@ -220,9 +220,17 @@ def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     )
 
 
-def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, budget: Budget) -> Steps[Attribution]:
+def attribution_steps(
+    lm: LanguageModel,
+    query: Query,
+    method: Method,
+    seed: int,
+    budget: Budget,
+    rule: SplitRule = BY_DEFAULT,
+) -> Steps[Attribution]:
+    """What a method says of a query, as an `Attribution`; with unit "auto", coarse units first, split by `rule`."""
     if query.unit == "auto":
-        units, scores = yield from refine(method, query, seed, budget)
+        units, scores = yield from refine(method, query, seed, budget, rule)
     else:
         units, scores = query.units, (yield from method(query, torch.Generator().manual_seed(seed)))
     clean: CleanStats = yield Clean()

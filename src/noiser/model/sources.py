@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
 from noiser.types import Prompt, Source
 
-__all__ = ["TEMPLATE", "check_sources", "find_sources", "place_sources"]
+__all__ = ["TEMPLATE", "check_sources", "find_sources", "place_sources", "without_sources"]
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
 """How sources and question make a prompt. Sources stand below each other, each under its title, if it has one."""
@@ -34,15 +35,38 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
     """
     if template.count("{sources}") != 1 or template.count("{question}") != 1:
         raise ParameterError(f"template is {template!r}; expected a text with {{sources}} and {{question}} once each.")
-    blocks = "\n\n".join(_forms(title, text)[0] for title, text in check_sources(sources))
-    before, after = template.split("{sources}")
+    return _filled(question, template, "\n\n".join(_forms(*pair)[0] for pair in check_sources(sources)))
 
-    def placed(text: str) -> str:
-        return before.replace("{question}", text) + blocks + after.replace("{question}", text)
+
+def without_sources(question: Prompt, sources: Sequence[Source], template: str | None = TEMPLATE) -> Prompt | None:
+    """The prompt of `place_sources`, or with `template` None a prompt in which sources stand, without them.
+
+    Returns:
+        None if nothing else is in the prompt.
+    """
+    if template is not None:
+        return _filled(question, template.replace("{sources}", "").strip(), "")
+
+    def cut(text: str) -> str:
+        for source in sources:
+            text = text.replace(source.text, "", 1)
+        return text
 
     if isinstance(question, str):
-        return placed(question)
-    return [*question[:-1], *({**message, "content": placed(message["content"])} for message in question[-1:])]
+        return cut(question) if cut(question).strip() else None
+    rest = [{**message, "content": cut(message["content"])} for message in question]
+    return rest if any(message["content"].strip() for message in rest) else None
+
+
+def _filled(question: Prompt, template: str, sources: str) -> Prompt:
+    """The template with the question, or with the last message's, in which braces mean nothing."""
+    if isinstance(question, str):
+        parts = {"{sources}": sources, "{question}": question}
+        return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
+    return [
+        *question[:-1],
+        *({**m, "content": str(_filled(m["content"], template, sources))} for m in question[-1:]),
+    ]
 
 
 def check_sources(sources: object) -> list[tuple[str, str]]:

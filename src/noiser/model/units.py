@@ -140,10 +140,13 @@ def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, b
     return tuple(inside)
 
 
-def split_unit(encoding: Encoding, unit: Span) -> tuple[Span, ...]:
+def split_unit(
+    encoding: Encoding, unit: Span, finest: Literal["sentence", "word", "token"] = "token"
+) -> tuple[Span, ...]:
     """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
-    for segment in (sentence_spans, word_spans, None):
-        parts = _parts(encoding, unit, segment)
+    names = ["sentence", "word", "token"]
+    for name in names[: names.index(finest) + 1]:
+        parts = _parts(encoding, unit, _SEGMENTATIONS[name])
         if len(parts) > 1:
             return tuple(parts)
     return ()
