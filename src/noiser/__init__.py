@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
+    from noiser.explain import Citations as Citations
     from noiser.explain import attribute as attribute
+    from noiser.explain import cite as cite
     from noiser.explain import tolerance as tolerance
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
@@ -42,16 +44,17 @@ if TYPE_CHECKING:
     from noiser.methods import ShapleySampling as ShapleySampling
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
+    from noiser.model import place_sources as place_sources
     from noiser.model import wrap as wrap
 
 _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
-    "explain": "attribute tolerance",
+    "explain": "Citations attribute cite tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser NoiserJoint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",
-    "model": "LanguageModel load_model wrap",
+    "model": "LanguageModel load_model place_sources wrap",
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}
 _ROOMS = "attribution bench data engine errors evaluation explain judges methods metrics model registry types"

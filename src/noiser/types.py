@@ -12,6 +12,8 @@ __all__ = [
     "Prompt",
     "Prompts",
     "RemovalName",
+    "Source",
+    "Sources",
     "Span",
     "Target",
     "TargetUnit",
@@ -29,7 +31,10 @@ Prompt = str | Sequence[Message]
 Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message]]
 """Several prompts: texts, chats, or both."""
 
-UnitName = Literal["token", "word", "sentence"]
+Sources = Sequence[str | tuple[str, str]]
+"""Documents in a prompt: texts, or (title, text) pairs."""
+
+UnitName = Literal["token", "word", "sentence", "turn", "source"]
 Unit = UnitName | Sequence[tuple[int, int]]
 """What one score belongs to: a named segmentation, or the caller's (start, end) character spans."""
 
@@ -59,6 +64,22 @@ class Span(NamedTuple):
     start: int
     end: int
     token_indices: tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """A document in the prompt.
+
+    Attributes:
+        title: as it was given, or "".
+        text: what stands in the prompt, the title's line included where it stands there.
+        start: offset of the first character, in characters of the prompt (for chat: of the rendered chat).
+        end: offset after the last character.
+    """
+
+    title: str
+    text: str
+    start: int
+    end: int
 
 
 class Target(NamedTuple):

@@ -47,10 +47,12 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
     """The columns of `att` that make up each new unit, in order."""
     if not isinstance(unit, str):
         return _groups_of_spans(att, unit)
+    if unit == "source" and att.info.get("sources"):
+        return _groups_of_spans(att, [(source["start"], source["end"]) for source in att.info["sources"]])
     if unit not in _COARSENESS:
         raise UnknownNameError("unit", unit, _COARSENESS, "A list of (start, end) character spans is possible too.")
     coarser = _COARSENESS[unit] < _COARSENESS.get(att.unit, _COARSENESS["word"])
-    if coarser or (att.unit == "spans" and unit == "word") or att.unit == "auto":
+    if coarser or (att.unit == "spans" and unit == "word") or att.unit in ("auto", "turn", "source"):
         raise UnitError(
             f"The scores belong to units of kind {att.unit!r}; expected finer ones to make {unit!r} units from. "
             f"Attribute again with unit={unit!r}."

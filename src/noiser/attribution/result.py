@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.attribution import figure, html, inseq, store
+from noiser.attribution import figure, html, inseq, store, through
 from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import label
 from noiser.attribution.markdown import markdown
@@ -46,7 +46,7 @@ class Attribution(AttributionRecord):
             Noiser. The noise that each score was made with is `info["k"]`.
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
         foil: the alternative token of a contrastive attribution, or None.
-        unit: "token", "word", "sentence", "spans", or "auto": of several sizes.
+        unit: "token", "word", "sentence", "turn", "source", "spans", or "auto": of several sizes.
         target_unit: what a target is: "token", "word", "sentence", "all" or "spans".
         method: versioned registry name, such as "noiser@1".
         parameters: every hyper-parameter of the method.
@@ -78,7 +78,8 @@ class Attribution(AttributionRecord):
         parts is.
 
         Args:
-            unit: "word", "sentence", or (start, end) character spans of `text`; units in no span are left out.
+            unit: "word", "sentence", "source" (those that the attribution was given), or (start, end) character spans
+                of `text`; units in no span are left out.
             reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
 
         Returns:
@@ -93,6 +94,33 @@ class Attribution(AttributionRecord):
             UnknownNameError: an unknown unit or reduction.
         """
         return aggregate(self, unit, reduce)
+
+    def through(self) -> Attribution:
+        """What the prompt has to do with each target by way of the continuation in between.
+
+        With units and targets of the same text, such as `unit="sentence"` and `target_unit="sentence"`, the scores say
+        which sentences each sentence was written from. max(s, 0), each row divided by its sum, are the weights of a
+        graph, and a prompt unit's influence on a target is the sum over all paths between the two (CAGE, arXiv
+        2512.15663); see `noiser.attribution.through`. A row sums to 1 where every sentence on its paths has a positive
+        score. No model is run.
+
+        Returns:
+            A new record of the prompt's units alone, whose scores are these influences. It has no standard errors and
+            no thresholds; `info["through"]` has the weights of the edges between targets, [targets, targets].
+
+        Raises:
+            ParameterError: the continuation has no units, or a unit of it is not inside one target.
+        """
+        graph = through.paths(self)
+        return replace(
+            self,
+            scores=through.influence(graph).float(),
+            units=tuple(self.units[column] for column in graph.columns),
+            thresholds=None,
+            k_min=None,
+            stderr=None,
+            info={**self.info, "through": graph.generated.tolist()},
+        )
 
     def to_dataframe(self) -> DataFrame:
         """One row per target and unit, in that order; NaN where there is no value.

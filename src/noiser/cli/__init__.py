@@ -9,6 +9,7 @@ import typer
 from noiser import __version__
 from noiser.cli.attribute import attribute, compare
 from noiser.cli.bench import bench, report
+from noiser.cli.cite import cite
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import evaluate
 from noiser.cli.options import command
@@ -41,7 +42,7 @@ def main(
     """Which parts of the input made a language model say that?"""
 
 
-for function in (attribute, compare, evaluate, report, methods, metrics, models, serve):
+for function in (attribute, compare, cite, evaluate, report, methods, metrics, models, serve):
     app.command()(command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -1,6 +1,20 @@
 """Explaining: a prompt, a model and a method in, an `Attribution` out."""
 
 from noiser.explain.attribute import attribute, attribution_passes, is_many
+from noiser.explain.citations import Citation, Citations, Quote, Sentence
+from noiser.explain.cite import citation_passes, cite
 from noiser.explain.tolerance import Tolerance, tolerance
 
-__all__ = ["Tolerance", "attribute", "attribution_passes", "is_many", "tolerance"]
+__all__ = [
+    "Citation",
+    "Citations",
+    "Quote",
+    "Sentence",
+    "Tolerance",
+    "attribute",
+    "attribution_passes",
+    "citation_passes",
+    "cite",
+    "is_many",
+    "tolerance",
+]

@@ -13,15 +13,15 @@ from noiser.checks import check_choice
 from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, SharedProgress, Spent, Steps, run_interleaved
 from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.refine import Budget, refine
+from noiser.explain.refine import BY_DEFAULT, Budget, SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
-from noiser.types import AutoUnit, Prompt, Prompts, Target, TargetUnit, Unit
+from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
-__all__ = ["attribute", "attribution_passes", "is_many"]
+__all__ = ["attribute", "attribution_passes", "attribution_steps", "is_many"]
 
 
 @overload
@@ -35,6 +35,7 @@ def attribute(
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
+    sources: Sources | None = None,
     continuation_units: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
@@ -55,6 +56,7 @@ def attribute(
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
+    sources: Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
@@ -74,6 +76,7 @@ def attribute(
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
+    sources: Sources | Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
@@ -100,10 +103,13 @@ def attribute(
             as a span of tokens; or a list of (start, end) character spans of the continuation's text. What is explained
             of a span is the geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms
             ("logprob"), or the root mean square of their distances ("hellinger"). See docs/concepts.md.
-        unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", or
-            a list of (start, end) character spans of the prompt. "auto", for long prompts: sentences (of a very long
-            prompt runs of them) first, then smaller units inside those that carry the score; a unit's parts add up to
-            its score. See `noiser.explain.refine`.
+        unit: what gets a score: "token" (byte-level pieces of one character are one unit), "word", "sentence", "turn"
+            (each message of a chat), "source", or a list of (start, end) character spans of the prompt. "auto", for
+            long prompts: sources, or else sentences (of a very long prompt runs of them), first, then smaller units
+            inside those that carry the score; a unit's parts add up to its score. See `noiser.explain.refine`.
+        sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand in it word for word;
+            `noiser.place_sources` makes such a prompt. Nothing else in the prompt is then a unit. With many prompts,
+            a list of sources, or None, for each.
         continuation_units: with several targets, the continuation's earlier tokens are units too.
         max_forwards: with unit="auto", about the most token-forwards to spend; the coarse units are always scored.
         max_seconds: likewise in seconds; many prompts then run one by one, each with that much.
@@ -133,10 +139,11 @@ def attribute(
         "special_tokens": special_tokens,
     }
     prompts: list[Any] = list(prompt) if is_many(prompt) else [prompt]
-    columns = [(target,), (foil,), (seed,)]
+    columns: list[Sequence[Any]] = [(target,), (foil,), (seed,), (sources,)]
     if is_many(prompt):
         named = {"target": target, "foil": foil, "seed": seed}
         columns = [_one_for_each(name, value, len(prompts)) for name, value in named.items()]
+        columns.append(_one_for_each("sources", sources, len(prompts)))
         for index, text in enumerate(prompts):
             try:
                 encode(lm.tokenizer, text, context_length=lm.context_length)
@@ -146,9 +153,16 @@ def attribute(
     shared = SharedProgress(len(prompts), progress) if is_many(prompt) else None
     coroutines = (
         attribution_passes(
-            engine, text, target=target, foil=foil, seed=seed, progress=shared.of(i) if shared else progress, **options
+            engine,
+            text,
+            target=target,
+            foil=foil,
+            seed=seed,
+            sources=sources,
+            progress=shared.of(i) if shared else progress,
+            **options,
         )
-        for i, (text, target, foil, seed) in enumerate(zip(prompts, *columns, strict=True))
+        for i, (text, target, foil, seed, sources) in enumerate(zip(prompts, *columns, strict=True))
     )
     attributions: dict[int, Attribution] = {}
     with closing(run_interleaved(engine, coroutines, shared)) as outcomes:
@@ -171,6 +185,7 @@ def attribution_passes(
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
+    sources: Sources | None = None,
     continuation_units: bool = True,
     budget: Budget | None = None,
     seed: int = 0,
@@ -190,10 +205,11 @@ def attribution_passes(
         max_new_tokens=max_new_tokens,
         target_unit=target_unit,
         unit=unit,
+        sources=sources,
         continuation_units=continuation_units,
         special_tokens=special_tokens or getattr(method, "special_tokens", "frozen"),
     )
-    steps = _attribution(engine.lm, query, method, seed, budget or Budget())
+    steps = attribution_steps(engine.lm, query, method, seed, budget or Budget())
     return (yield from engine.answer(query, steps, progress))
 
 
@@ -206,9 +222,17 @@ def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     )
 
 
-def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, budget: Budget) -> Steps[Attribution]:
+def attribution_steps(
+    lm: LanguageModel,
+    query: Query,
+    method: Method,
+    seed: int,
+    budget: Budget,
+    rule: SplitRule = BY_DEFAULT,
+) -> Steps[Attribution]:
+    """What a method says of a query, as an `Attribution`; with unit "auto", coarse units first, split by `rule`."""
     if query.unit == "auto":
-        units, scores = yield from refine(method, query, seed, budget)
+        units, scores = yield from refine(method, query, seed, budget, rule)
     else:
         units, scores = query.units, (yield from method(query, torch.Generator().manual_seed(seed)))
     clean: CleanStats = yield Clean()
@@ -222,6 +246,8 @@ def _attribution(lm: LanguageModel, query: Query, method: Method, seed: int, bud
         foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
     ran: dict[str, Any] = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
     ran |= {"left_out": spent.left_out} if spent.left_out else {}
+    if query.sources:
+        ran["sources"] = [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources]
     return Attribution(
         text=query.encoding.text,
         prompt_length=query.prompt_length,

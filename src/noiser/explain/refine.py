@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,10 +23,28 @@ from noiser.methods import Method, Scores
 from noiser.model.units import split_unit
 from noiser.types import Span
 
-__all__ = ["MIN_SHARE", "Budget", "refine"]
+__all__ = ["BY_DEFAULT", "MIN_SHARE", "Budget", "SplitRule", "refine"]
 
 MIN_SHARE = 0.05
-"""A unit that carries less of the sum of absolute scores, on average over targets, is not split."""
+"""A unit that carries less of the sum of absolute scores, on average over targets, is not split by `unit="auto"`."""
+
+
+class SplitRule(NamedTuple):
+    """Which units are split, and how far.
+
+    Attributes:
+        least_share: of the sum of absolute scores, that a unit must carry.
+        targets: of any one of these targets; None for the average over all.
+        finest: "sentence", "word" or "token": parts are no smaller.
+    """
+
+    least_share: float = MIN_SHARE
+    targets: tuple[int, ...] | None = None
+    finest: Literal["sentence", "word", "token"] = "token"
+
+
+BY_DEFAULT = SplitRule()
+"""That of `unit="auto"`."""
 
 
 class Budget(NamedTuple):
@@ -65,7 +83,9 @@ class _Node:
     k: list[float]
 
 
-def refine(method: Method, query: Query, seed: int, budget: Budget) -> Steps[tuple[tuple[Span, ...], Scores]]:
+def refine(
+    method: Method, query: Query, seed: int, budget: Budget, rule: SplitRule = BY_DEFAULT
+) -> Steps[tuple[tuple[Span, ...], Scores]]:
     """Scores the query's units, then parts of those that carry the score.
 
     A unit's parts are scored like any units, by a run of their own with the same seed. What the unit's score exceeds
@@ -78,6 +98,7 @@ def refine(method: Method, query: Query, seed: int, budget: Budget) -> Steps[tup
         seed: of every run's generator.
         budget: when to stop. What a run will cost is judged by what runs have cost; one that does not fit is left out.
             A method that does not run the same number of inputs for every unit says by `inputs_for(units)` how many.
+        rule: which units are split.
 
     Returns:
         Units of several sizes in the order of the prompt, and their scores. `info["raw"]` are the scores before parts
@@ -89,9 +110,10 @@ def refine(method: Method, query: Query, seed: int, budget: Budget) -> Steps[tup
     whole = torch.stack([node.score for node in nodes]).nan_to_num().abs().sum(0)
     done: list[_Node] = []
     while nodes:
-        node = max(nodes, key=lambda node: _share(node, whole))
+        node = max(nodes, key=lambda node: _share(node, whole, rule))
         nodes.remove(node)
-        parts = split_unit(query.encoding, node.unit) if _may_split(query, node, whole) else ()
+        may_split = _share(node, whole, rule) >= rule.least_share and node.unit.token_indices[0] < query.prompt_tokens
+        parts = split_unit(query.encoding, node.unit, rule.finest) if may_split else ()
         if parts and run.affords(parts):
             nodes += _settled(node, (yield from run.score(parts)))
         else:
@@ -101,13 +123,10 @@ def refine(method: Method, query: Query, seed: int, budget: Budget) -> Steps[tup
     return tuple(node.unit for node in done), run.scores(done)
 
 
-def _share(node: _Node, whole: Float[Tensor, " targets"]) -> float:
-    """What a unit carries of all absolute scores, on average over targets."""
-    return float((node.score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)).mean())
-
-
-def _may_split(query: Query, node: _Node, whole: Float[Tensor, " targets"]) -> bool:
-    return _share(node, whole) >= MIN_SHARE and node.unit.token_indices[0] < query.prompt_tokens
+def _share(node: _Node, whole: Float[Tensor, " targets"], rule: SplitRule) -> float:
+    """What a unit carries of all absolute scores."""
+    shares = node.score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    return float(shares.mean()) if rule.targets is None else max((float(shares[t]) for t in rule.targets), default=0.0)
 
 
 def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:

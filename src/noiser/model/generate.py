@@ -35,11 +35,12 @@ class Continuation(NamedTuple):
 
 
 def greedy_continuation(
-    lm: LanguageModel, token_ids: Int[Tensor, " length"], count: int, *, share: bool = False
+    lm: LanguageModel, token_ids: Int[Tensor, " length"], count: int, *, stop: str | None = None, share: bool = False
 ) -> Passes[Continuation]:
     """The `count` most probable next tokens, one after the other; fewer if the model ends.
 
-    An end-of-sequence token is left out, unless it is the very first one. `share` is that of `run_clean`.
+    An end-of-sequence token is left out, unless it is the very first one; so is the token that completes the text
+    `stop`, such as an empty line, with which the continuation ends. `share` is that of `run_clean`.
 
     Raises:
         NumericalError: the logits are not finite.
@@ -55,6 +56,8 @@ def greedy_continuation(
         check_finite(logits.softmax(-1), lm.dtype)
         token = int(logits[0].argmax())
         if out and token in stops:
+            break
+        if stop and out and stop in lm.tokenizer.decode([*out[1:][-len(stop) :], token]):
             break
         out.append(token)
         rows.append(logits)

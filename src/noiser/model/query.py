@@ -12,17 +12,26 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.errors import ModelError, ParameterError, PromptError, TargetError
 from noiser.model.clean import Passes, run_clean, without_sharing
 from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.memory import available_memory
+from noiser.model.sources import find_sources
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_target_spans, make_units
-from noiser.types import AutoUnit, ModelIdentity, Prompt, Span, TargetUnit, Unit
+from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
 
 __all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts"]
 
 SpecialTokens = Literal["frozen", "perturbed"]
+
+COPIES = 6
+"""How many arrays of float32 [target tokens, vocabulary] are in memory at a time, at most: the clean run's logits and
+probabilities, and those of one perturbed sequence with what is read of them."""
+
+LEAST_CHECKED = 2**29
+"""Bytes for which it is not worth asking how much memory is free."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,12 +49,13 @@ class Query:
         target_unit: name of that segmentation: "token", "word", "sentence", "all" or "spans".
         foil_id: token id that the (only) target is contrasted with, or None.
         units: what gets a score.
-        unit: name of the segmentation: "token", "word", "sentence", "auto" or "spans".
+        unit: name of the segmentation: "token", "word", "sentence", "turn", "source", "auto" or "spans".
         target_texts: the targets as text.
         model: the model that is asked.
         embedding_dim: length of a row of its embedding table.
         dtype: of the embeddings that the model reads.
         device: where they are.
+        sources: documents in the prompt.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
@@ -65,6 +75,7 @@ class Query:
     embedding_dim: int
     dtype: torch.dtype
     device: torch.device
+    sources: tuple[Source, ...] = ()
     continuation: Continuation | None = field(default=None, repr=False)
 
     @property
@@ -112,8 +123,10 @@ def query_passes(
     target: str | int | None = None,
     foil: str | int | None = None,
     max_new_tokens: int = 1,
+    stop: str | None = None,
     target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
+    sources: Sources | None = None,
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
     share: bool = False,
@@ -122,14 +135,15 @@ def query_passes(
 
     A target or foil given as text is what follows the prompt. Where a prompt ends in a word and the text begins
     with one, both readings are possible (`" football"` and `"football"`): the one whose first token the model finds
-    more probable is taken. A text that begins with whitespace is taken as it is. `share` is that of `run_clean`.
+    more probable is taken. A text that begins with whitespace is taken as it is. A greedy continuation ends before the
+    text `stop`. `share` is that of `run_clean`.
 
     Units of the continuation that stand before no target are left out.
 
     Raises:
         PromptError: the prompt is empty, holds only special tokens, or exceeds the model's context or vocabulary.
         TargetError: the target or foil has no token, is outside the vocabulary, or one begins with the other.
-        UnitError: spans that overlap, are empty or leave their text, or target spans that cut a token.
+        UnitError: spans or sources that overlap, are empty or leave their text, or target spans that cut a token.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -139,15 +153,18 @@ def query_passes(
     check_length(lm, len(encoding.token_ids))
     if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
+    documents = () if sources is None else find_sources(encoding, sources)
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
-        continuation = yield from greedy_continuation(lm, torch.tensor(encoding.token_ids), max_new_tokens, share=share)
+        prompt_ids = torch.tensor(encoding.token_ids)
+        continuation = yield from greedy_continuation(lm, prompt_ids, max_new_tokens, stop=stop, share=share)
         ids = continuation.token_ids
     else:
         continuation = None
         ids = yield from _token_ids_of(lm, encoding, target, "target", share)
     ids, first, foil_id = yield from _contrast(lm, encoding, ids, foil, share)
     check_length(lm, len(encoding.token_ids) + len(ids) - 1)
+    check_memory(lm, len(ids))
 
     prompt_tokens = len(encoding.token_ids)
     complete = extend(lm.tokenizer, encoding, ids)
@@ -157,7 +174,7 @@ def query_passes(
         complete = extend(lm.tokenizer, encoding, ids)
     positions = [position for span in spans for position in span]
     whole = extend(lm.tokenizer, encoding, ids[:-1])
-    units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens)
+    units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens, sources=documents)
     end = spans[-1][0] if continuation_units else prompt_tokens
     units = tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens)
     if continuation is not None:
@@ -179,6 +196,7 @@ def query_passes(
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
         device=lm.device,
+        sources=documents,
         continuation=continuation if foil is None else None,
     )
 
@@ -215,6 +233,20 @@ def check_length(lm: LanguageModel, length: int) -> None:
         raise PromptError(
             f"The prompt and its continuation have {length} tokens; {lm.identity.name} can read {limit}. "
             "Shorten the prompt or ask for fewer targets."
+        )
+
+
+def check_memory(lm: LanguageModel, targets: int) -> None:
+    """Raises ModelError when the next-token distributions of so many target tokens do not fit into main memory.
+
+    On an accelerator the allocator says so itself; here the system would end the process without a word.
+    """
+    needed = COPIES * 4.0 * targets * lm.vocabulary_size
+    if lm.device.type == "cpu" and needed > LEAST_CHECKED and needed > (free := available_memory()):
+        raise ModelError(
+            f"{targets} target tokens need about {needed / 2**30:.1f} GiB for distributions over the model's "
+            f"{lm.vocabulary_size:,} tokens; {free / 2**30:.1f} GiB of memory are free. Explain a shorter answer: "
+            "lower max_new_tokens, or name a part of it as the target and put the rest into the prompt."
         )
 
 

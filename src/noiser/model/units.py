@@ -11,7 +11,7 @@ from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset, join_overlapping
 from noiser.model.text import Encoding
 from noiser.spans import sentence_spans, snap, word_spans
-from noiser.types import AutoUnit, Span, TargetUnit, Unit
+from noiser.types import AutoUnit, Source, Span, TargetUnit, Unit
 
 __all__ = ["make_target_spans", "make_units", "split_unit"]
 
@@ -22,6 +22,7 @@ _SEGMENTATIONS: dict[str, Callable[[str], list[Offset]] | None] = {
     "token": None,
     "word": word_spans,
     "sentence": sentence_spans,
+    "turn": lambda text: [(0, len(text))],
 }
 
 
@@ -31,6 +32,7 @@ def make_units(
     *,
     special_tokens: Literal["frozen", "perturbed"] = "frozen",
     prompt_tokens: int | None = None,
+    sources: Sequence[Source] = (),
 ) -> tuple[Span, ...]:
     """Groups the tokens of a prompt, and of its continuation, into units.
 
@@ -40,36 +42,42 @@ def make_units(
 
     Args:
         encoding: the tokens and their characters.
-        unit: "token", "word", "sentence", or (start, end) character spans of the prompt. Of two spans that meet in one
-            token the one with more of its visible characters gets it. Prompt text outside the spans is in no unit,
-            and each token of the continuation is one. "auto": sentences, where there are many runs of them; and
-            tokens of the continuation.
+        unit: "token", "word", "sentence", "turn" (a whole message of a chat), or (start, end) character spans of the
+            prompt. Of two spans that meet in one token the one with more of its visible characters gets it. Prompt
+            text outside the spans is in no unit. "auto": sentences, where there are many runs of them. "source":
+            every source. With "turn", "auto", "source" and spans each token of the continuation is a unit.
         special_tokens: with "perturbed" every frozen token is a unit too.
         prompt_tokens: how many of the tokens are the prompt, the rest being the continuation; None for all.
+        sources: documents in the prompt, whose parts are then the prompt's only units; "auto" is then whole sources.
 
     Returns:
         Units in the order of their tokens; each token is in at most one.
 
     Raises:
-        UnitError: spans that overlap, are empty or reversed, leave the prompt, or hold no whole token.
+        UnitError: spans that overlap, are empty or reversed, leave the prompt, or hold no whole token; or "source"
+            without sources.
         UnknownNameError: an unknown segmentation.
     """
+    if unit == "source" and not sources:
+        raise UnitError("unit is 'source', and there are no sources; expected sources=[...], texts in the prompt.")
+    if isinstance(unit, str) and unit not in (names := [*_SEGMENTATIONS, "auto", "source"]):
+        raise UnknownNameError("unit", unit, names, "Or give a list of (start, end) character spans.")
     count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
-    if unit == "auto":
+    end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
+    segment = _SEGMENTATIONS.get(unit) if isinstance(unit, str) else None
+    spans = [(source.start, source.end) for source in sources] if isinstance(unit, str) else _checked(unit, end)
+    if spans:
+        pieces = [piece for piece in _named_units(encoding, None) if piece.token_indices[0] < count]
+        units = _span_units(encoding.text[:end], pieces, spans)
+        if isinstance(unit, str) and unit in _SEGMENTATIONS:
+            units = [part for each in units for part in _parts(encoding, each, segment)]
+    elif unit == "auto":
         sentences = [span for span in _named_units(encoding, sentence_spans) if span.token_indices[0] < count]
-        tokens = [span for span in _named_units(encoding, None) if span.token_indices[0] >= count]
-        units = _runs(encoding, sentences, COARSE_UNITS) + tokens
-    elif isinstance(unit, str):
-        if unit not in _SEGMENTATIONS:
-            names = [*_SEGMENTATIONS, "auto"]
-            raise UnknownNameError("unit", unit, names, "Or give a list of (start, end) character spans.")
-        units = _named_units(encoding, _SEGMENTATIONS[unit])
+        units = _runs(encoding, sentences, COARSE_UNITS)
     else:
-        pieces = list(itertools.chain(*_pieces(encoding)))
-        prompt = [piece for piece in pieces if piece.token_indices[0] < count]
-        end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
-        units = _span_units(encoding.text[:end], prompt, _checked(unit, end))
-        units += [piece for piece in pieces if piece.token_indices[0] >= count]
+        units = [span for span in _named_units(encoding, segment) if span.token_indices[0] < count]
+    after = _named_units(encoding, segment if unit in ("word", "sentence") else None)
+    units += [span for span in after if span.token_indices[0] >= count]
     if special_tokens == "perturbed":
         units += _frozen_units(encoding)
     return tuple(sorted(units, key=lambda span: span.token_indices))
@@ -132,14 +140,25 @@ def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, b
     return tuple(inside)
 
 
-def split_unit(encoding: Encoding, unit: Span) -> tuple[Span, ...]:
+def split_unit(
+    encoding: Encoding, unit: Span, finest: Literal["sentence", "word", "token"] = "token"
+) -> tuple[Span, ...]:
     """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
-    members = set(unit.token_indices)
-    for segment in (sentence_spans, word_spans, None):
-        parts = [part for part in _named_units(encoding, segment) if members.issuperset(part.token_indices)]
-        if len(parts) > 1 and sum(len(part.token_indices) for part in parts) == len(members):
+    names = ["sentence", "word", "token"]
+    for name in names[: names.index(finest) + 1]:
+        parts = _parts(encoding, unit, _SEGMENTATIONS[name])
+        if len(parts) > 1:
             return tuple(parts)
     return ()
+
+
+def _parts(encoding: Encoding, unit: Span, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
+    """A unit cut into smaller ones, each of whole tokens."""
+    members = set(unit.token_indices)
+    pieces = [piece for piece in _named_units(encoding, None) if members.issuperset(piece.token_indices)]
+    if segment is None:
+        return pieces
+    return _grouped(encoding, min(p.start for p in pieces), max(p.end for p in pieces), pieces, segment)
 
 
 def _runs(encoding: Encoding, units: Sequence[Span], most: int) -> list[Span]:
@@ -186,15 +205,17 @@ def _pieces(encoding: Encoding) -> list[list[Span]]:
 def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
     units: list[Span] = []
     for (first, last), pieces in zip(encoding.regions, _pieces(encoding), strict=True):
-        if segment is not None:
-            spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])] or [
-                (first, last)
-            ]
-            snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
-            units += [_joined(encoding.text, *span, (pieces[index] for index in inside)) for span, inside in snapped]
-        else:
-            units += pieces
+        units += pieces if segment is None else _grouped(encoding, first, last, pieces, segment)
     return units
+
+
+def _grouped(
+    encoding: Encoding, first: int, last: int, pieces: Sequence[Span], segment: Callable[[str], list[Offset]]
+) -> list[Span]:
+    """The pieces of the text from `first` to `last` joined by its segmentation."""
+    spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])] or [(first, last)]
+    snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
+    return [_joined(encoding.text, *span, (pieces[index] for index in inside)) for span, inside in snapped]
 
 
 def _frozen_units(encoding: Encoding) -> list[Span]:

@@ -1,0 +1,85 @@
+"""Through the reasoning: the influence of the prompt on an answer by way of what was written in between.
+
+With an attribution whose targets and units are of the same text, such as the sentences of the prompt and of the
+continuation, W[t, u] = max(s, 0), each row divided by its sum, is a weighted acyclic graph: an edge for each unit that
+a target was written from. The influence of a prompt unit on a target is the sum over all paths between them of the
+product of their weights (CAGE, arXiv 2512.15663): with W_p the columns of the prompt and W_g those of the continuation,
+summed by the target that they belong to, X = W_p + W_g X, so X = (I - W_g)^-1 W_p. No forward pass is needed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from noiser.attribution.record import AttributionRecord
+from noiser.errors import ParameterError
+
+__all__ = ["Paths", "influence", "paths"]
+
+
+class Paths(NamedTuple):
+    """The weights of the edges.
+
+    Attributes:
+        prompt: [targets, prompt units], from a unit of the prompt to a target, W_p.
+        generated: [targets, targets], from one target to another, W_g; 0 on and above the diagonal.
+        columns: indices of the prompt's units in the attribution.
+    """
+
+    prompt: Float64[Tensor, "targets prompt"]
+    generated: Float64[Tensor, "targets targets"]
+    columns: tuple[int, ...]
+
+
+def paths(att: AttributionRecord) -> Paths:
+    """The graph of an attribution.
+
+    Raises:
+        ParameterError: a unit of the continuation is not inside one target, or the continuation has no units.
+    """
+    weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
+    weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    columns = tuple(i for i, unit in enumerate(att.units) if unit.start < att.prompt_length)
+    written = [i for i in range(len(att.units)) if i not in columns]
+    if len(att.targets) > 1 and not written:
+        raise ParameterError(
+            "The continuation has no units, so nothing leads through it; expected sentences of the prompt and of the "
+            "continuation. Attribute with unit='sentence', target_unit='sentence' and continuation_units=True."
+        )
+    generated = torch.zeros(len(att.targets), len(att.targets), dtype=torch.float64)
+    spans = _target_spans(att)
+    for column in written:
+        generated[:, _owner(att, column, spans)] += weights[:, column]
+    return Paths(weights[:, list(columns)], generated, columns)
+
+
+def influence(graph: Paths) -> Float64[Tensor, "targets prompt"]:
+    """The sum over all paths from each prompt unit to each target."""
+    identity = torch.eye(len(graph.generated), dtype=torch.float64)
+    return torch.linalg.solve_triangular(identity - graph.generated, graph.prompt, upper=False, unitriangular=True)
+
+
+def _target_spans(att: AttributionRecord) -> list[tuple[int, int]]:
+    """(start, end) of each target's characters in the text; one that is not in it, such as the last, is after it."""
+    spans: list[tuple[int, int]] = []
+    position = att.prompt_length
+    for target in att.targets:
+        start = max(position, att.text.find(target.text, position))
+        position = start + len(target.text)
+        spans.append((start, position))
+    return spans
+
+
+def _owner(att: AttributionRecord, column: int, spans: list[tuple[int, int]]) -> int:
+    unit = att.units[column]
+    for row, (start, end) in enumerate(spans):
+        if start <= unit.start and unit.end <= end:
+            return row
+    raise ParameterError(
+        f"The unit {unit.text!r:.60} of the continuation is not inside one target; expected targets that cover the "
+        "continuation, and units no larger. Attribute with the same unit and target_unit, such as 'sentence'."
+    )

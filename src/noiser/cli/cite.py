@@ -1,0 +1,74 @@
+"""`noiser cite`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from noiser.cli import options as o
+from noiser.cli.terminal import progress_bar
+from noiser.errors import PromptError
+
+__all__ = ["cite"]
+
+
+def cite(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")],
+    source: Annotated[list[Path], typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable.")],
+    model: o.Model = "gemma-3-270m",
+    method: Annotated[
+        str | None, typer.Option("--method", help="A method's name; occlusion of log-probabilities unless given.")
+    ] = None,
+    set_: o.MethodSettings = None,
+    answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The longest answer.")] = 128,
+    unit: Annotated[
+        Literal["auto", "source", "sentence"],
+        typer.Option("--unit", help="auto: sources, then sentences of those that carry the score."),
+    ] = "auto",
+    contrast: Annotated[bool, typer.Option(help="Ask without the sources, too.")] = True,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="With --unit auto: about the most seconds to spend.")
+    ] = None,
+    seed: o.Seed = 0,
+    loading: o.Loading = o.LOADING,
+    output: o.Output = o.OUTPUT,
+) -> None:
+    """Answers QUESTION from the sources and says which of them each sentence was written from."""
+    asked = str(o.parse_prompt(question, chat=False))
+    sources = [(path.name, _read(path)) for path in source]
+    parameters = o.parse_parameters(set_)
+
+    from noiser.explain import cite as run
+    from noiser.methods import make_method
+
+    chosen = make_method(method or "occlusion", **({} if method else {"score": "logprob"}) | parameters)
+    lm = loading.load(model)
+    with progress_bar("Citing") as progress:
+        citations = run(
+            lm,
+            asked,
+            sources,
+            method=chosen,
+            answer=answer,
+            max_new_tokens=max_new_tokens,
+            unit=unit,
+            contrast=contrast,
+            max_seconds=max_seconds,
+            seed=seed,
+            progress=progress,
+        )
+    output.write({"text": lambda: str(citations), "json": citations.to_json, "html": citations.to_html})
+
+
+def _read(path: Path) -> str:
+    """A file's text. Raises PromptError where it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"--source: {path} has bytes that are no text at byte {error.start}; expected UTF-8. Convert it first, "
+            "such as by: iconv -f latin1 -t utf-8"
+        ) from None

@@ -1,0 +1,296 @@
+"""`Citations`: an answer, and for each of its sentences the sources that it was written from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.attribution.display import label, number_format, provenance, visible
+from noiser.attribution.store import to_jsonable
+from noiser.errors import ParameterError, StoredFileError
+from noiser.explain import citations_html
+from noiser.files import parse_json, write_text
+from noiser.types import Prompt, Source
+
+__all__ = ["Citation", "Citations", "Quote", "Sentence"]
+
+FORMAT, SCHEMA = "noiser.citations", 1
+
+_QUOTED = 3
+"""Quotes that the text shows of a source."""
+
+
+class Quote(NamedTuple):
+    """A part of a source that a sentence was written from: a sentence of it, or all of it where it was not split.
+
+    Attributes:
+        text: without the whitespace around it.
+        start: offset of its first character in the attribution's text.
+        end: offset after its last character.
+        score: its part of the source's score.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class Citation(NamedTuple):
+    """A source that a sentence was written from.
+
+    Attributes:
+        number: of the source, from 1 on, as in "[1]".
+        score: what the sentence loses without the source; with the default method, of its log-probability, in nats.
+        stderr: standard error of the score; NaN if the method has none.
+        share: of all positive scores of the sentence's sources, 0 to 1.
+        quotes: parts of the source with a positive score, best first.
+    """
+
+    number: int
+    score: float
+    stderr: float
+    share: float
+    quotes: tuple[Quote, ...]
+
+
+class Sentence(NamedTuple):
+    """A sentence of the answer.
+
+    Attributes:
+        text: as it stands in the answer, with the whitespace before it.
+        log_probability: of all its tokens, in nats, given everything before it.
+        loss: what its log-probability loses when all sources are removed at once, in nats.
+        from_memory: whether it loses so little that the model says it without the sources.
+        citations: the sources that it was written from, best first; none if it is from memory.
+    """
+
+    text: str
+    log_probability: float
+    loss: float
+    from_memory: bool
+    citations: tuple[Citation, ...]
+
+    @property
+    def mark(self) -> str:
+        """What follows it: "[1][3]", "(from memory)", or "(no source)" where sources matter but none by itself."""
+        if self.from_memory:
+            return "(from memory)"
+        return "".join(f"[{citation.number}]" for citation in self.citations) or "(no source)"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Citations:
+    """What `noiser.cite` returns.
+
+    Attributes:
+        question: as it was given.
+        sources: in the order in which they were given; offsets are into `attribution.text`.
+        answer: what the model wrote, or the answer that was given.
+        answer_without: what the model writes without the sources; None if it was not asked.
+        attribution: the scores, one row per sentence; its units are sources, and sentences of those that carry the
+            score. A source's units add up to its score.
+        losses: for each sentence, what its log-probability loses when all sources are removed at once, in nats.
+        memory: a sentence that loses less than this is from memory.
+        least_share: a source is cited for a sentence if it has at least this share of its positive scores.
+    """
+
+    question: Prompt
+    sources: tuple[Source, ...]
+    answer: str
+    answer_without: str | None
+    attribution: Attribution
+    losses: tuple[float, ...]
+    memory: float
+    least_share: float
+
+    def __post_init__(self) -> None:
+        if len(self.losses) != len(self.attribution.targets):
+            raise ParameterError(
+                f"There are {len(self.losses)} losses; expected {len(self.attribution.targets)}, one per sentence."
+            )
+
+    @cached_property
+    def scores(self) -> Float[Tensor, "sentences sources"]:
+        """What each sentence loses without each source."""
+        return self._by_source.scores
+
+    @cached_property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """The answer's sentences, each with its sources."""
+        return tuple(map(self._sentence, range(len(self.losses))))
+
+    @cached_property
+    def _by_source(self) -> Attribution:
+        return self.attribution.aggregate([(source.start, source.end) for source in self.sources])
+
+    def _sentence(self, row: int) -> Sentence:
+        target, loss = self.attribution.targets[row], self.losses[row]
+        from_memory = loss < self.memory
+        return Sentence(
+            text=target.text,
+            log_probability=len(target.token_ids) * math.log(max(target.probability, 1e-300)),
+            loss=loss,
+            from_memory=from_memory,
+            citations=() if from_memory else tuple(self._cited(row)),
+        )
+
+    def _cited(self, row: int) -> list[Citation]:
+        scores, stderr = self.scores[row], self._by_source.stderr
+        shares = scores.clamp_min(0) / scores.clamp_min(0).sum().clamp_min(torch.finfo(scores.dtype).tiny)
+        order: list[int] = scores.argsort(descending=True, stable=True).tolist()
+        return [
+            Citation(
+                number=index + 1,
+                score=float(scores[index]),
+                stderr=math.nan if stderr is None else float(stderr[row, index]),
+                share=float(shares[index]),
+                quotes=self._quotes(row, self.sources[index]),
+            )
+            for index in order
+            if scores[index] > 0 and shares[index] >= self.least_share
+        ]
+
+    def _quotes(self, row: int, source: Source) -> tuple[Quote, ...]:
+        pairs = zip(self.attribution.units, self.attribution.scores[row].tolist(), strict=True)
+        quotes = [
+            Quote(unit.text.strip(), unit.start, unit.end, score)
+            for unit, score in pairs
+            if score > 0 and source.start < unit.end and unit.start < source.end
+        ]
+        return tuple(sorted(quotes, key=lambda quote: -quote.score))
+
+    # ---- shown, saved --------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The answer with its marks, each sentence's numbers, and the sources; safe for a terminal."""
+        marked = "".join(f"{visible(s.text).rstrip()} {s.mark}" for s in self.sentences).strip()
+        show = number_format([citation.score for s in self.sentences for citation in s.citations])
+        lines = [marked, ""]
+        for sentence in self.sentences:
+            lines.append(f"{label(sentence.text)} {sentence.mark}")
+            for citation in sentence.citations:
+                error = "" if math.isnan(citation.stderr) else f" ± {show(citation.stderr)}"
+                title = self.sources[citation.number - 1].title
+                name = f" {label(title)}:" if title else ""
+                lines.append(f"  [{citation.number}]{name} {show(citation.score)}{error} ({citation.share:.0%})")
+                lines += [f"      “{label(quote.text)}” {show(quote.score)}" for quote in citation.quotes[:_QUOTED]]
+            lines.append(f"  without any source: log-probability {-sentence.loss:+.2f}")
+        if self.answer_without is not None:
+            lines += ["", f"Answer without the sources: {label(self.answer_without)}"]
+        return "\n".join([*lines, "", *self.footnotes])
+
+    @property
+    def footnotes(self) -> list[str]:
+        """How to read it, and where the numbers come from; safe to show."""
+        return [
+            f"A score is what the sentence loses without the source. Cited: at least {self.least_share:.0%} of the "
+            f"positive scores. From memory: less than {self.memory:g} nats lost without all sources.",
+            " · ".join(provenance(self.attribution)),
+        ]
+
+    def __repr__(self) -> str:
+        marks = ", ".join(sentence.mark for sentence in self.sentences)
+        return f"Citations({len(self.sources)} sources, {len(self.sentences)} sentences: {marks})"
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """A complete page without scripts: pointing at a sentence shows its sources, and the other way round.
+
+        Args:
+            path: where to write it, too.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        page = citations_html.page(self)
+        if path is not None:
+            write_text(path, page)
+        return page
+
+    def _repr_html_(self) -> str:
+        return citations_html.fragment(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `save` writes: the citations of each sentence, and everything that they are made from."""
+        sentences = [
+            sentence._asdict() | {"citations": [_plain(citation) for citation in sentence.citations]}
+            for sentence in self.sentences
+        ]
+        return {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            **to_jsonable(
+                {
+                    "question": self.question,
+                    "answer": self.answer,
+                    "answer_without": self.answer_without,
+                    "sentences": sentences,
+                    "sources": [source._asdict() for source in self.sources],
+                    "memory": self.memory,
+                    "least_share": self.least_share,
+                    "losses": self.losses,
+                }
+            ),
+            "attribution": self.attribution.to_dict(),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything as JSON (docs/schema.md): the whole file or, on failure, nothing.
+
+        Raises:
+            OSError: the file cannot be written. What was there before still is.
+        """
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Citations:
+        """Reads what `save` wrote.
+
+        Raises:
+            StoredFileError: the file is damaged, of a newer schema, or not saved citations.
+            OSError: the file cannot be opened.
+        """
+        try:
+            return cls.from_dict(parse_json(Path(path).read_bytes()))
+        except ValueError as error:  # StoredFileError is one, too
+            raise StoredFileError(f"{os.fspath(path)}: {error} Expected a file that Citations.save wrote.") from error
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Citations:
+        """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("schema") != SCHEMA:
+            raise StoredFileError(f"This is not a {FORMAT} file of schema {SCHEMA}.")
+        values = cast("Mapping[str, Any]", data)
+        try:
+            return cls(
+                question=values["question"],
+                sources=tuple(Source(**source) for source in values["sources"]),
+                answer=str(values["answer"]),
+                answer_without=values["answer_without"],
+                attribution=Attribution.from_dict(values["attribution"]),
+                losses=tuple(math.nan if loss is None else float(loss) for loss in values["losses"]),
+                memory=float(values["memory"]),
+                least_share=float(values["least_share"]),
+            )
+        except (KeyError, TypeError, ParameterError) as error:
+            raise StoredFileError(f"The citations are incomplete or inconsistent ({error}).") from error
+
+
+def _plain(citation: Citation) -> dict[str, Any]:
+    return citation._asdict() | {"quotes": [quote._asdict() for quote in citation.quotes]}

@@ -1,0 +1,127 @@
+"""Citations as HTML that needs nothing else: no scripts, no network, every text escaped.
+
+Pointing at a sentence, or reaching it with the keyboard, colours what it was written from, and pointing at a part of a
+source colours the sentences that were written from it. That is done by style rules alone: one for each pair.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from noiser.attribution.display import label, visible
+from noiser.attribution.html import css
+from noiser.pages import html_page
+
+if TYPE_CHECKING:
+    from noiser.explain.citations import Citations, Sentence
+    from noiser.types import Source
+
+__all__ = ["fragment", "page"]
+
+_STYLE = """
+.noiser-cite { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 2rem; margin: .4rem 0; }
+.noiser-cite h3 { margin: .2rem 0 .5rem; font-size: 1em; color: var(--soft); font-weight: 600; }
+.noiser-cite .answer { font-size: 1.12em; line-height: 1.75; white-space: pre-wrap; overflow-wrap: anywhere; }
+.noiser-cite .s, .noiser-cite .q { border-radius: 3px; padding: .1em 0; cursor: default;
+  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
+.noiser-cite .s:hover, .noiser-cite .s:focus-within, .noiser-cite .q:hover { outline: 2px solid var(--focus);
+  outline-offset: 1px; }
+.noiser-cite a { color: var(--focus); text-decoration: none; font-size: .85em; }
+.noiser-cite .memory { color: var(--soft); font-size: .8em; border: 1px solid var(--line); border-radius: 999px;
+  padding: 0 .5em; }
+.noiser-cite .source { padding: .5rem .7rem; margin: 0 0 .6rem; background: var(--raised);
+  border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
+.noiser-cite .source:target { border-color: var(--focus); }
+.noiser-cite .source b { display: block; font-weight: 600; }
+@media (max-width: 44rem) { .noiser-cite { grid-template-columns: 1fr; } }
+"""
+
+
+def page(citations: Citations) -> str:
+    """A complete page."""
+    style = f":root {{ color-scheme: light dark; }}\nbody {{ margin: 1.5rem; }}\n{css()}\n{_STYLE}"
+    return html_page(f"{label(citations.answer)[:80]} – citations", style, _card(citations, "noiser"))
+
+
+def fragment(citations: Citations) -> str:
+    """A piece of a page, such as a notebook's output; several can stand on one page."""
+    return f"<style>{css()}{_STYLE}</style>{_card(citations, f'noiser-{secrets.token_hex(6)}')}"
+
+
+def _card(citations: Citations, identifier: str) -> str:
+    answer = "".join(_sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)).strip()
+    sources = "".join(
+        f'<div class=source id="{identifier}-{number}" dir=auto>{"".join(_source(citations, source, number))}</div>'
+        for number, source in enumerate(citations.sources, 1)
+    )
+    without = ""
+    if citations.answer_without is not None:
+        text = escape(visible(citations.answer_without.strip()))
+        without = f"<h3>The answer without the sources</h3><p class=facts dir=auto>{text}</p>"
+    feet = "".join(f"<p>{escape(text)}</p>" for text in citations.footnotes)
+    return (
+        f"<style>{''.join(_rules(citations, identifier))}</style>"
+        f'<div class="noiser-att" id="{identifier}"><div class=noiser-cite><div><h3>Answer</h3>'
+        f"<p class=answer dir=auto>{answer}</p>{without}</div><div><h3>Sources</h3>{sources}</div></div>"
+        f"{_numbers(citations)}<footer>{feet}</footer></div>"
+    )
+
+
+def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
+    text = visible(sentence.text)
+    body = text.lstrip()
+    if sentence.citations:
+        links = (f'<a href="#{identifier}-{c.number}">[{c.number}]</a>' for c in sentence.citations)
+        mark = "".join(links)
+    else:
+        mark = f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
+    title = f"log-probability {sentence.log_probability:.2f}, without any source {-sentence.loss:+.2f}"
+    space = escape(text[: len(text) - len(body)])
+    return f'{space}<span class="s s{row}" title="{escape(title)}">{escape(body)} {mark}</span>'
+
+
+def _source(citations: Citations, source: Source, number: int) -> Iterator[str]:
+    """A source's text, each unit of the attribution by itself."""
+    yield f"<b>[{number}] {escape(label(source.title)) if source.title else ''}</b>"
+    text, position = citations.attribution.text, source.start
+    start = (
+        position + len(source.title) + 1 if source.title and source.text.startswith(source.title + "\n") else position
+    )
+    for column, unit in enumerate(citations.attribution.units):
+        begin, end = max(unit.start, start), min(unit.end, source.end)
+        if begin < end and unit.start < source.end and source.start < unit.end:
+            if begin > position and position >= start:
+                yield escape(visible(text[position:begin]))
+            yield f'<span class="q q{column}">{escape(visible(text[begin:end]))}</span>'
+            position = end
+
+
+def _rules(citations: Citations, identifier: str) -> Iterator[str]:
+    """For each sentence and each unit that it was written from, the two rules that tie them."""
+    starts = {(unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)}
+    for row, sentence in enumerate(citations.sentences):
+        quotes = [quote for citation in sentence.citations for quote in citation.quotes]
+        largest = max((quote.score for quote in quotes), default=1.0)
+        for quote in quotes:
+            column = starts[quote.start, quote.end]
+            colour = f"{{background:rgb(var(--pos)/{0.15 + 0.6 * quote.score / largest:.2f})}}"
+            yield f"#{identifier}:has(.s{row}:is(:hover,:focus-within)) .q{column}{colour}"
+            yield f"#{identifier}:has(.q{column}:hover) .s{row}{colour}"
+
+
+def _numbers(citations: Citations) -> str:
+    head = "".join(f"<th scope=col>[{number}]</th>" for number in range(1, len(citations.sources) + 1))
+    lines = ""
+    for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True):
+        cells = "".join(f"<td>{'' if math.isnan(score) else f'{score:.2f}'}</td>" for score in scores)
+        lines += (
+            f"<tr><th scope=row dir=auto>{escape(label(sentence.text))}</th><td>{sentence.loss:.2f}</td>{cells}</tr>"
+        )
+    return (
+        "<details><summary>scores in numbers</summary><div class=wide><table><thead><tr><th scope=col>sentence</th>"
+        f"<th scope=col>all sources</th>{head}</tr></thead><tbody>{lines}</tbody></table></div></details>"
+    )

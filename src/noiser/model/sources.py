@@ -1,0 +1,134 @@
+"""Documents in a prompt: put there by a template, and found again as character spans."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from noiser.errors import ParameterError, UnitError
+from noiser.model.offsets import Offset
+from noiser.model.text import Encoding
+from noiser.types import Prompt, Source
+
+__all__ = ["TEMPLATE", "check_sources", "find_sources", "place_sources", "without_sources"]
+
+TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
+"""How sources and question make a prompt. Sources stand below each other, each under its title, if it has one."""
+
+
+def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -> Prompt:
+    r"""A prompt with the sources in it, in which `noiser.attribute(..., sources=sources)` finds them.
+
+    Args:
+        question: a text; or chat messages, whose last one gets the sources.
+        sources: texts or (title, text) pairs.
+        template: has "{sources}" and "{question}" once each.
+
+    Raises:
+        UnitError: a source is not a text or a pair of texts, or is empty.
+        ParameterError: the template lacks one of the two.
+
+    >>> place_sources("Where is the lute?", ["The lute is in the attic.", ("Notes", "It rains.")])
+    'The lute is in the attic.\n\nNotes\nIt rains.\n\nQuestion: Where is the lute?\nAnswer:'
+    """
+    if template.count("{sources}") != 1 or template.count("{question}") != 1:
+        raise ParameterError(f"template is {template!r}; expected a text with {{sources}} and {{question}} once each.")
+    return _filled(question, template, "\n\n".join(_forms(*pair)[0] for pair in check_sources(sources)))
+
+
+def without_sources(question: Prompt, sources: Sequence[Source], template: str | None = TEMPLATE) -> Prompt | None:
+    """The prompt of `place_sources`, or with `template` None a prompt in which sources stand, without them.
+
+    Returns:
+        None if nothing else is in the prompt.
+    """
+    if template is not None:
+        return _filled(question, template.replace("{sources}", "").strip(), "")
+
+    def cut(text: str) -> str:
+        for source in sources:
+            text = text.replace(source.text, "", 1)
+        return text
+
+    if isinstance(question, str):
+        return cut(question) if cut(question).strip() else None
+    rest = [{**message, "content": cut(message["content"])} for message in question]
+    return rest if any(message["content"].strip() for message in rest) else None
+
+
+def _filled(question: Prompt, template: str, sources: str) -> Prompt:
+    """The template with the question, or with the last message's, in which braces mean nothing."""
+    if isinstance(question, str):
+        parts = {"{sources}": sources, "{question}": question}
+        return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
+    return [
+        *question[:-1],
+        *({**m, "content": str(_filled(m["content"], template, sources))} for m in question[-1:]),
+    ]
+
+
+def check_sources(sources: object) -> list[tuple[str, str]]:
+    """(title, text) of each source, without the whitespace around them.
+
+    Raises:
+        UnitError: there is none, or one is not a text or a pair of texts, or is empty.
+    """
+    if isinstance(sources, str) or not isinstance(sources, Sequence) or not sources:
+        raise UnitError(f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs.")
+    checked: list[tuple[str, str]] = []
+    for number, source in enumerate(sources, 1):
+        pair: Any = ("", source) if isinstance(source, str) else source
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise UnitError(f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text).")
+        if not pair[1].strip():
+            raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
+        checked.append((pair[0].strip(), pair[1].strip()))
+    return checked
+
+
+def find_sources(encoding: Encoding, sources: object) -> tuple[Source, ...]:
+    """Where each source stands in a prompt: after the one before it if it stands there, or else anywhere.
+
+    Raises:
+        UnitError: a source is empty, is not in the prompt (of a chat: in one of its messages), or overlaps another.
+    """
+    found: list[Source] = []
+    for number, (title, text) in enumerate(check_sources(sources), 1):
+        end = found[-1].end if found else 0
+        places = (
+            Source(title, form, *place)
+            for form in _forms(title, text)
+            for place in (_find(encoding, form, end) or _find(encoding, form, 0),)
+            if place is not None
+        )
+        source = next(places, None)
+        if source is None:
+            raise UnitError(
+                f"Source {number}, {text!r:.60}, is not in the prompt; expected every source to stand there word for "
+                "word, within one message of a chat. noiser.place_sources makes such a prompt."
+            )
+        found.append(source)
+    order = sorted(range(len(found)), key=lambda index: found[index].start)
+    for first, second in itertools.pairwise(order):
+        if found[second].start < found[first].end:
+            raise UnitError(
+                f"Sources {first + 1} and {second + 1} overlap in the prompt, at character {found[second].start}; "
+                "expected disjoint texts. Give sources in the order of the prompt, or join the two."
+            )
+    return tuple(found)
+
+
+def _forms(title: str, text: str) -> list[str]:
+    """How a source may stand in a prompt: under its title, or alone."""
+    return [f"{title}\n{text}", text] if title else [text]
+
+
+def _find(encoding: Encoding, text: str, begin: int) -> Offset | None:
+    """The first place of a text at or after an offset, within one region."""
+    for first, last in encoding.regions:
+        start = encoding.text.find(text, max(begin, first), last)
+        if start >= 0:
+            return start, start + len(text)
+    return None

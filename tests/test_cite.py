@@ -1,0 +1,355 @@
+"""`noiser.cite`: scores against plain passes of the model, the rules on numbers made by hand, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import noiser
+import noiser.model
+import noiser.model.query
+from attribution_for_tests import make, spans_of
+from noiser.cli import app
+from noiser.errors import ModelError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
+from noiser.types import Source, Target
+from test_pages import chat_model
+from tiny import tiny
+
+SOURCES = ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]
+ANSWER = " The fox sings. It rains."
+QUESTION = "Who sings?"
+
+
+def citations(**changes):
+    """Two sentences and three sources; the first source in two parts, the second under its title."""
+    pieces = ("A fox.", " A dog.", "\n\nRain\n", "It rains.", "\n\n", "Trains.")
+    units = spans_of(*pieces)
+    att = make(
+        pieces,
+        ((3.0, 1.0, 0.5, -2.0), (0.1, 0.2, 0.3, 0.4)),
+        units=tuple(units[i] for i in (0, 1, 3, 5)),
+        targets=(Target(" It sings.", 1, math.exp(-0.5), 1, rest=(2, 3)), Target(" Now.", 4, 0.25, 1)),
+        stderr=torch.tensor([[0.3, 0.4, 0.1, 0.1]] * 2),
+        target_unit="sentence",
+    )
+    fields = {
+        "question": QUESTION,
+        "sources": (
+            Source("", "A fox. A dog.", 0, 13),
+            Source("Rain", "Rain\nIt rains.", 15, 29),
+            Source("", "Trains.", 31, 38),
+        ),
+        "answer": " It sings. Now.",
+        "answer_without": "I sing.",
+        "attribution": att,
+        "losses": (5.0, 2.9),
+        "memory": 3.0,
+        "least_share": 0.1,
+    }
+    return noiser.Citations(**(fields | changes))
+
+
+# ---- rules, by hand --------------------------------------------------------------------------------------------------
+
+
+def test_sources_are_cited_in_order_of_their_shares():
+    first, second = citations().sentences
+    assert [(c.number, c.score) for c in first.citations] == [(1, 4.0), (2, 0.5)]
+    assert [c.share for c in first.citations] == pytest.approx([4 / 4.5, 0.5 / 4.5])
+    assert first.citations[0].stderr == pytest.approx(0.5)  # of two parts: the root of 0.3² + 0.4²
+    assert [(q.text, q.score) for q in first.citations[0].quotes] == [("A fox.", 3.0), ("A dog.", 1.0)]
+    assert first.log_probability == pytest.approx(-1.5)  # three tokens
+    assert (first.mark, second.mark) == ("[1][2]", "(from memory)")
+    assert second.from_memory
+    assert not second.citations
+
+
+def test_rules_are_parameters():
+    assert [s.mark for s in citations(least_share=0.2, memory=2.0).sentences] == ["[1]", "[3][1][2]"]
+    assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(no source)"
+    with pytest.raises(ParameterError, match="There are 1 losses; expected 2"):
+        citations(losses=(1.0,))
+
+
+def test_text_has_marks_numbers_and_rules():
+    text = str(citations())
+    assert text.startswith("It sings. [1][2] Now. (from memory)\n")
+    assert "  [1] 4.000 ± 0.500 (89%)\n      “A fox.” 3.000\n" in text
+    assert "  [2] Rain: 0.500" in text
+    assert "without any source: log-probability -5.00" in text
+    assert "less than 3 nats" in text
+    assert "Answer without the sources: I sing." in text
+
+
+# ---- pages and files -------------------------------------------------------------------------------------------------
+
+
+def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
+    page = citations().to_html(tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == page
+    rules = re.findall(r"#noiser:has\(\.(\w)(\d)(?::is\(:hover,:focus-within\)|:hover)\) \.(\w)(\d)", page)
+    assert set(rules) == {(a, i, b, j) for i, j in (("0", "0"), ("0", "1"), ("0", "2")) for a, b in ("sq",)} | {
+        ("q", column, "s", "0") for column in "012"
+    }
+    assert page.count('class="q q') == 4
+    assert '<a href="#noiser-2">[2]</a>' in page
+    assert "<script" not in page
+
+
+def test_two_fragments_on_one_page_are_apart():
+    one, other = citations()._repr_html_(), citations()._repr_html_()
+    assert re.search(r'id="(noiser-\w+)"', one)[1] != re.search(r'id="(noiser-\w+)"', other)[1]
+
+
+def test_texts_are_shown_safely():
+    evil = "<script>alert(1)</script>\x1b[2J"
+    shown = citations(
+        answer_without=evil,
+        sources=(Source(evil, "A fox. A dog.", 0, 13), *citations().sources[1:]),
+    )
+    assert "<script>" not in shown.to_html()
+    assert "\x1b" not in shown.to_html() + str(shown)
+
+
+def test_saved_and_loaded(tmp_path):
+    record = citations()
+    record.save(tmp_path / "a.json")
+    again = noiser.Citations.load(tmp_path / "a.json")
+    assert again.to_dict() == record.to_dict()
+    assert again.sentences[0].mark == "[1][2]"
+    data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert data["sentences"][0]["citations"][0]["quotes"][0]["text"] == "A fox."
+    for broken in (
+        "{",
+        "[]",
+        json.dumps({**data, "schema": 2}),
+        json.dumps({k: data[k] for k in data if k != "losses"}),
+    ):
+        (tmp_path / "b.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(StoredFileError, match=r"b\.json"):
+            noiser.Citations.load(tmp_path / "b.json")
+
+
+# ---- scores, by plain passes of the model ----------------------------------------------------------------------------
+
+
+def log_probabilities(lm, prompt, answer, removed=()):
+    """Of each token of the answer, with the rows of some characters of the prompt at zero."""
+    query = noiser.model.build_query(lm, prompt, target=answer)
+    ids = [*query.encoding.token_ids[: query.prompt_tokens], *query.target_ids]
+    rows = lm.model.get_input_embeddings()(torch.tensor(ids)).detach().clone()
+    for index, (start, end) in enumerate(query.encoding.offsets[: query.prompt_tokens]):
+        piece = query.encoding.text[start:end]
+        inside = any(a <= start + len(piece.rstrip() or piece) - 1 < b for a, b in removed)
+        if inside and not query.encoding.frozen[index]:
+            rows[index] = 0
+    with torch.no_grad():
+        logits = lm.model(inputs_embeds=rows[None]).logits[0].float().log_softmax(-1)
+    first = query.prompt_tokens
+    return [float(logits[first + i - 1, token]) for i, token in enumerate(query.target_ids)], query.target_texts
+
+
+def by_sentence(values, texts):
+    """Sums over the two sentences of the answer."""
+    end = next(i for i in range(len(texts)) if "".join(texts[: i + 1]) == " The fox sings.") + 1
+    return [sum(values[:end]), sum(values[end:])]
+
+
+def test_scores_are_falls_of_each_sentences_log_probability():
+    lm = tiny("llama")
+    found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="sentence", memory=-math.inf, max_new_tokens=3)
+    prompt = noiser.place_sources(QUESTION, SOURCES)
+    assert found.attribution.prompt == prompt
+    clean = by_sentence(*log_probabilities(lm, prompt, ANSWER))
+    assert [s.log_probability for s in found.sentences] == pytest.approx(clean, abs=1e-3)
+    spans = [(source.start, source.end) for source in found.sources]
+    none = by_sentence(*log_probabilities(lm, prompt, ANSWER, spans))
+    assert list(found.losses) == pytest.approx([a - b for a, b in zip(clean, none, strict=True)], abs=1e-3)
+    for column, unit in enumerate(found.attribution.units):
+        without = by_sentence(*log_probabilities(lm, prompt, ANSWER, [(unit.start, unit.end)]))
+        expected = [a - b for a, b in zip(clean, without, strict=True)]
+        assert found.attribution.scores[:, column].tolist() == pytest.approx(expected, abs=1e-3)
+
+
+def test_sources_that_carry_a_score_are_taken_apart_and_no_others():
+    lm = tiny("llama")
+    coarse = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="source", memory=-math.inf, contrast=False)
+    found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, memory=-math.inf, contrast=False, least_share=0.45)
+    torch.testing.assert_close(found.scores, coarse.scores, atol=1e-4, rtol=1e-4)
+    shares = coarse.scores.abs() / coarse.scores.abs().sum(1, keepdim=True)
+    split = [bool((shares[:, i] >= 0.45).any()) for i in range(2)]  # the third source is one sentence
+    parts = [sum(s.start < u.end and u.start < s.end for u in found.attribution.units) for s in found.sources]
+    assert [count > 1 for count in parts[:2]] == split
+    assert any(split)
+    assert found.answer_without is None
+    remembered = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, memory=math.inf, contrast=False)
+    assert len(remembered.attribution.units) == 3  # nothing is looked for in sources that do not matter
+
+
+def test_any_method_cites():
+    method = noiser.ContextCite(samples=8)
+    found = noiser.cite(tiny("llama"), QUESTION, SOURCES, method=method, answer=ANSWER, unit="source", contrast=False)
+    assert found.attribution.method.startswith("context_cite@")
+    assert found.scores.shape == (2, 3)
+
+
+def written(lm, prompt, count):
+    (text,) = noiser.model.build_query(lm, prompt, target_unit="all", max_new_tokens=count).target_texts
+    return text
+
+
+def test_model_writes_the_answer_in_its_chat_template():
+    lm = chat_model()
+    found = noiser.cite(lm, QUESTION, SOURCES, max_new_tokens=4)
+    chat = noiser.place_sources([{"role": "user", "content": QUESTION}], SOURCES)
+    assert list(found.attribution.prompt) == chat
+    assert found.answer == written(lm, chat, 4)
+    alone = [{"role": "user", "content": "Question: Who sings?\nAnswer:"}]
+    assert found.answer_without == written(lm, alone, 4)
+
+
+def test_sources_may_stand_in_the_prompt_already():
+    lm, prompt = tiny("llama"), "It rains. The fox sings. Who sings?"
+    found = noiser.cite(lm, prompt, ["The fox sings."], template=None, answer=" The fox.", max_new_tokens=2)
+    assert found.attribution.prompt == prompt
+    assert found.answer_without == written(lm, "It rains.  Who sings?", 2)
+    assert noiser.cite(lm, "The fox.", ["The fox."], template=None, answer=" It.").answer_without is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "error", "message"),
+    [
+        (["a cat"], {"template": None}, UnitError, "is not in the prompt"),
+        (["a cat", " "], {}, UnitError, "Source 2 is empty"),
+        (["a cat"], {"answer": ""}, TargetError, "has no tokens"),
+        (["a cat"], {"answer": " \n"}, TargetError, "answers nothing"),
+        (["a cat"], {"template": "{question}"}, ParameterError, "once each"),
+        (["a cat"], {"unit": "word"}, LookupError, "Known: auto"),
+        (["a cat"], {"unit": "source", "max_seconds": 1}, ParameterError, "expected unit='auto'"),
+        (["a cat " * 300], {}, PromptError, "Shorten the prompt"),
+    ],
+)
+def test_what_cannot_be_cited_is_a_clear_error(sources, options, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        noiser.cite(tiny("llama"), QUESTION, sources, **{"answer": ANSWER, **options})
+
+
+def test_an_answer_that_memory_cannot_hold_is_refused_before_it_is_scored(monkeypatch):
+    lm = tiny("llama")
+    monkeypatch.setattr(noiser.model.query, "available_memory", lambda: 2.0**20)
+    monkeypatch.setattr(noiser.model.query, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(noiser.model.query, "COPIES", 1000)
+    with pytest.raises(ModelError, match=r"target tokens need about 0\.0 GiB.*0\.0 GiB of memory are free.*lower"):
+        noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER)
+
+
+def test_a_continuation_ends_before_a_text():
+    lm = tiny("llama")
+    ids = noiser.model.build_query(lm, QUESTION, max_new_tokens=12).target_ids
+    words = [lm.tokenizer.decode([token]) for token in ids]
+    index = next(i for i in range(2, 12) if words[i].isascii() and not any(words[i] in word for word in words[:i]))
+    assert noiser.model.build_query(lm, QUESTION, max_new_tokens=12, stop=words[index]).target_ids == ids[:index]
+    assert noiser.model.build_query(lm, QUESTION, max_new_tokens=12, stop=words[0]).target_ids[:1] == ids[:1]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(noiser.model, "load_model", lambda *_, **__: tiny("llama"))
+    files = [tmp_path / "fox.txt", tmp_path / "rain.txt"]
+    for file, text in zip(files, ("The fox sings. A dog plays.", "It rains."), strict=True):
+        file.write_text(text, encoding="utf-8")
+    sources = [part for file in files for part in ("--source", str(file))]
+
+    def run(*more):
+        return CliRunner().invoke(app, ["cite", *sources, QUESTION, "--answer", ANSWER, "--no-contrast", *more])
+
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("The fox sings. ")
+    result = run(
+        "--format", "json", "-o", str(tmp_path / "out.json"), "--method", "occlusion", "--set", "score=logprob"
+    )
+    assert result.exit_code == 0, result.output
+    assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
+    assert run("--format", "html").stdout.startswith("<!doctype html>")
+    files[0].write_bytes(b"\xff\xfe")
+    assert "expected UTF-8" in run().output
+    files[0].unlink()
+    assert run().exit_code == 2
+
+
+# ---- against truth ---------------------------------------------------------------------------------------------------
+
+
+def made_up_facts(seed, count=12):
+    """(source, question, answer) of invented people, things and places."""
+    rng = random.Random(seed)
+    people = [
+        "Anna",
+        "Tobias",
+        "Mira",
+        "Jonas",
+        "Petra",
+        "Lukas",
+        "Clara",
+        "Felix",
+        "Greta",
+        "Oskar",
+        "Nina",
+        "Viktor",
+    ]
+    things = [
+        "guitar",
+        "telescope",
+        "kettle",
+        "ladder",
+        "globe",
+        "drum",
+        "lantern",
+        "compass",
+        "violin",
+        "typewriter",
+        "anchor",
+        "mirror",
+    ]
+    places = [
+        "attic",
+        "garden",
+        "cellar",
+        "kitchen",
+        "garage",
+        "library",
+        "barn",
+        "tower",
+        "bakery",
+        "harbour",
+        "museum",
+        "chapel",
+    ]
+    rng.shuffle(things)
+    rng.shuffle(places)
+    return [
+        (f"{who} keeps the {thing} in the {place}.", f"Where does {who} keep the {thing}?", f" In the {place}.")
+        for who, thing, place in list(zip(people, things, places, strict=True))[:count]
+    ]
+
+
+@pytest.mark.slow
+def test_the_source_of_an_invented_fact_is_cited_first(real):
+    facts = made_up_facts(seed=0)
+    sources = [source for source, _, _ in facts]
+    firsts = [
+        noiser.cite(real, question, sources, answer=answer, unit="source", contrast=False).scores[0].argmax()
+        for _, question, answer in facts[::4]
+    ]
+    hits = sum(int(first) == 4 * index for index, first in enumerate(firsts))
+    print(f"{real.identity.name}: {hits} of {len(firsts)} sources are cited first")
+    assert hits == 3

@@ -1,0 +1,126 @@
+"""Documents as units: placed into a prompt, found in it, scored whole and in parts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import noiser
+from noiser.errors import ParameterError, UnitError
+from noiser.model import build_query
+from test_pages import chat_model
+from tiny import tiny
+
+SOURCES = ["The fox sings. A dog plays along.", ("Weather", "It rains in the hills."), "The trains run late."]
+QUESTION = "Who sings?"
+WORDS = re.findall(r"\w+|\.", "The fox sings. A dog plays along. Weather It rains in the hills. The trains run late.")
+
+
+def texts(units):
+    return [unit.text.strip() for unit in units]
+
+
+def test_placed_sources_stand_below_each_other_under_their_titles():
+    prompt = noiser.place_sources(QUESTION, SOURCES)
+    assert prompt == (
+        "The fox sings. A dog plays along.\n\nWeather\nIt rains in the hills.\n\nThe trains run late.\n\n"
+        "Question: Who sings?\nAnswer:"
+    )
+    assert (
+        noiser.place_sources("{sources}?", ["{question}"], template="{question} {sources}") == "{sources}? {question}"
+    )
+
+
+def test_a_chat_gets_its_sources_in_the_last_message():
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    placed = noiser.place_sources(chat, ["It rains."], template="{sources}\n{question}")
+    assert placed == [chat[0], {"role": "user", "content": "It rains.\nWho sings?"}]
+
+
+def test_sources_are_units_and_nothing_else_is():
+    lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
+    att = noiser.attribute(lm, prompt, method="occlusion", unit="source", sources=SOURCES)
+    assert [unit.text for unit in att.units] == [SOURCES[0], "Weather\nIt rains in the hills.", SOURCES[2]]
+    spans = [(unit.start, unit.end) for unit in att.units]
+    assert torch.equal(att.scores, noiser.attribute(lm, prompt, method="occlusion", unit=spans).scores)
+    assert att.info["sources"][1] == {"title": "Weather", "start": spans[1][0], "end": spans[1][1]}
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        (
+            "sentence",
+            ["The fox sings.", "A dog plays along.", "Weather", "It rains in the hills.", "The trains run late."],
+        ),
+        ("word", WORDS),
+    ],
+)
+def test_sources_are_cut_into_parts(unit, expected):
+    prompt = "He said: " + noiser.place_sources(QUESTION, SOURCES)  # " The" is a token that begins before its source
+    assert texts(build_query(tiny("llama"), prompt, unit=unit, sources=SOURCES).units) == expected
+
+
+def test_sources_of_a_chat_are_found_in_its_messages():
+    lm = chat_model()
+    chat = [{"role": "system", "content": "The user sings."}, {"role": "user", "content": "Does the user sing?"}]
+    query = build_query(lm, chat, unit="source", sources=["user sing", "user"], max_new_tokens=2)
+    text = query.encoding.text
+    starts = [text.index("user sings."), text.index("user sing?")]
+    assert [source.start for source in query.sources] == starts  # neither is the role's name
+    assert [unit.text for unit in query.units if unit.end <= query.prompt_length] == ["user sing", "user"]
+    turns = build_query(lm, chat, unit="turn", max_new_tokens=2).units
+    assert [turn.text for turn in turns[:2]] == ["The user sings.", "Does the user sing?"]
+    assert len(turns) == 3  # and the continuation's first token
+
+
+def test_a_text_that_stands_twice_is_two_sources():
+    query = build_query(tiny("llama"), "It rains. The fox sings. It rains.", sources=["It rains."] * 2, unit="source")
+    assert [source.start for source in query.sources] == [0, 25]
+
+
+def test_auto_begins_with_sources_and_their_parts_add_up():
+    lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
+    coarse = noiser.attribute(lm, prompt, method="occlusion", unit="source", sources=SOURCES)
+    att = noiser.attribute(lm, prompt, method="occlusion", unit="auto", sources=SOURCES)
+    assert len(att.units) > len(SOURCES)
+    again = att.aggregate("source")
+    assert texts(again.units) == texts(coarse.units)
+    torch.testing.assert_close(again.scores, coarse.scores, atol=1e-5, rtol=1e-4)
+    unsplit = noiser.attribute(lm, prompt, method="occlusion", unit="auto", sources=SOURCES, max_forwards=1)
+    assert unsplit.units == coarse.units
+    noiser.metrics.soft_scores(lm, att, masks=1, normalization="positive")  # the question is built again from it
+
+
+def test_many_prompts_have_sources_of_their_own():
+    lm = tiny("llama")
+    prompts = [noiser.place_sources(QUESTION, [source]) for source in SOURCES]
+    found = noiser.attribute(lm, prompts, method="occlusion", unit="source", sources=[[source] for source in SOURCES])
+    assert texts(att.units[0] for att in found) == [SOURCES[0], "Weather\nIt rains in the hills.", SOURCES[2]]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (["A cat."], "Source 1, 'A cat.', is not in the prompt; expected every source"),
+        (["The fox sings.", "sings. A dog"], r"Sources 1 and 2 overlap in the prompt, at character 8"),
+        (["The fox sings.", " \n"], "Source 2 is empty"),
+        ([("a", "b", "c")], r"Source 1 is \('a', 'b', 'c'\); expected a text, or a pair"),
+        ([], r"sources is \[\]; expected a list"),
+        ("The fox sings.", "sources is 'The fox sings.'; expected a list"),
+    ],
+)
+def test_bad_sources(sources, message, unchecked):
+    with pytest.raises(UnitError, match=message):
+        noiser.attribute(
+            tiny("llama"), "The fox sings. A dog plays.", method="occlusion", unit="source", sources=sources
+        )
+
+
+def test_sources_must_be_named_and_templates_whole():
+    with pytest.raises(UnitError, match="there are no sources"):
+        noiser.attribute(tiny("llama"), "The fox", method="occlusion", unit="source")
+    with pytest.raises(ParameterError, match="once each"):
+        noiser.place_sources(QUESTION, ["a"], template="{sources}")
