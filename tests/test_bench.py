@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -1044,6 +1045,25 @@ def test_a_judges_budget_is_one_for_all_starts_of_a_run(tmp_path, models, monkey
     (tmp_path / "p.toml").write_text(text.replace("= 50 }", "= 70 }"), encoding="utf-8")
     run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
     assert len(asked) == 7
+
+
+@pytest.mark.parametrize("harm", ["all", "units", "targets"])
+def test_a_damaged_attribution_is_not_measured(tmp_path, plan, whole, harm):
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    place = out / "attributions/llama/own/occlusion/00000.jsonl"
+    lines = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+    att = lines[0]["attribution"]
+    if harm == "targets":  # none, and all that has a row for each
+        lines[0]["attribution"] = {name: [] if name in ("targets", "scores") else value for name, value in att.items()}
+    else:
+        lines[0]["attribution"] = {name: value for name, value in att.items() if harm == "units" and name != harm}
+    place.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    shutil.rmtree(out / "rows/llama/own/occlusion/soft_scores")
+    with pytest.raises(StoredFileError, match=re.escape(f"{place} is damaged")):
+        run_bench(plan, out, Heard(), workers=0)
+    place.unlink()
+    run_bench(plan, out, Heard(), workers=0)
+    check_same_numbers(out, whole)
 
 
 @pytest.mark.slow

@@ -429,6 +429,19 @@ def test_lines_that_are_no_records_are_damage(small, tmp_path, kind, line):
     assert "is damaged" in " ".join(ran.stderr.split())
 
 
+@pytest.mark.parametrize("change", [{"attribution": {}}, {"attribution": None}, {"error": "both"}, "no units"])
+def test_a_damaged_attribution_is_not_shown(small, tmp_path, change):
+    write_folder(tmp_path, small, {"own": OWN})
+    (place,) = tmp_path.glob("attributions/*/*/noiser/00000.jsonl")
+    first = json.loads(place.read_text().splitlines()[0])
+    if change == "no units":
+        change = {"attribution": {name: value for name, value in first["attribution"].items() if name != "units"}}
+    place.write_text(json.dumps(first | change) + "\n")
+    ran = run(tmp_path, "--html")
+    assert ran.exit_code == 2, ran.exception
+    assert f"{place} is damaged".replace(" ", "") in "".join(ran.stderr.split())
+
+
 def test_a_number_that_is_too_large_is_no_value():
     rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate((0.5, 0.6, 10**400))]
     cell = Cell("gemma-3-270m", "known", "noiser", "soft_scores")

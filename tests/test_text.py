@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -443,3 +444,28 @@ def test_a_real_chat(smol_tokenizer):
     encoding = encode(smol_tokenizer, CHAT)
     assert [encoding.text[slice(*region)] for region in encoding.regions] == [m["content"] for m in CHAT]
     check_invariants(encoding)
+
+
+@pytest.mark.filterwarnings("ignore:This sequence already has </s>")  # ByT5's own
+@pytest.mark.parametrize("piece", ["\ufffd", "</s>", "\x00\ufffd日"])
+def test_a_tokenizer_without_offsets_takes_time_linear_in_the_text(piece):
+    """A text of U+FFFD, which reads like half a character; special tokens, whose spaces are dropped."""
+    tokenizer, taken = tokenizer_of("bytes"), list[float]()
+    for length in (1000, 4000):
+        began = time.process_time()
+        encoding = encode(tokenizer, "so " + piece * (length // len(piece)))
+        taken.append(time.process_time() - began)
+        check_invariants(encoding)
+    assert taken[1] < 10 * max(taken[0], 0.05)
+
+
+def test_long_texts_are_aligned_as_short_ones_are():
+    draw = random.Random(0)
+    typed = "".join(draw.choices("abcdefghijklmnop qrstuvwxyz", k=1500))
+    dropped = {at for at in range(len(typed)) if draw.random() < 0.05}
+    kept = [at for at in range(len(typed)) if at not in dropped]
+    source = "".join(typed[at] for at in kept)
+    found = align([(at, at + 1) for at in range(len(source))], source, typed)
+    right = sum(start <= at < end for (start, end), at in zip(found, kept, strict=True))
+    assert right > 0.97 * len(kept)
+    assert all(typed[start:end].find(char) >= 0 for (start, end), char in zip(found, source, strict=True))

@@ -317,6 +317,8 @@ class _Run:
         attributions, measured = self._stored(task)
         if not self._missing(task, measured):
             return None
+        for method, lines in attributions.items():
+            self.store.check_attributions(File(ATTRIBUTIONS, (task.model, task.data, method), task.block), lines)
         return JobAssignment(task, self._examples(task), attributions, measured)
 
     def _stored(self, job: Job) -> tuple[dict[str, dict[str, dict[str, Any]]], dict[tuple[str, str], frozenset[str]]]:

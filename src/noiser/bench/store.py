@@ -219,14 +219,9 @@ class Store:
 
     def attributions(self, model: str, data: str, method: str) -> Iterator[StoredAttribution]:
         """The attributions of a method, by index; none where the benchmark is packed."""
-        from noiser.attribution import Attribution
-
         for path in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
             for values in self._lines(path):
-                att = values["attribution"]
-                yield StoredAttribution(
-                    values["example"], values["index"], Attribution.from_dict(att) if att else None, values["error"]
-                )
+                yield _stored_attribution(path, values)
 
     def used(self) -> dict[str, set[str]]:
         """The labels of each kind that rows or attributions are stored of, and of models that were met."""
@@ -243,6 +238,11 @@ class Store:
         """The lines of a file by the id of their example; none if it is not there, or holds costs and is damaged."""
         path = self.path / file.path
         return {values["example"]: values for values in self._lines(path)} if path.is_file() else {}
+
+    def check_attributions(self, file: File, lines: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raises StoredFileError where a line of a file of attributions holds neither an attribution nor an error."""
+        for values in lines.values():
+            _stored_attribution(self.path / file.path, values)
 
     def add(self, file: File, lines: Iterable[Mapping[str, Any]]) -> None:
         """Adds lines to a file, by index; one of an example that it has replaces the old one. Raises RunError."""
@@ -334,6 +334,21 @@ class Store:
     def _text(self, path: Path) -> str:
         with explained(path, "read"):
             return path.read_text(encoding="utf-8")
+
+
+def _stored_attribution(path: Path, values: Mapping[str, Any]) -> StoredAttribution:
+    from noiser.attribution import Attribution
+
+    example, attribution, error = values["example"], values["attribution"], values["error"]
+    try:
+        if (attribution is None) == (error is None):
+            raise ValueError(f"example {example!r} has neither or both of an attribution and an error")
+        found = None if attribution is None else Attribution.from_dict(attribution)
+        if found is not None and not found.targets:
+            raise ValueError(f"the attribution of {example!r} has no target")
+    except (StoredFileError, ValueError) as damage:
+        raise _damaged(path, damage) from damage
+    return StoredAttribution(example, values["index"], found, error)
 
 
 def _rank(parts: Sequence[str], order: Sequence[Sequence[str]]) -> tuple[Any, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
 __all__ = ["Offset", "align", "common_length", "cover", "join_overlapping", "mend", "offsets_by_decoding"]
+
+_WINDOW = 200  # characters that are aligned together where a tokenizer changes a text
 
 Offset = tuple[int, int]
 """(start, end) of a token in characters of the text."""
@@ -154,10 +156,31 @@ def align(offsets: Sequence[Offset], source: str, text: str) -> list[Offset]:
     starts, ends = [0] * (len(source) + 1), [len(text)] * (len(source) + 1)
     if len(folded) != len(source) or len(typed) != len(text):
         folded, typed = source, text
-    matcher = SequenceMatcher(None, folded, typed, autojunk=False)
-    for _, i, j, k, m in matcher.get_opcodes():
+    for i, j, k, m in _stretches(folded, typed):
         one_to_one = j - i == m - k
         for position in range(i, j):
             starts[position] = k + position - i if one_to_one else k
             ends[position + 1] = k + position + 1 - i if one_to_one else m
     return [(starts[start], ends[end]) if start < end else (starts[start], starts[start]) for start, end in offsets]
+
+
+def _stretches(one: str, other: str) -> Iterator[tuple[int, int, int, int]]:
+    """Equal and replaced stretches of two texts, in order: (start, end) in the one and in the other.
+
+    `SequenceMatcher` takes time quadratic in the length, or worse, where a text repeats itself; so long texts are
+    aligned window by window, each up to an equal stretch, and windows grow where nothing is equal.
+    """
+    i = k = 0
+    size = _WINDOW
+    while i < len(one) or k < len(other):
+        matcher = SequenceMatcher(None, one[i : i + size], other[k : k + size], autojunk=False)
+        codes = matcher.get_opcodes()
+        if i + size < len(one) or k + size < len(other):  # what comes after the windows may change their ends
+            equal = [at for at, (tag, *_) in enumerate(codes) if tag == "equal"]
+            if not equal:
+                size *= 2
+                continue
+            inner = [at for at in equal if codes[at][2] <= size // 2]
+            codes = codes[: (inner or equal[:1])[-1] + 1]
+        yield from ((i + a, i + b, k + c, k + d) for _, a, b, c, d in codes)
+        i, k, size = i + codes[-1][2], k + codes[-1][4], _WINDOW

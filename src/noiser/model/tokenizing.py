@@ -27,6 +27,7 @@ __all__ = [
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
 _CHUNK = 64  # tokens whose offsets are searched together
+_CHARACTER = 4  # the most tokens of one character: its bytes in UTF-8
 
 _longest: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 _saved: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()  # calls under way, and what they interrupted
@@ -186,9 +187,7 @@ def _sequence_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, li
     """What tokens read as, and the offset of each in it; in time linear in their number where the tokenizer allows."""
     text, offsets, start = "", list[Offset](), 0
     while start < len(token_ids):
-        stop = start + _CHUNK
-        while stop < len(token_ids) and not _ends_character(tokenizer, token_ids[stop - _CONTEXT : stop]):
-            stop += 1
+        stop = _end_of_character(tokenizer, token_ids, start + _CHUNK)
         piece, of_chunk = continuation_offsets(tokenizer, token_ids[:start], token_ids[start:stop])
         offsets += [(first + len(text), last + len(text)) for first, last in of_chunk]
         text, start = text + piece, stop
@@ -198,17 +197,26 @@ def _sequence_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, li
 
 
 def _context(tokenizer: Any, before: Sequence[int]) -> list[int]:
-    """The last tokens, from the start of a character on: bytes after half a character may be read as none."""
-    size = _CONTEXT
-    while size < len(before) and "\ufffd" in _decode(tokenizer, before[-size:]):
-        size *= 2
-    return list(before[-size:])
+    """The last tokens, from the start of a character on: bytes after half a character may be read as none.
+
+    A character has up to four bytes, so one of four places is its start: the one after which the fewest are unreadable.
+    """
+    sizes = range(_CONTEXT, _CONTEXT + _CHARACTER)
+    return list(before[-min(sizes, key=lambda size: _decode(tokenizer, before[-size:]).count("\ufffd")) :])
 
 
-def _ends_character(tokenizer: Any, token_ids: Sequence[int]) -> bool:
-    """Whether the last token completes a character; one that is incomplete reads as U+FFFD or as nothing."""
-    text = _decode(tokenizer, token_ids)
-    return not text.endswith("\ufffd") and len(text) > len(_decode(tokenizer, token_ids[:-1]))
+def _end_of_character(tokenizer: Any, token_ids: Sequence[int], stop: int) -> int:
+    """The first place from `stop` on where a token completes a character; an incomplete one reads as U+FFFD or nothing.
+
+    Within four tokens a character ends. If none is seen to, the text itself has U+FFFD there, and the first token that
+    adds anything is as good an end as any.
+    """
+    places = range(min(stop, len(token_ids)), min(stop + _CHARACTER, len(token_ids) + 1))
+    if places[-1] == len(token_ids):
+        return len(token_ids)
+    texts = {at: _decode(tokenizer, token_ids[stop - _CONTEXT : at]) for at in range(stop - 1, stop + _CHARACTER)}
+    adding = [at for at in places if len(texts[at]) > len(texts[at - 1])]
+    return next((at for at in adding if not texts[at].endswith("\ufffd")), adding[0] if adding else stop)
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
