@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import noiser
 from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_text, save_models, stored
 from chat_server import ChatServer, Step, completion
-from noiser.bench import Store, run_bench, samples
+from noiser.bench import Store, read_plan, run_bench, samples
 from noiser.bench.pack import pack
 from noiser.bench.plan import parse_plan
 from noiser.bench.progress import status
@@ -377,10 +377,17 @@ def test_unknown_data_set_and_missing_plan(tmp_path, plan):
         run_bench(tmp_path / "none.toml", tmp_path / "out", Heard())
 
 
+@pytest.mark.parametrize("name", ["fair", "frontier"])
+def test_plans_that_compare_methods_have_both_references(name):
+    path = Path(__file__).parents[1] / "benchmarks" / "plans" / f"{name}.toml"
+    plan, _ = read_plan(path)
+    methods = resolve(plan, str(path))["methods"]
+    assert {"random", "position"} <= set(methods)
+    assert len({str(sorted(method.items())) for method in methods.values()}) == len(methods)  # no row twice
+
+
 @pytest.mark.parametrize("name", ["paper", "local", "mini"])
 def test_our_own_plans(name):
-    from noiser.bench import read_plan
-
     path = Path(__file__).parents[1] / "benchmarks" / "plans" / f"{name}.toml"
     plan, _ = read_plan(path)
     meaning = resolve(plan, str(path))["methods"]["noiser"]

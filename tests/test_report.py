@@ -368,9 +368,10 @@ def test_models_of_the_paper(name, expected):
 
 
 def test_method_is_the_papers_only_with_its_parameters():
-    assert method_of("occlusion", {}) == "occlusion"
     assert method_of("inseq:occlusion", {}) == "occlusion"
-    assert method_of("occlusion", {"score": "hellinger"}) is None
+    assert method_of("inseq:occlusion", {"reduce": "sum"}) is None
+    assert method_of("occlusion", {}) is None  # the paper's is Inseq's, which takes absolute values
+    assert method_of("last_attention", {}) is None
     assert method_of("noiser", {"bounding": "k_min", "search": "certified"}) == "noiser"
     assert method_of("noiser", {"bounding": "k_max"}) is None
     assert method_of("noiser_relative", {}) is None

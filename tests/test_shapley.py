@@ -78,6 +78,26 @@ def test_scores_and_foils(score):
     torch.testing.assert_close(att.scores[0], exact(values, len(seen)), atol=5e-5, rtol=0)
 
 
+@pytest.mark.parametrize("method", [noiser.KernelShap, noiser.ShapleySampling, noiser.Lime, noiser.ContextCite])
+def test_whole_distributions_have_no_foil(method):
+    with pytest.raises(noiser.errors.ParameterError, match="has no foil"):
+        noiser.attribute(tiny("llama"), PROMPT, method=method(score="hellinger"), foil=77)
+
+
+@pytest.mark.parametrize("score", ["logit", "hellinger"])
+def test_log_odds_and_whole_distributions_are_exact_too(score):
+    lm = tiny("gemma3")
+    att = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(samples=256, score=score), unit="word")
+    query, token = build_query(lm, PROMPT), att.targets[0].token_id
+    clean = predict(lm, query.token_ids, query.logit_positions[0], [])
+    near = lambda p: -float((0.5 * (p.sqrt() - clean.sqrt()).square().sum()).sqrt())
+    odds = lambda p: float((p[token] / (1 - p[token])).log())
+    values, seen = all_values(lm, att, 0, near if score == "hellinger" else odds)
+    torch.testing.assert_close(att.scores[0, seen], exact(values, len(seen)), atol=5e-5, rtol=0)
+    orders = noiser.attribute(lm, PROMPT, method=noiser.ShapleySampling(permutations=2, score=score), unit="word")
+    assert float(orders.scores.sum()) == pytest.approx(float(att.scores.sum()), abs=1e-4)
+
+
 @pytest.mark.parametrize("method", [noiser.KernelShap(samples=8), noiser.ShapleySampling(permutations=2)])
 def test_scores_sum_to_what_all_units_together_change(method):
     for family in ("llama", "gemma3", "mamba"):
@@ -223,7 +243,8 @@ def test_a_coalition_is_run_once():
     ("make", "message"),
     [
         (lambda: noiser.KernelShap(samples=1), "samples is 1; expected an integer of at least 2"),
-        (lambda: noiser.KernelShap(score="hellinger"), "Unknown score 'hellinger'"),
+        (lambda: noiser.KernelShap(score="helinger"), "Did you mean 'hellinger'"),
+        (lambda: noiser.ContextCite(score="logits"), "Did you mean 'logit'"),
         (lambda: noiser.KernelShap(baseline="zeroes"), "Did you mean 'zero'"),
         (lambda: noiser.ShapleySampling(permutations=0), "permutations is 0; expected an integer of at least 1"),
         (lambda: noiser.ShapleySampling(permutations=True), "permutations is True"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -42,17 +41,22 @@ def weighted_ridge(z, y, w, alpha):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "opt", "mamba"])
-@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("score", ["prob", "logprob", "logit", "hellinger"])
 def test_lime_equals_the_closed_form(family, score):
     lm = tiny(family)
     method = noiser.Lime(samples=20, score=score, alpha=0.5, kernel_width=0.3)
     att = noiser.attribute(lm, PROMPT, method=method, unit="word", max_new_tokens=2, seed=3)
     units = len(att.units)
     kept = np.vstack([np.ones((1, units), bool), masks(20, units, 3, 0.7).numpy()])
-    logs = score == "logprob"
     for row, target in enumerate(att.targets):
-        p, seen = values_of(lm, att, row, kept, itemgetter(target.token_id))
-        y = np.log(p) if logs else p
+        distributions, seen = values_of(lm, att, row, kept, lambda p: p.numpy())
+        clean, p = distributions[0], distributions[:, target.token_id]
+        y = {
+            "prob": p,
+            "logprob": np.log(p),
+            "logit": np.log(p / (1 - p)),
+            "hellinger": -np.sqrt(((np.sqrt(distributions) - np.sqrt(clean)) ** 2).sum(-1) / 2),
+        }[score]
         z = kept[:, seen].astype(float)
         cosine = z.sum(1) / np.sqrt(np.maximum(z.sum(1), 1) * len(seen))
         w = np.exp(-((1 - cosine) ** 2) / (2 * 0.3**2))
@@ -147,7 +151,7 @@ def test_a_unit_that_is_always_kept_gets_no_weight():
         (lambda: noiser.Lime(mask_probability=1.0), "mask_probability is 1.0; expected a number between 0 and 1"),
         (lambda: noiser.Lime(alpha=0.0), "alpha is 0.0; expected a positive number"),
         (lambda: noiser.Lime(kernel_width=math.inf), "kernel_width is inf"),
-        (lambda: noiser.Lime(score="logit"), "Unknown score 'logit'. .*Known: logprob, prob"),
+        (lambda: noiser.Lime(score="odds"), "Unknown score 'odds'. .*Known: hellinger, logit, logprob, prob"),
         (lambda: noiser.Lime(baseline="means"), "Did you mean 'mean'"),
         (lambda: noiser.ContextCite(samples=2.5), "samples is 2.5"),
         (lambda: noiser.ContextCite(keep_probability=0.0), "keep_probability is 0.0"),

@@ -46,6 +46,12 @@ __all__ = [
 
 
 def _noiser_relative(**parameters: Any) -> Noiser:
+    """Noise in proportion to each embedding, scored by the Hellinger distance.
+
+    That score asks what the whole distribution depends on. It does not answer why the model said this token: a unit
+    that only moves other tokens' probabilities scores too, and whether it speaks for or against the target is not said.
+    `score="logprob"` and "prob" read the target.
+    """
     defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger"}
     return Noiser(**(defaults | parameters))
 
@@ -59,7 +65,9 @@ def _noiser_1(**parameters: Any) -> Noiser:
 METHODS.register("noiser", _noiser_1, version=1, summary="bounded noise, the search always by bisection")
 METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)")
 METHODS.register(
-    "noiser_relative", _noiser_relative, summary="noise in proportion to each embedding, Hellinger score; no search"
+    "noiser_relative",
+    _noiser_relative,
+    summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
 )
 METHODS.register("noiser_joint", NoiserJoint, summary="units removed together: Shapley values of the prediction's root")
 METHODS.register(

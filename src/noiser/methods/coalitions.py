@@ -14,11 +14,13 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from noiser.checks import random_state_kept
-from noiser.engine import Baseline, Query, Remover, Replace, Steps, ValueName, Values, ValueTable
+from noiser.engine import Baseline, Query, Remover, Replace, Steps, Values, ValueTable
+from noiser.errors import ParameterError
 
 __all__ = ["Coalitions", "ScaleName", "Surrogate", "draw_per_unit", "lasso", "ridge"]
 
-ScaleName = Literal["prob", "logprob"]
+ScaleName = Literal["prob", "logprob", "logit", "hellinger"]
+"""What is predicted: p(target), its logarithm, its log-odds; or how near the whole distribution is to the clean one."""
 
 
 class Coalitions:
@@ -31,17 +33,26 @@ class Coalitions:
     Args:
         query: the question.
         remove: what makes the perturbation that removes tokens; or the baseline that replaces them.
-        value: the number that is predicted; see `noiser.engine.Values`.
+        value: "prob", "logprob" or "logit" of the target; see `noiser.engine.Values`. Or "hellinger": minus the
+            distance to the clean distribution, so that a unit which holds the prediction up counts positive.
 
     Attributes:
         seen: for each target, the indices of the units before it.
         clean: [targets], the values with every unit kept; there once `values` has been asked.
+
+    Raises:
+        ParameterError: "hellinger" with a foil.
     """
 
-    def __init__(self, query: Query, remove: Baseline | Remover, value: ValueName) -> None:
+    def __init__(self, query: Query, remove: Baseline | Remover, value: ScaleName) -> None:
+        if value == "hellinger" and query.foil_id is not None:
+            raise ParameterError(
+                "score='hellinger' compares whole distributions and has no foil; expected 'prob', 'logprob' or 'logit' "
+                "with one."
+            )
         self._query = query
         self._remove = remove if isinstance(remove, Remover) else partial(Replace, baseline=remove)
-        self._value: ValueName = value
+        self._value: ScaleName = value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])
         self._cut = (first[None] <= torch.tensor([rows[-1] for rows in query.target_rows])[:, None]) & ~self._mask
@@ -62,11 +73,12 @@ class Coalitions:
                     runs.setdefault(of_target[i] if disturbed[g][i] else row, {})[g] = of_target[i]
         removed = [self._remove(self._positions(run), tuple(targets)) for run, targets in runs.items()]
         table: ValueTable = yield Values(removed, self._value)
-        self.clean = table.clean
-        known = {(g, everything): value for g, value in enumerate(table.clean.tolist())}
+        sign = -1 if self._value == "hellinger" else 1
+        self.clean = sign * table.clean
+        known = {(g, everything): value for g, value in enumerate(self.clean.tolist())}
         if runs:
             names = [name for targets in runs.values() for name in targets.items()]
-            known |= dict(zip(names, torch.cat([values[0] for values in table.values]).tolist(), strict=True))
+            known |= dict(zip(names, torch.cat([sign * values[0] for values in table.values]).tolist(), strict=True))
         return torch.tensor([[known[g, key] for key in row] for g, row in enumerate(keys)], dtype=torch.float64)
 
     def _positions(self, run: bytes) -> tuple[int, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
 from noiser.engine import BASELINES, Baseline, Query, Steps
-from noiser.methods.coalitions import Coalitions, draw_per_unit, lasso
+from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, lasso
 from noiser.methods.protocol import Scores
 
 __all__ = ["ContextCite"]
@@ -31,7 +32,9 @@ class ContextCite:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
-        alpha: strength of the Lasso penalty: what a standardised weight must explain, in log-odds.
+        alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
+        score: what is predicted: "logit", the log-odds; "logprob"; "prob"; or "hellinger", minus the distance to the
+            whole clean distribution.
 
     With a foil the log-odds are those within the pair, log p(target) / p(foil).
 
@@ -43,12 +46,14 @@ class ContextCite:
     keep_probability: float = 0.5
     baseline: Baseline = "zero"
     alpha: float = 0.01
+    score: ScaleName = "logit"
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
         check_probability("keep_probability", self.keep_probability)
         check_choice("baseline", self.baseline, BASELINES)
         check_positive("alpha", self.alpha)
+        check_choice("score", self.score, get_args(ScaleName))
 
     def inputs_for(self, units: int) -> int:
         """The most inputs that are run for so many units."""
@@ -56,7 +61,7 @@ class ContextCite:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        coalitions = Coalitions(query, self.baseline, "logit")
+        coalitions = Coalitions(query, self.baseline, self.score)
         kept = draw_per_unit(self.samples, len(query.units), rng) < self.keep_probability
         values = yield from coalitions.values(kept)
         fits = [lasso(kept[:, seen], values[g], self.alpha) for g, seen in enumerate(coalitions.seen)]

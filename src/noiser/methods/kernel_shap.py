@@ -40,7 +40,8 @@ class KernelShap:
         samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before the
             first target: exact up to 8 units. 2^n or more is exact.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
-        score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
+        score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
+            difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.

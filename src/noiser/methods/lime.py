@@ -36,7 +36,8 @@ class Lime:
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
-        score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
+        score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
+            difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.

@@ -10,17 +10,14 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps, ValueName
-from noiser.errors import ParameterError
-from noiser.methods.coalitions import Coalitions
+from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
+from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.kernel_shap import Weighted, draw_for_targets
 from noiser.methods.protocol import Scores
 
 __all__ = ["NoiserJoint"]
 
-JointScore = Literal["root", "logit", "prob", "hellinger"]
-
-_VALUES: dict[JointScore, ValueName] = {"root": "prob", "logit": "logit", "prob": "prob", "hellinger": "hellinger"}
+JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +42,9 @@ class NoiserJoint:
             of twice their size, or "delete"; see `noiser.engine.Remover`.
         score: what f is. "root", p(target)^¼: a probability loses sight of a prediction once it is lost, and its
             logarithm weighs differences between improbable inputs most; the root stands between them. "logit", log
-            p / (1 - p); "prob"; "hellinger", minus the distance to the clean distribution, which asks what the whole
-            distribution depends on and not what speaks for the target. With a foil, "root" and "logit" are log odds of
-            the target against it, and "prob" the difference.
+            p / (1 - p); "prob"; "logprob"; "hellinger", minus the distance to the clean distribution, which asks what the whole
+            distribution depends on and not what speaks for the target. With a foil, "root", "logit" and "logprob"
+            are log odds of the target against it, and "prob" the difference.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -72,13 +69,8 @@ class NoiserJoint:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every coalition once for all targets, then solves for each target."""
-        if query.foil_id is not None and self.score == "hellinger":
-            raise ParameterError(
-                "score='hellinger' compares whole distributions and has no foil; expected 'root', 'logit' or 'prob' "
-                "with one."
-            )
         root = self.score == "root" and query.foil_id is None
-        value: ValueName = "logit" if self.score == "root" and not root else _VALUES[self.score]
+        value: ScaleName = ("prob" if root else "logit") if self.score == "root" else self.score
         samples = self._samples_for(int(query.causal_mask[0].sum()))
         game = draw_for_targets(query, samples, rng, singles=True)
         coalitions = Coalitions(query, Remover(query, self.removal, rng, samples=1), value)
@@ -88,8 +80,6 @@ class NoiserJoint:
         whole = coalitions.clean
         if root:
             values, whole = values**0.25, whole**0.25
-        elif self.score == "hellinger":
-            values = -values
         empty, last, first, rest = values.split([1, len(single), len(single), len(game.kept)], dim=1)
         fits = [
             _fit(

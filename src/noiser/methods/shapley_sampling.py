@@ -31,7 +31,8 @@ class ShapleySampling:
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs an order.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
-        score: what f is: "prob", p(target), or "logprob", its logarithm; with a foil, the difference.
+        score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
+            difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.

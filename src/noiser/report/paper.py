@@ -28,10 +28,11 @@ _SPELLINGS = {
     "llama-3-8b": "Llama3-8B",
     "llama3-8b": "Llama3-8B",
 }
-_METHODS = frozenset(
-    {"last_attention", "attention_rollout", "gradient_shap", "input_x_gradient", "integrated_gradients", "deeplift"}
-    | {"sequential_integrated_gradients", "lime", "occlusion", "noiser"}
-)
+_INSEQ = ("gradient_shap", "input_x_gradient", "integrated_gradients", "deeplift", "sequential_integrated_gradients")
+_METHODS = {"noiser": "noiser"} | {f"inseq:{name}": name for name in (*_INSEQ, "lime", "occlusion")}
+"""What the paper ran, and what it calls that. Its baselines were Inseq's methods with Inseq's defaults, which ours of
+the same names are not; its last attention went through a second softmax."""
+
 _DATA = {"known": "known", "longra": "longra", "wikitext": "wikibio"}
 _BOUNDINGS = {"random": "random_k", "k_max_per_unit": "k_max_per_token"}
 _HARMLESS = frozenset({"search", "all_thresholds", "batch_size"})
@@ -78,12 +79,12 @@ def data_of(name: str | None) -> str | None:
 
 
 def method_of(name: str, args: Mapping[str, Any], unit: str = "token") -> str | None:
-    """The paper's name of a method; None unless the parameters and the unit are those of the paper."""
-    plain = unversioned(name).removeprefix("inseq:")
+    """The paper's name of a method; None unless it is the very method, with the parameters and unit of the paper."""
+    plain = unversioned(name)
     changed = {key: value for key, value in args.items() if key not in _HARMLESS}
     if plain == "noiser" and changed.get("bounding") == "k_min":
         del changed["bounding"]
-    return plain if plain in _METHODS and not changed and unit == "token" else None
+    return _METHODS.get(plain) if not changed and unit == "token" else None
 
 
 def bounding_of(name: str, args: Mapping[str, Any], unit: str = "token") -> str | None:
