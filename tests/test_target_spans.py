@@ -14,11 +14,11 @@ from engine_for_tests import clean
 from noiser.bench.plan import DataEntry
 from noiser.cli.options import Question
 from noiser.engine import LocalEngine, Replace, Values
-from noiser.errors import ParameterError, UnitError, UnknownNameError
+from noiser.errors import ParameterError, TargetError, UnitError, UnknownNameError
 from noiser.methods import METHODS
 from noiser.metrics import erasure_curves, mass_matched, soft_scores
 from noiser.model import build_query, rebuild_query
-from test_contract import MAY_REFUSE, run
+from test_contract import MAY_REFUSE, NO_FOIL, run
 from tiny import tiny
 
 PROMPT, ANSWER = "The quick fox sings", " near the river. Trains run late"
@@ -376,3 +376,142 @@ def test_inseq_has_no_spans():
     att = noiser.attribute(tiny("llama"), PROMPT, target=ANSWER, method="occlusion", target_unit="all")
     with pytest.raises(ParameterError, match="The targets are spans"):
         att.to_inseq()
+
+
+# ---- whole-continuation foils ----------------------------------------------------------------------------------------
+
+FOIL = " late"
+
+
+def contrast_of(lm, **options):
+    return noiser.attribute(lm, PROMPT, **({"target": ANSWER, "foil": FOIL, "target_unit": "all"} | options))
+
+
+def two_answers(lm):
+    """The model on the answer and on the foil: from changed rows of the prompt to log p of either's tokens."""
+    prompt = lm.tokenizer(PROMPT)["input_ids"]
+    model = copy.deepcopy(lm.model).double()
+    answers = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (ANSWER, FOIL)]
+    embed = model.get_input_embeddings()
+
+    def read(change=lambda rows: rows):
+        values = []
+        for answer in answers:
+            rows = torch.cat([change(embed(torch.tensor(prompt)).detach()), embed(torch.tensor(answer)).detach()])
+            logits = model(inputs_embeds=rows[None]).logits[0, len(prompt) - 1 : -1]
+            values.append(logits.log_softmax(-1)[range(len(answer)), answer])
+        return values
+
+    return read
+
+
+def contrast_value(score, values):
+    target, foil = (each.mean().exp() if score == "prob" else each.sum() for each in values)
+    return target - foil
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_a_whole_foil_contrasts_two_runs(family, score):
+    lm = tiny(family)
+    att = contrast_of(lm, method=noiser.Occlusion(score=score))
+    read = two_answers(lm)
+
+    def without(unit):
+        def change(rows):
+            rows[list(unit.token_indices)] = 0
+            return rows
+
+        return change
+
+    with torch.no_grad():
+        rest = contrast_value(score, read())
+        for unit, found in zip(att.units, att.scores[0], strict=True):
+            expected = rest - contrast_value(score, read(without(unit)))
+            assert float(found) == pytest.approx(float(expected), rel=1e-3, abs=2e-5)
+        assert att.foil.probability == pytest.approx(float(read()[1].mean().exp()), rel=1e-4)
+    assert (att.foil.text, att.targets[0].text) == (FOIL, ANSWER)
+    assert len(att.foil.token_ids) < len(att.targets[0].token_ids)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_errors_of_a_contrast_know_that_both_runs_have_the_same_noise(score):
+    lm = tiny("llama")
+    noise = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+    att = contrast_of(lm, method=noiser.Noiser(noise=noise, bounding=0.2, score=score))
+    position = att.units[-1].token_indices[0]
+    read = two_answers(lm)
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64, requires_grad=True)
+
+    def add(vector):
+        def change(rows):
+            rows[position] += 0.2 * vector
+            return rows
+
+        return change
+
+    with torch.no_grad():
+        samples = [read(add(vector)) for vector in noise.double()]
+    means = [sum(w * each[k].exp() for w, each in zip(weights, samples, strict=True)).log() for k in (0, 1)]
+    (influence,) = torch.autograd.grad(contrast_value(score, means), weights)
+    assert float(att.stderr[0, -1]) == pytest.approx(float(influence.std() / 3**0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_gradients_of_a_contrast(score):
+    lm = tiny("llama")
+    att = contrast_of(lm, method=noiser.InputXGradient(reduce="sum", score=score))
+    read, kept = two_answers(lm), []
+
+    def leaf(rows):
+        kept.append(rows.requires_grad_())
+        return rows
+
+    contrast_value(score, read(leaf)).backward()
+    products = sum((rows * rows.grad).sum(-1).detach() for rows in kept)
+    for unit, found in zip(att.units, att.scores[0], strict=True):
+        expected = float(products[list(unit.token_indices)].sum())
+        assert float(found) == pytest.approx(expected, rel=2e-3, abs=1e-5)
+    path = contrast_of(lm, method=noiser.IntegratedGradients(n_steps=40, score=score))
+    with torch.no_grad():
+        empty = read(lambda rows: torch.cat([rows[:1], 0 * rows[1:]]))
+        assert path.info["difference"][0] == pytest.approx(
+            float(contrast_value(score, read()) - contrast_value(score, empty)), rel=1e-3
+        )
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_whole_foil_of_one_token_is_the_contrast_of_tokens(name):
+    lm = tiny("llama")
+    options = {"target": 5, "foil": 7}
+    if name in NO_FOIL:
+        with pytest.raises(noiser.NoiserError, match="foil"):
+            run(lm, name, target_unit="all", **options)
+        return
+    tokens, whole = (run(lm, name, target_unit=unit, **options) for unit in ("token", "all"))
+    torch.testing.assert_close(whole.scores, tokens.scores, rtol=1e-3, atol=1e-5)
+    assert whole.foil.token_ids == tokens.foil.token_ids
+    if whole.stderr is not None:
+        torch.testing.assert_close(whole.stderr, tokens.stderr, rtol=1e-3, atol=1e-5, equal_nan=True)
+    if whole.k_min is not None:
+        assert torch.equal(whole.k_min, tokens.k_min)
+
+
+def test_a_saved_whole_foil_is_the_same_question(tmp_path):
+    lm = tiny("llama")
+    att = contrast_of(lm, method="occlusion")
+    att.save(tmp_path / "a.json")
+    query = rebuild_query(lm, noiser.Attribution.load(tmp_path / "a.json"))
+    assert query.foil_branch.target_texts == (FOIL,)
+    assert query.foil_ids == att.foil.token_ids
+    assert soft_scores(lm, att, masks=1).ns.shape == (1, 1)  # about the target alone
+    assert "rather than" in str(att)
+
+
+def test_foils_that_cannot_be(unchecked):
+    lm = tiny("llama")
+    with pytest.raises(TargetError, match=r"target_unit is 'sentence'; expected 'all'"):
+        contrast_of(lm, target_unit="sentence")
+    with pytest.raises(TargetError, match="Target and foil are the same tokens"):
+        contrast_of(lm, foil=ANSWER)
+    assert contrast_of(lm, method="occlusion", foil=ANSWER + ".").scores.isfinite().all()

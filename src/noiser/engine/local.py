@@ -18,6 +18,7 @@ from torch import Tensor
 
 from noiser.engine import gradients
 from noiser.engine.baseline import baseline_row
+from noiser.engine.contrast import contrasted, of_each_branch
 from noiser.engine.perturbation import Baseline, Perturbation
 from noiser.engine.plan import Batch, Limits, Piece, Work, pack_batches, plan_batches
 from noiser.engine.readouts import CleanRun, EffectReadout, Readout, ValueReadout
@@ -154,6 +155,7 @@ class Session:
         self.lm, self.query, self.share = lm, query, share
         self.counters = Counters()
         self.progress = progress
+        self._foil = None if query.foil_branch is None else Session(lm, query.foil_branch, share=share)
         self._prefix: Prefix | None = None
         self._clean: CleanRun | None = None
         self._baselines: dict[Baseline, Float[Tensor, " dim"]] = {}
@@ -192,9 +194,18 @@ class Session:
             NumericalError: the model returned NaN or infinite logits.
             ModelError: memory does not suffice for a single sequence.
         """
+        if self._foil is None or isinstance(request, Call):
+            return (yield from self._answer(request))
+        target = yield from self._answer(of_each_branch(request))
+        foil = yield from self._foil._answer(of_each_branch(request))
+        clean = (yield from self.clean()), (yield from self._foil.clean())
+        return contrasted(self.query, request, target, foil, [run.stats() for run in clean])
+
+    def _answer(self, request: Request) -> Passes[Any]:
+        """The answer to one request about the target alone, if the foil is a continuation of its own."""
         match request:
             case Effects():
-                if self.query.foil_id is not None and request.score == "hellinger":
+                if self.query.foil_ids and request.score == "hellinger":
                     raise ParameterError(
                         "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' "
                         "with one."

@@ -18,7 +18,16 @@ from torch import Tensor
 from noiser.engine.requests import CleanStats, EffectTable, ScoreName, ValueName, ValueTable
 from noiser.model.query import Query
 
-__all__ = ["DISTANCES", "CleanRun", "EffectReadout", "Readout", "ValueReadout", "hellinger", "squared_hellinger"]
+__all__ = [
+    "DISTANCES",
+    "CleanRun",
+    "EffectReadout",
+    "Readout",
+    "ValueReadout",
+    "hellinger",
+    "squared_hellinger",
+    "stderr_of",
+]
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -164,8 +173,11 @@ class EffectReadout:
 
     def measure(
         self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
-    ) -> Float[Tensor, "1 tokens numbers"]:
-        """Of the mean distribution: p of target, foil, own token and rival, the leader, errors, distance."""
+    ) -> Float[Tensor, "rows tokens numbers"]:
+        """Of the mean distribution p of target, foil, own token, rival and leader, and distance; influences by sample.
+
+        By the delta method, a sample's influence on a number is its part of the number's derivative.
+        """
         clean, samples = self.clean, distributions
         place, mean = clean.place(targets), samples.mean(0)
         none = torch.zeros_like(mean[:, 0])
@@ -181,7 +193,6 @@ class EffectReadout:
         else:
             foil, of_foil = mean[:, clean.foil_id], samples[..., clean.foil_id]
             own, rival = target, foil
-        # By the delta method, a sample's influence on a number is its part of the number's derivative.
         sizes = clean.sizes(targets)
         on_probability = of_target * _slope_of_geometric_mean(target, sizes, place)
         distance = none
@@ -192,19 +203,23 @@ class EffectReadout:
             influence = of_target / target - (0 if clean.foil_id is None else of_foil / foil)
         else:
             influence = on_probability - of_foil
-        errors = [_stderr(_sum(each, sizes))[place.owners] for each in (influence, on_probability)]
-        numbers = [target, foil, own, rival, mean.argmax(-1).to(mean), top[:, 0], *errors, distance]
-        return torch.stack(numbers, -1)[None]
+        numbers = torch.stack([target, foil, own, rival, mean.argmax(-1).to(mean), top[:, 0], distance], -1)[None]
+        influences = torch.stack([influence, on_probability], -1)
+        padding = influences.new_zeros(*influences.shape[:2], numbers.shape[-1] - 2)
+        return torch.cat([numbers, torch.cat([influences, padding], -1)])
 
     def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> EffectTable:
         """Every perturbation's effects, in one table."""
         clean, sizes = self.clean, self.clean.sizes(self.clean.targets)
-        at_rest = self.measure(clean.probabilities[None], clean.targets).cpu().double()
+        at_rest = self.measure(clean.probabilities[None], clean.targets)[:1].cpu().double()
         filled = torch.full((len(numbers), *at_rest.shape[1:]), torch.nan, dtype=torch.float64)
-        for row, part, wanted in zip(filled, numbers, targets, strict=True):
+        influences = [torch.full((2, max(1, len(part) - 1), len(sizes)), torch.nan).double() for part in numbers]
+        for row, influence, part, wanted in zip(filled, influences, numbers, targets, strict=True):
             if len(wanted):
                 row[clean.tokens(wanted)] = part[0].double()
-        target, foil, own, rival, leader, most, stderr, target_stderr, _ = filled.unbind(-1)
+                for number, column in enumerate(influence):
+                    column[:, list(wanted)] = _sum(part[1:, :, number].double(), clean.sizes(wanted))
+        target, foil, own, rival, leader, most, _ = filled.unbind(-1)
         rest = at_rest[0].unbind(-1)
         seen = ~target.isnan()
         clean_lead = _log(rest[2]) - _log(rest[3])
@@ -215,15 +230,16 @@ class EffectReadout:
         probability = by_target(target[..., None], sizes, _geometric_mean)
         return EffectTable(
             score=self._value(at_rest, sizes) - self._value(filled, sizes),
-            stderr=stderr[:, first],
+            stderr=stderr_of([influence[0] for influence in influences], len(sizes)),
             flips=by_target((changes & seen)[..., None], sizes, lambda tokens: tokens[..., 0].any(-1)),
             lead=lead.gather(1, weakest),
             probability=probability,
-            probability_stderr=target_stderr[:, first],
+            probability_stderr=stderr_of([influence[1] for influence in influences], len(sizes)),
             foil_probability=foil[:, first],
             leader=torch.where(seen, leader.nan_to_num(), -1).long().gather(1, weakest),
             leader_probability=most.gather(1, weakest),
             clean_lead=by_target(clean_lead[None, :, None], sizes, lambda tokens: tokens[..., 0].amin(-1))[0],
+            influence=tuple(influence[0] for influence in influences),
         )
 
     def _value(
@@ -335,13 +351,17 @@ def _slope_of_geometric_mean(
     return (mean[place.owners] - logs).exp() / place.sizes
 
 
+def stderr_of(
+    influences: Sequence[Float64[Tensor, "_samples targets"]], targets: int
+) -> Float64[Tensor, "perturbations targets"]:
+    """Standard errors of numbers, from the influence that each sample has on them; NaN for a single sample."""
+    errors = [i.std(0) / len(i) ** 0.5 if len(i) > 1 else torch.full_like(i[0], torch.nan) for i in influences]
+    return torch.stack(errors) if errors else torch.zeros(0, targets, dtype=torch.float64)
+
+
 def _sum(tokens: Float[Tensor, "rows tokens"], sizes: Sequence[int]) -> Float[Tensor, "rows targets"]:
     return by_target(tokens[..., None], sizes, lambda each: each[..., 0].sum(-1))
 
 
 def _log(p: Float64[Tensor, "*any"]) -> Float64[Tensor, "*any"]:
     return p.clamp_min(TINY).log()
-
-
-def _stderr(samples: Float[Tensor, "samples targets"]) -> Float[Tensor, " targets"]:
-    return samples.std(0) / len(samples) ** 0.5 if len(samples) > 1 else torch.full_like(samples[0], torch.nan)

@@ -110,6 +110,7 @@ class EffectTable:
         leader: id of the most probable token.
         leader_probability: its probability.
         clean_lead: log odds, without perturbation, of what `lead` is in parts of; of a span the smallest.
+        influence: for each perturbation [samples, targets], each sample's influence on the score, by the delta method.
     """
 
     score: Float64[Tensor, "perturbations targets"]
@@ -122,6 +123,7 @@ class EffectTable:
     leader: Int[Tensor, "perturbations targets"]
     leader_probability: Float64[Tensor, "perturbations targets"]
     clean_lead: Float64[Tensor, " targets"]
+    influence: tuple[Float64[Tensor, "_samples targets"], ...] = ()
 
     def rows(self) -> Iterator[list[Effect]]:
         """For each perturbation its effects, one per target."""

@@ -96,8 +96,9 @@ def attribute(
         target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
             put before it where the model finds that reading more probable. int: a token id.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
-            one in which target and foil differ. With many prompts, `target`, `foil` and `seed` are one for all, or
-            a list of one for each.
+            one in which target and foil differ; with target_unit="all", about the log-probabilities ("prob": the
+            geometric means) of both continuations as wholes. With many prompts, `target`, `foil` and `seed` are one
+            for all, or a list of one for each.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
         target_unit: what each row explains: "token", one token of the continuation; "word", "sentence", or "all" of it,
             as a span of tokens; or a list of (start, end) character spans of the continuation's text. What is explained
@@ -241,9 +242,10 @@ def attribution_steps(
     ids = [tuple(query.target_ids[token] for token in span) for span in query.target_spans]
     columns = zip(query.target_texts, ids, clean.probabilities, clean.ranks, query.skipped_ids, strict=True)
     foil = None
-    if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
-        (text,) = token_texts(lm.tokenizer, [query.foil_id])
-        foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
+    if clean.foil_probability is not None and clean.foil_rank is not None:
+        first, *rest = query.foil_ids
+        (text,) = query.foil_branch.target_texts if query.foil_branch else token_texts(lm.tokenizer, [first])
+        foil = Target(text, first, clean.foil_probability, clean.foil_rank, rest=tuple(rest))
     ran: dict[str, Any] = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
     ran |= {"left_out": spent.left_out} if spent.left_out else {}
     if query.sources:

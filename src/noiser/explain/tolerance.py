@@ -105,7 +105,7 @@ def tolerance(
             tuple(Target(texts[token], token, p, 1) for token, p in zip(leaders, most, strict=True) if token >= 0)
             for leaders, most in zip(table.leader.T.tolist(), table.leader_probability.T.tolist(), strict=True)
         ),
-        foil_probabilities=None if query.foil_id is None else table.foil_probability[:, 0].float(),
+        foil_probabilities=None if not query.foil_ids else table.foil_probability[:, 0].float(),
     )
 
 

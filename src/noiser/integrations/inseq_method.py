@@ -81,7 +81,7 @@ class InseqMethod:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        if len(query.target_spans) < len(query.target_ids) or any(query.skipped_ids[1:]):
+        if query.target_unit == "all" or len(query.target_spans) < len(query.target_ids) or any(query.skipped_ids[1:]):
             raise ParameterError(
                 f"Inseq explains a continuation token by token, got target_unit={query.target_unit!r}; expected "
                 "'token'. Or use a method of our own; see `noiser methods`."

@@ -74,7 +74,7 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _attentions(query: Query) -> Attentions:
-    if query.foil_id is not None:
+    if query.foil_ids:
         raise ParameterError(
             "Attention weights are the same whatever is predicted and have no foil; expected a question without one. "
             "Leave the foil out, or use a method that reads the prediction, such as 'occlusion'."

@@ -45,7 +45,7 @@ class Coalitions:
     """
 
     def __init__(self, query: Query, remove: Baseline | Remover, value: ScaleName) -> None:
-        if value == "hellinger" and query.foil_id is not None:
+        if value == "hellinger" and query.foil_ids:
             raise ParameterError(
                 "score='hellinger' compares whole distributions and has no foil; expected 'prob', 'logprob' or 'logit' "
                 "with one."

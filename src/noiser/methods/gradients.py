@@ -70,7 +70,8 @@ class InputXGradient:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         # The end of the path from the zero row: its direction there is the embedding itself.
-        integrals: Integrals = yield PathIntegrals([Interpolate(movable_positions(query))], self.score)
+        positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
+        integrals: Integrals = yield PathIntegrals([Interpolate(positions)], self.score)
         return Scores(scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)))
 
 

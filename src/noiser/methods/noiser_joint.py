@@ -41,10 +41,10 @@ class NoiserJoint:
         removal: how the units of a coalition that are not kept are removed: "zero" or "mean" rows, relative "noise"
             of twice their size, or "delete"; see `noiser.engine.Remover`.
         score: what f is. "root", p(target)^¼: a probability loses sight of a prediction once it is lost, and its
-            logarithm weighs differences between improbable inputs most; the root stands between them. "logit", log
-            p / (1 - p); "prob"; "logprob"; "hellinger", minus the distance to the clean distribution, which asks what the whole
-            distribution depends on and not what speaks for the target. With a foil, "root", "logit" and "logprob"
-            are log odds of the target against it, and "prob" the difference.
+            logarithm weighs differences between improbable inputs most; the root stands between them. "prob",
+            "logprob", or "logit", log p / (1 - p). "hellinger", minus the distance to the clean distribution, which
+            asks what the whole distribution depends on and not what speaks for the target. With a foil, "root",
+            "logit" and "logprob" are log odds of the target against it, and "prob" the difference.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -69,7 +69,7 @@ class NoiserJoint:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every coalition once for all targets, then solves for each target."""
-        root = self.score == "root" and query.foil_id is None
+        root = self.score == "root" and not query.foil_ids
         value: ScaleName = ("prob" if root else "logit") if self.score == "root" else self.score
         samples = self._samples_for(int(query.causal_mask[0].sum()))
         game = draw_for_targets(query, samples, rng, singles=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
@@ -130,7 +130,7 @@ class Case:
         Raises:
             ParameterError: the model's tokens are not the attribution's.
         """
-        return self._once("query", lambda: replace(rebuild_query(self.lm, self.att), foil_id=None))
+        return self._once("query", lambda: rebuild_query(self.lm, self.att).without_foil())
 
     @property
     def probe(self) -> FaithfulnessProbe:

@@ -22,7 +22,7 @@ from noiser.model.text import Encoding, encode, encode_target, extend, token_tex
 from noiser.model.units import make_target_spans, make_units
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
 
-__all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts"]
+__all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts", "with_foil"]
 
 SpecialTokens = Literal["frozen", "perturbed"]
 
@@ -47,7 +47,8 @@ class Query:
         logit_positions: for each of these tokens, the position whose logits predict it.
         target_spans: what is explained, in order: for each target the indices of its tokens in `target_ids`.
         target_unit: name of that segmentation: "token", "word", "sentence", "all" or "spans".
-        foil_id: token id that the (only) target is contrasted with, or None.
+        foil_id: token id that the (only) target, a token, is contrasted with, or None.
+        foil_branch: the same question about another continuation, which the (only) target is contrasted with, or None.
         units: what gets a score.
         unit: name of the segmentation: "token", "word", "sentence", "turn", "source", "auto" or "spans".
         target_texts: the targets as text.
@@ -77,6 +78,18 @@ class Query:
     device: torch.device
     sources: tuple[Source, ...] = ()
     continuation: Continuation | None = field(default=None, repr=False)
+    foil_branch: Query | None = None
+
+    @property
+    def foil_ids(self) -> tuple[int, ...]:
+        """The foil's tokens; none without a foil."""
+        if self.foil_branch is not None:
+            return self.foil_branch.target_ids
+        return () if self.foil_id is None else (self.foil_id,)
+
+    def without_foil(self) -> Query:
+        """The same question about the target alone."""
+        return replace(self, foil_id=None, foil_branch=None)
 
     @property
     def token_ids(self) -> Int[Tensor, " length"]:
@@ -162,8 +175,18 @@ def query_passes(
     else:
         continuation = None
         ids = yield from _token_ids_of(lm, encoding, target, "target", share)
-    ids, first, foil_id = yield from _contrast(lm, encoding, ids, foil, share)
-    check_length(lm, len(encoding.token_ids) + len(ids) - 1)
+    foil_ids = None if foil is None else (yield from _token_ids_of(lm, encoding, foil, "foil", share))
+    first, foil_id = 0, None
+    if foil_ids is not None and target_unit == "all":
+        _check_differs(lm, ids, foil_ids)
+    elif foil_ids is not None:
+        if target_unit != "token":
+            raise TargetError(
+                f"There is a foil and target_unit is {target_unit!r}; expected 'all', which contrasts whole "
+                "continuations, or 'token', which contrasts the first tokens in which they differ."
+            )
+        ids, first, foil_id = _first_difference(lm, ids, foil_ids)
+    check_length(lm, len(encoding.token_ids) + max(len(ids), len(foil_ids or ())) - 1)
     check_memory(lm, len(ids))
 
     prompt_tokens = len(encoding.token_ids)
@@ -179,7 +202,7 @@ def query_passes(
     units = tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens)
     if continuation is not None:
         continuation = continuation._replace(logits=continuation.logits[[p - prompt_tokens for p in positions]])
-    return Query(
+    query = Query(
         prompt=prompt,
         encoding=whole,
         prompt_tokens=prompt_tokens,
@@ -197,8 +220,32 @@ def query_passes(
         dtype=lm.dtype,
         device=lm.device,
         sources=documents,
-        continuation=continuation if foil is None else None,
+        continuation=continuation if foil_id is None else None,
     )
+    return query if foil_ids is None or foil_id is not None else with_foil(lm, query, encoding, foil_ids)
+
+
+def with_foil(lm: LanguageModel, query: Query, encoding: Encoding, ids: tuple[int, ...]) -> Query:
+    """The question why the whole target rather than another whole continuation.
+
+    Args:
+        lm: the model.
+        query: about the target alone.
+        encoding: the prompt.
+        ids: the other continuation's tokens.
+    """
+    first = query.prompt_tokens
+    positions = range(first, first + len(ids))
+    branch = replace(
+        query,
+        encoding=extend(lm.tokenizer, encoding, ids[:-1]),
+        target_ids=ids,
+        logit_positions=tuple(position - 1 for position in positions),
+        target_spans=(tuple(range(len(ids))),),
+        target_texts=target_texts(lm, extend(lm.tokenizer, encoding, ids), first, [positions]),
+        continuation=None,
+    )
+    return replace(query, foil_branch=branch)
 
 
 def target_texts(
@@ -293,27 +340,29 @@ def _most_probable(
     return max(readings, key=lambda reading: float(probabilities[reading[0]]))
 
 
-def _contrast(
-    lm: LanguageModel, encoding: Encoding, ids: tuple[int, ...], foil: str | int | None, share: bool
-) -> Passes[tuple[tuple[int, ...], int, int | None]]:
+def _first_difference(
+    lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]
+) -> tuple[tuple[int, ...], int, int]:
     """Target ids, the index of the first one to explain, and the foil's token.
 
     With a foil the question is about one place: the first token in which target and foil differ. Tokens that they
     share stand before it.
     """
-    if foil is None:
-        return ids, 0, None
-    other = yield from _token_ids_of(lm, encoding, foil, "foil", share)
+    _check_differs(lm, ids, other)
     shared = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
-    if shared is None and len(ids) != len(other):
+    if shared is None:
         longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")
         raise TargetError(
             f"The {longer} begins with the {shorter}, {token_texts(lm.tokenizer, min(ids, other, key=len))}; expected "
-            f"two that part somewhere. Give a longer {shorter}, or with target=None a larger max_new_tokens."
+            f"two that part somewhere. Give a longer {shorter}, or with target=None a larger max_new_tokens; or "
+            "contrast the whole of both with target_unit='all'."
         )
-    if shared is None:
+    return ids[: shared + 1], shared, other[shared]
+
+
+def _check_differs(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]) -> None:
+    if ids == other:
         raise TargetError(
             f"Target and foil are the same tokens, {token_texts(lm.tokenizer, ids)} and "
             f"{token_texts(lm.tokenizer, other)}; expected a foil that differs. Choose another foil or target."
         )
-    return ids[: shared + 1], shared, other[shared]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError, TargetError
 from noiser.model.language_model import LanguageModel
-from noiser.model.query import Query, check_length, group_consecutive, target_texts
+from noiser.model.query import Query, check_length, group_consecutive, target_texts, with_foil
 from noiser.model.text import Encoding, encode, encode_target, extend
 from noiser.types import Span
 
@@ -34,7 +34,8 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
     positions = [position for span in spans for position in span]
     for unit in att.units:
         _check_unit(lm, att, whole, unit)
-    return Query(
+    whole_foil = att.foil is not None and att.target_unit == "all"
+    query = Query(
         prompt=att.prompt,
         encoding=whole,
         prompt_tokens=prompt_tokens,
@@ -43,7 +44,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         logit_positions=tuple(position - 1 for position in positions),
         target_spans=group_consecutive(map(len, spans)),
         target_unit=att.target_unit,
-        foil_id=None if att.foil is None else att.foil.token_id,
+        foil_id=None if att.foil is None or whole_foil else att.foil.token_id,
         units=att.units,
         unit=att.unit,
         target_texts=tuple(target.text for target in att.targets),
@@ -52,6 +53,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         dtype=lm.dtype,
         device=lm.device,
     )
+    return with_foil(lm, query, encoding, att.foil.token_ids) if att.foil is not None and whole_foil else query
 
 
 def _with_continuation(
@@ -62,7 +64,8 @@ def _with_continuation(
     ids = [token for target in att.targets for token in (*target.before, *target.token_ids)]
     if outside := [token for token in ids if not 0 <= token < size]:
         raise _mismatch(lm, att, f"target id {outside[0]} is outside its vocabulary of {size} tokens")
-    for before in [()] if att.foil is None or att.targets[0].before else _shared(lm, att, encoding):
+    known = att.foil is None or att.target_unit == "all" or att.targets[0].before
+    for before in [()] if known else _shared(lm, att, encoding):
         continuation = (*before, *ids)
         complete = extend(lm.tokenizer, encoding, continuation)
         spans = _target_spans(att, len(encoding.token_ids) + len(before))
