@@ -21,6 +21,7 @@ from noiser.cli import app
 from noiser.metrics import bootstrap
 from noiser.report import Cell, Results, tables, write_report
 from noiser.report.figures import inline_svg, svg
+from noiser.report.frontier import families
 from noiser.report.heatmaps import _lines, heatmaps, own_attributions
 from noiser.report.plots import COLOURS, MARKERS, plots
 from noiser.types import Span
@@ -108,7 +109,7 @@ def test_rows_of_a_larger_plan_are_left_out(small, tmp_path):
     store.write_plan(toml(fewer))
     found = Results.of(Store(tmp_path / "run"))
     cell = Cell("gemma-3-270m", "known", "noiser", "faithfulness")
-    assert len(small.rows(cell)) == 5
+    assert len(small.rows(cell)) == 6
     assert sorted(found.rows(cell)["index"]) == [0, 1]
     assert found.seconds(cell._replace(metric="attribution")).n == 2
     assert found.rows(cell._replace(method=METHODS[1])).empty
@@ -202,6 +203,47 @@ def test_methods_have_markers_of_their_own(pictures):
     points = [line for line in picture.figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
     assert len({point.get_marker() for point in points}) == len(points) == 6
     assert len(set(COLOURS)) == len(COLOURS)
+
+
+def test_frontier_draws_a_line_per_method_through_its_budgets():
+    """Two budgets of Noiser in the order of their cost; occlusion is a point, and what needs no model a level."""
+    methods = [
+        {"name": "noiser", "label": "much", "args": {"samples": 20}},
+        {"name": "noiser"},
+        {"name": "noiser", "label": "other", "args": {"bounding": "none"}},
+        {"name": "occlusion"},
+        {"name": "position"},
+    ]
+    heights = {"much": 1.3, "noiser": 1.2, "other": 1.1, "occlusion": 1.25, "position": 1.15}
+    costs = {"much": 2000, "noiser": 1000, "other": 1000, "occlusion": 100, "position": 0}
+    rows = [
+        row(name, metric, i, {"rank_area": height + 0.01 * i} if metric != "attribution" else {"token_forwards": cost})
+        for (name, height), cost in zip(heights.items(), costs.values(), strict=True)
+        for metric in ("mass_matched_rank", "attribution")
+        for i in range(6)
+    ]
+    results = Results(plan=plan(methods=methods, metrics=[{"name": "mass_matched_rank"}]), stored=rows)
+    assert families(results.methods) == ["Noiser", "Noiser", "other", "Occlusion", "Position"]
+    made = tables(results)
+    (table,) = [one for one in made if one.key == "frontier-known-gemma-3-270m"]
+    assert [[cell.value for cell in line.cells] for line in table.rows] == [
+        [costs[name], pytest.approx(height + 0.025)] for name, height in heights.items()
+    ]
+    (picture,) = [one for one in plots(results, made) if one.key.startswith("frontier")]
+    (axes,) = picture.figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines) == ["Noiser", "other", "Occlusion", "Position"]
+    assert lines["Noiser"].get_xdata().tolist() == [1000, 2000]
+    assert lines["Noiser"].get_ydata().tolist() == pytest.approx([1.225, 1.325])
+    assert lines["Occlusion"].get_xdata().tolist() == [100]
+    assert lines["Position"].get_ydata() == pytest.approx([1.175, 1.175])
+    assert "much 1.33, Noiser 1.2" in picture.description
+
+
+def test_plans_with_one_budget_have_no_frontier():
+    rows = [row("noiser", "soft_scores", i, soft(0.03 + i, 0.5)) for i in range(6)]
+    results = Results(plan=plan(), stored=rows)
+    assert not any("frontier" in one.key for one in [*tables(results), *drawn(results)])
 
 
 def test_figure_without_a_number_is_left_out():

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
-from noiser.metrics.bootstrap import holm
+from noiser.metrics.bootstrap import holm, mean
 from noiser.metrics.catalog import METRICS
-from noiser.metrics.metric import Metric, Summary
+from noiser.metrics.metric import Metric, Scale, Summary
 from noiser.registry import unversioned
 from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_of
 from noiser.report.rows import Cell, Results
 from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value, clean
 
 __all__ = [
+    "COSTS",
     "MeasuredNumber",
     "Topic",
     "correct",
@@ -62,6 +63,14 @@ _PAPER_MEAN = f"paper, mean of its {len(MODELS)} models"
 _MOST_REASONS = 8
 _SIDE_BY_SIDE = 2
 """Most numbers per model where models stand side by side."""
+
+
+_COST = Scale(0, float("inf"), None, False, "cost of an attribution")
+COSTS = {
+    "token-forwards": Summary(mean, ("token_forwards",), _COST),
+    "passes": Summary(mean, ("passes",), _COST),
+}
+"""What an attribution row says of its cost."""
 
 
 def method_title(label: str) -> str:

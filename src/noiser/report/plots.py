@@ -12,6 +12,7 @@ import pandas as pd
 
 from noiser.bench.plan import DataEntry
 from noiser.report.figures import BLUE, INK, ORANGE, PAPER, SOFT, Picture, canvas
+from noiser.report.frontier import FORWARDS, NUMBERS, families
 from noiser.report.grid import data_title, named, topics
 from noiser.report.rows import Frame, Results
 from noiser.report.table import Table, cells_frame
@@ -40,7 +41,7 @@ _DASHED: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 
 def plots(results: Results, tables: Sequence[Table]) -> list[Picture]:
     """The figures of these tables of a run, in the order of a report. Raises DependencyError without matplotlib."""
     numbers = _Numbers(results.plan.labels("models"), cells_frame(tables))
-    draw = (_areas, _localisation, _minimum, _against_answerability, _against_cost)
+    draw = (_areas, _localisation, _minimum, _against_answerability, _against_cost, _frontier)
     return [picture for one in draw for data in results.data for picture in one(results, data, numbers)]
 
 
@@ -292,14 +293,64 @@ def _draw(axes: Axes, panel: _Panel, y: Frame) -> None:
         edge: dict[str, Any] = {"color": colour, "markeredgecolor": INK, "markeredgewidth": 0.7}
         axes.plot(across.value, up.value, **point, **edge, label=y.index[i])
     if panel.logarithmic:
-        axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        digits = "1" if high > 100 * low else "15" if high > 10 * low else "1235"
-        for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            ticks(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in digits else "")
+        _logarithmic(axes)
     axes.set_xlabel(panel.label)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic x axis with as many numbers as fit."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    digits = "1" if high > 100 * low else "15" if high > 10 * low else "1235"
+    for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        ticks(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in digits else "")
 
 
 def _drawn(panel: _Panel, y: Frame) -> Frame:
     """Which methods have a point in a panel: they need an interval and, on a logarithmic axis, some cost."""
     return y["low"].notna() & (panel.x["value"] > 0 if panel.logarithmic else panel.x["value"].notna())
+
+
+# ---- the frontier ---------------------------------------------------------------------------------------------------
+
+
+def _frontier(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[Picture]:
+    """What each method reaches at each budget: a picture per model, a panel per metric, a line per method."""
+    for topic in topics(results, data, *NUMBERS):
+        key, titles = topic.key("frontier"), families(topic.methods())
+        names = [name for number, name in NUMBERS.items() if number in topic.measures]
+        columns = [numbers.column(key, name) for name in (FORWARDS, *names)]
+        for model, forwards, *frames in zip(numbers.models, *columns, strict=True):
+            known = [(name, frame) for name, frame in zip(names, frames, strict=True) if frame["low"].notna().any()]
+            if not known:
+                continue
+            with canvas(2.6 + 3.4 * len(known), 3.8, len(known)) as (figure, panels):
+                for axes, (name, frame) in zip(panels, known, strict=True):
+                    _budget_lines(axes, frame.assign(cost=forwards["value"], family=titles))
+                    axes.set_ylabel(name)
+                    axes.set_xlabel(f"{FORWARDS} per attribution")
+                handles, labels = panels[0].get_legend_handles_labels()
+                figure.legend(handles, labels, loc="outside right upper", handletextpad=0.4)
+            words = "; ".join(
+                f"{name}: " + ", ".join(f"{row} {value:.3g}" for row, value in frame["value"].dropna().items())
+                for name, frame in known
+            )
+            title = f"{topic.title('Faithfulness at several budgets')}, {model}"
+            yield Picture(f"{key}-{model}", title, f"{words}.", figure)
+
+
+def _budget_lines(axes: Axes, frame: Frame) -> None:
+    """A line per family over the cost of its rows; what needs no model is a horizontal line."""
+    for i, family in enumerate(dict.fromkeys(frame["family"])):
+        rows = frame[(frame["family"] == family) & frame["low"].notna()].sort_values("cost")
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "label": family}
+        if not len(rows):
+            continue
+        if not rows["cost"].gt(0).all():
+            free: dict[str, Any] = {"linestyle": ((0, (4, 2)), (0, (1, 1.5)))[i % 2], "linewidth": 1.2}
+            axes.axhline(rows["value"].iloc[0], **style, **free)
+            continue
+        point: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markeredgecolor": INK, "markeredgewidth": 0.6}
+        axes.plot(rows["cost"], rows["value"], **point, **style, markersize=6, linewidth=1.2)
+        axes.vlines(rows["cost"], rows["low"], rows["high"], colors=style["color"], linewidth=0.8, alpha=0.6)
+    _logarithmic(axes)

@@ -13,7 +13,9 @@ from noiser.bench.records import Selection
 from noiser.metrics.bootstrap import INFLUENTIAL, mean, mean_gap
 from noiser.metrics.metric import Scale, Summary
 from noiser.registry import unversioned
+from noiser.report.frontier import frontier
 from noiser.report.grid import (
+    COSTS,
     MeasuredNumber,
     Topic,
     correct,
@@ -451,13 +453,6 @@ def _all_numbers(topic: Topic) -> list[MeasuredNumber]:
 
 # ---- counts ---------------------------------------------------------------------------------------------------------
 
-_COST = Scale(0, float("inf"), None, False, "cost of an attribution")
-COSTS = {
-    "token-forwards": Summary(mean, ("token_forwards",), _COST),
-    "passes": Summary(mean, ("passes",), _COST),
-}
-"""What an attribution row says of its cost."""
-
 
 def selections(results: Results) -> Iterator[Table]:
     """Prompts before and after the filter "the model's greedy continuation is the gold answer"."""
@@ -617,6 +612,7 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
         notes=(_AUTHORS_NOTE, _SCORE_NOTE, _sample_note),
     ).tables,
     others,
+    frontier,
     cost,
     failures,
 )
