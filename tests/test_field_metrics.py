@@ -161,7 +161,7 @@ def test_more_units_than_there_are_have_no_drop():
 
 @pytest.mark.parametrize("removal", ["zero", "delete"])
 def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal):
-    lm, att = attributed("gemma3", prompt="The quick fox sings near", unit="word", max_new_tokens=2)
+    lm, att = attributed("gemma3", prompt="The quick fox sings", unit="word", max_new_tokens=2)
     found = normalised_aopc(lm, att, beam=10, removal=removal)
     greedy = normalised_aopc(lm, att, beam=1, removal=removal)
     for target in range(2):
@@ -233,9 +233,9 @@ def test_scores_without_information_find_gold_at_its_share():
     drawn = random.Random(0)
     found = [
         gold_spans(with_scores(att, [drawn.random() for _ in range(6)]), {"gold": [(4, 9)]}, k=(1, 3))
-        for _ in range(400)
+        for _ in range(150)
     ]
-    assert np.mean([one.recalls.tolist() for one in found], 0)[0] == pytest.approx([1 / 6, 1 / 2], abs=0.06)
+    assert np.mean([one.recalls.tolist() for one in found], 0)[0] == pytest.approx([1 / 6, 1 / 2], abs=0.1)
     assert np.mean([float(one.shares) for one in found]) == pytest.approx(1 / 6)
 
 
