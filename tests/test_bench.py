@@ -150,6 +150,39 @@ def test_warnings_are_those_of_their_example_also_where_passes_are_shared(tmp_pa
     assert [line["warnings"] for line in lines] == [[f"before {text}", f"after {text}"] for text in PROMPTS]
 
 
+def test_settings_of_metrics_that_remove_units(tmp_path, models):
+    text = f"""
+        name = "removal"
+        seed = 3
+        [[models]]
+        label = "llama"
+        name = {json.dumps(str(models / "llama"))}
+        dtype = "float32"
+        device = "cpu"
+        [[data]]
+        prompts = {json.dumps(PROMPTS[:2])}
+        [[methods]]
+        name = "occlusion"
+        [[metrics]]
+        name = "lds"
+        masks = 6
+        removal = "delete"
+        [[metrics]]
+        name = "top_k"
+        k = [2]
+        removal = "mean"
+    """
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    assert run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0).errors == 0
+    lm = noiser.load_model(models / "llama", dtype="float32", device="cpu")
+    lds = noiser.evaluate(lm, PROMPTS[:2], "occlusion", "lds", seed=3, masks=6, removal="delete")
+    top = noiser.evaluate(lm, PROMPTS[:2], "occlusion", "top_k", seed=3, k=[2], removal="mean")
+    for metric, columns, found in (("lds", {"lds"}, lds), ("top_k", {"drop", "hold", "drop@2", "hold@2"}, top)):
+        for record in found.records:
+            values = by_key(tmp_path / "out")["llama", "own", f"own-{record['index']}", "occlusion", metric].values
+            assert values == pytest.approx({name: record[name] for name in columns}, abs=1e-5)
+
+
 def test_a_prompt_that_cannot_be_attributed(tmp_path, models):
     long = "The secret word is swordfish. " * 60
     (tmp_path / "p.toml").write_text(plan_text(models, prompts=[PROMPTS[0], long], limit=2), encoding="utf-8")

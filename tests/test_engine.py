@@ -16,6 +16,7 @@ from noiser.engine import (
     REMOVALS,
     AddNoise,
     Delete,
+    Gradients,
     KeepDimensions,
     Remover,
     Replace,
@@ -186,11 +187,13 @@ def test_deletion_is_the_shorter_text(family, packed):
         torch.testing.assert_close(found[0], expected, atol=2e-6, rtol=1e-4)
 
 
-def test_deleting_everything_is_an_error():
+def test_what_cannot_be_deleted_is_an_error():
     lm = wrap(tiny("llama").model, tiny_tokenizer(bos=False))
     query = build_query(lm, PROMPT)
     with pytest.raises(ParameterError, match="leaves none before target 0; expected at least one"):
         distributions(Session(lm, query), [Delete(tuple(range(len(query.token_ids))))])
+    with pytest.raises(ParameterError, match="deletes 2 tokens, which have no gradient"):
+        Session(lm, query).ask(Gradients(Delete((1, 2))))
 
 
 def test_every_removal_is_the_perturbation_of_its_name():

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,9 +16,9 @@ from scipy import stats
 
 import metrics_reference as reference
 import noiser
-from noiser.engine import REMOVALS
+from noiser.engine import REMOVALS, expected_norm
 from noiser.metrics import METRICS, Case, gold_spans, lds, normalised_aopc, top_k
-from noiser.metrics.lds import _masks
+from noiser.metrics.lds import _masks, _spearman
 from noiser.model import build_query
 from tiny import tiny, tiny_tokenizer
 
@@ -126,6 +127,26 @@ def test_drop_and_hold_equal_the_reference(removal):
     assert found.hold == pytest.approx(float(found.holds.mean()))
 
 
+@torch.no_grad()
+def test_values_under_noise_are_means_over_its_samples():
+    lm, att = attributed("llama")
+    case = Case(lm=lm, att=att)
+    probe = case.probe
+    kept = torch.ones(2, len(att.units), dtype=torch.bool)
+    kept[0, 1:3] = kept[1, 2] = False
+    (values,) = case.run(probe.values_of([kept], "logprob", "noise", seed=4))
+    ids = probe.query.token_ids
+    rows = lm.model.get_input_embeddings()(ids)
+    noise = torch.randn(5, *rows.shape, generator=probe._generator("4/removal"))
+    noisy = rows + 2 * rows.norm(dim=-1, keepdim=True) / expected_norm("l2", 32) * noise
+    for value, units in zip(values.tolist(), ([1, 2], [2]), strict=True):
+        inputs = rows.repeat(5, 1, 1)
+        positions = [position for unit in units for position in att.units[unit].token_indices]
+        inputs[:, positions] = noisy[:, positions]
+        found = lm.model(inputs_embeds=inputs).logits[:, -1].log_softmax(-1)[:, att.targets[0].token_id]
+        assert value == pytest.approx(float(found.mean()), abs=1e-4)
+
+
 def test_more_units_than_there_are_have_no_drop():
     lm, att = attributed(prompt="The quick fox", unit="word")
     found = top_k(lm, att, k=(2, 3, 5))
@@ -140,7 +161,7 @@ def test_more_units_than_there_are_have_no_drop():
 
 @pytest.mark.parametrize("removal", ["zero", "delete"])
 def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal):
-    lm, att = attributed("gemma3", prompt="The quick fox sings near", unit="word", max_new_tokens=2)
+    lm, att = attributed("gemma3", prompt="The quick fox sings", unit="word", max_new_tokens=2)
     found = normalised_aopc(lm, att, beam=10, removal=removal)
     greedy = normalised_aopc(lm, att, beam=1, removal=removal)
     for target in range(2):
@@ -212,9 +233,9 @@ def test_scores_without_information_find_gold_at_its_share():
     drawn = random.Random(0)
     found = [
         gold_spans(with_scores(att, [drawn.random() for _ in range(6)]), {"gold": [(4, 9)]}, k=(1, 3))
-        for _ in range(400)
+        for _ in range(150)
     ]
-    assert np.mean([one.recalls.tolist() for one in found], 0)[0] == pytest.approx([1 / 6, 1 / 2], abs=0.06)
+    assert np.mean([one.recalls.tolist() for one in found], 0)[0] == pytest.approx([1 / 6, 1 / 2], abs=0.1)
     assert np.mean([float(one.shares) for one in found]) == pytest.approx(1 / 6)
 
 
@@ -224,6 +245,17 @@ def test_examples_without_gold_say_so():
         gold_spans(att, {"rest of it": [(0, 3)]})
     result = noiser.evaluate(lm, att, metrics="gold_spans")
     assert "names no spans" in result.skipped[0].error
+
+
+def test_the_worked_examples_of_the_manual():
+    text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    masks = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]]).double()
+    found = _spearman(masks @ torch.tensor([3.0, 1, 0]).double(), torch.tensor([2.0, 0.5, 1.5, -1]).double())
+    assert f"**{found:.3f}**" in text
+    _, att = attributed(prompt="The quick fox sings", unit="word")
+    gold = gold_spans(with_scores(att, [6.0, 5, 4, 3]), {"gold": [(4, 9), (14, 19)]}, k=(1, 2))
+    assert (gold.recalls.tolist(), gold.precisions.tolist()) == ([[0, 0.5]], [0.5])
+    assert "(1/2 + 2/4) / 2 = **0.5**" in text
 
 
 # ---- as registered -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from noiser.engine.requests import (
     Relevance,
     RelevanceTable,
 )
-from noiser.errors import ModelError, NumericalError
+from noiser.errors import ModelError, NumericalError, ParameterError
 from noiser.model.attention import eager_attention
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel, check_finite
@@ -111,8 +111,17 @@ def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals
 
 
 def point_gradients(session: Session, request: Gradients) -> Passes[GradientTable]:
-    """Answers `Gradients`."""
+    """Answers `Gradients`.
+
+    Raises:
+        ParameterError: the perturbation deletes tokens.
+    """
     point, targets = request.point, session.targets_of(request.point)
+    if point.deleted:
+        raise ParameterError(
+            f"The perturbation deletes {len(point.deleted)} tokens, which have no gradient; expected one that deletes "
+            "none. Ask for `Effects` or `Values` of it."
+        )
     yield from session.prepare_prefix([point])
     rows = session.embeddings
     values = torch.zeros(point.samples, len(targets), device=rows.device)
