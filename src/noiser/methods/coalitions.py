@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from noiser.checks import random_state_kept
-from noiser.engine import Baseline, Query, Replace, Steps, Values, ValueTable
+from noiser.engine import Absence, Query, Steps, Values, ValueTable, without
 
 __all__ = ["Coalitions", "ScaleName", "Surrogate", "draw_per_unit", "lasso", "ridge"]
 
@@ -37,9 +37,9 @@ class Coalitions:
         clean: [targets], the values with every unit kept; there once `values` has been asked.
     """
 
-    def __init__(self, query: Query, baseline: Baseline, value: Literal["prob", "logprob", "logit"]) -> None:
+    def __init__(self, query: Query, baseline: Absence, value: Literal["prob", "logprob", "logit"]) -> None:
         self._query = query
-        self._baseline: Baseline = baseline
+        self._baseline: Absence = baseline
         self._value: Literal["prob", "logprob", "logit"] = value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])
@@ -59,10 +59,8 @@ class Coalitions:
                 if (g, of_target[i]) not in planned:
                     planned.add((g, of_target[i]))
                     runs.setdefault(of_target[i] if disturbed[g][i] else row, {})[g] = of_target[i]
-        replaced = [
-            Replace(self._positions(run), tuple(targets), baseline=self._baseline) for run, targets in runs.items()
-        ]
-        table: ValueTable = yield Values(replaced, self._value)
+        absent = [without(self._positions(run), tuple(targets), self._baseline) for run, targets in runs.items()]
+        table: ValueTable = yield Values(absent, self._value)
         self.clean = table.clean
         known = {(g, everything): value for g, value in enumerate(table.clean.tolist())}
         if runs:

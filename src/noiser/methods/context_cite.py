@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
-from noiser.engine import BASELINES, Baseline, Query, Steps
+from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, draw_per_unit, lasso
 from noiser.methods.protocol import Scores
 
@@ -30,7 +30,8 @@ class ContextCite:
     Args:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
+            tokens are taken out, and later ones move up.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in log-odds.
 
     With a foil the log-odds are those within the pair, log p(target) / p(foil).
@@ -41,13 +42,13 @@ class ContextCite:
 
     samples: int = 64
     keep_probability: float = 0.5
-    baseline: Baseline = "zero"
+    baseline: Absence = "zero"
     alpha: float = 0.01
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
         check_probability("keep_probability", self.keep_probability)
-        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
 
     def inputs_for(self, units: int) -> int:
