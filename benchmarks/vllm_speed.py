@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,19 @@ from noiser.model import LanguageModel
 from noiser.model.served import Input
 
 COUNTS = (20, 1000)
+REPEATS = 3
 
 
 def compare(local: LanguageModel, served: LanguageModel, prompts: list[str], method: str) -> dict[str, Any]:
-    """Seconds of both, and the largest difference of a score."""
-    seconds: dict[str, float] = {}
+    """Seconds of both, the quickest of runs in turn, and the largest difference of a score."""
+    seconds = {"local": math.inf, "vllm": math.inf}
     found: dict[str, list[noiser.Attribution]] = {}
-    for kind, lm in (("local", local), ("vllm", served)):
-        noiser.attribute(lm, prompts[0], method="occlusion")  # what is done once
-        begin = time.perf_counter()
-        found[kind] = noiser.attribute(lm, prompts, method=method)
-        seconds[kind] = time.perf_counter() - begin
+    for _ in range(REPEATS):
+        for kind, lm in (("local", local), ("vllm", served)):
+            served.model.backend.llm.reset_prefix_cache()
+            begin = time.perf_counter()
+            found[kind] = noiser.attribute(lm, prompts, method=method)
+            seconds[kind] = min(seconds[kind], time.perf_counter() - begin)
     pairs = zip(found["local"], found["vllm"], strict=True)
     difference = max(float((one.scores - other.scores).abs().max()) for one, other in pairs)
     return {
@@ -115,6 +118,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     parser.add_argument("--methods", nargs="+", default=["occlusion", "noiser_relative"])
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--only-prompts", action="store_true", help="the first table alone")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     everything: dict[str, Any] = {}
@@ -123,10 +127,14 @@ def main() -> None:
         served = noiser.load_model(f"vllm:{name}", dtype="float32", device="cpu", max_model_len=1024, max_logprobs=-1)
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(options.prompts)]
         attributed = [compare(local, served, prompts, method) for method in options.methods]
-        back = what_comes_back(served, 64, 20)
-        cache = prefix_cache(served, " ".join(f"Fact {i}: the box number {i} is in the cellar." for i in range(20)))
+        back = [] if options.only_prompts else what_comes_back(served, 64, 20)
+        cache = (
+            []
+            if options.only_prompts
+            else prefix_cache(served, " ".join(f"Fact {i}: the box number {i} is in the cellar." for i in range(20)))
+        )
         everything[name] = {"prompts": attributed, "what comes back": back, "prefix cache": cache}
-        for rows in (attributed, back, cache):
+        for rows in filter(None, (attributed, back, cache)):
             print(f"\n{name}, {len(prompts)} prompts\n\n{table(rows)}", flush=True)
         if options.output:
             options.output.parent.mkdir(parents=True, exist_ok=True)

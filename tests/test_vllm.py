@@ -17,7 +17,10 @@ import torch
 
 import noiser
 import vllm_for_tests
+from noiser.app.jobs import StoppedError
+from noiser.bench.worker import identity_of, tokens_per_second
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
 from test_contract import CHAT, CHAT_TEMPLATE, METHOD_NAMES, PROMPT, method_of
 from tiny import tiny_model, tiny_tokenizer
@@ -120,6 +123,23 @@ def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
     with pytest.raises(UnsupportedModelError, match=r"runs outside .*; expected .*occlusion"):
         noiser.attribute(served, PROMPT, method=name)
     assert not llm.calls
+
+
+def test_the_bench_and_the_page_take_it_as_any_model(served):
+    assert len(identity_of(served)["weights"]) == 64
+    assert tokens_per_second(served) > 0
+
+    def stop(*_):
+        raise StoppedError
+
+    hook = served.model.register_forward_pre_hook(stop)  # as the page does, to look for a stop before every pass
+    try:
+        with pytest.raises(StoppedError):
+            noiser.attribute(served, PROMPT, method="occlusion")
+    finally:
+        hook.remove()
+    with pytest.raises(ParameterError, match="expected another model, as judge='local:NAME'"):
+        make_judge("local", lm=served)
 
 
 def test_says_which_model_it_is(served, folder, local):
