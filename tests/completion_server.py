@@ -22,11 +22,14 @@ class CompletionServer:
         root: what the list of models says where it was loaded from.
         trouble: called with the number of the request; None for an answer, a status, text in place of JSON, or "cut".
         port: 0 for any.
+        tokenizer: for prompts that are text.
+        echoes: whether it scores a text that it is given.
         obeys: whether it follows `allowed_token_ids`.
     """
 
-    def __init__(self, network, root="", trouble=lambda number: None, port=0, obeys=True):
+    def __init__(self, network, root="", trouble=lambda number: None, port=0, obeys=True, tokenizer=None, echoes=True):
         self.network, self.root, self.trouble, self.obeys = network, root, trouble, obeys
+        self.tokenizer, self.echoes = tokenizer, echoes
         self.lock = threading.Lock()
         self.bodies, self.headers = [], []
         self.at_once = self.most_at_once = self.answers = 0
@@ -48,6 +51,8 @@ class CompletionServer:
     @torch.no_grad()
     def complete(self, body):
         assert (body["max_tokens"], body["temperature"]) == (1, 0)
+        if isinstance(body.get("prompt"), str):
+            return self.complete_text(body)
         assert body["return_tokens_as_token_ids"]
         if body.get("prompt_embeds"):
             rows = torch.load(io.BytesIO(base64.b64decode(body["prompt_embeds"])), weights_only=True)
@@ -65,6 +70,19 @@ class CompletionServer:
             "token_logprobs": [float(row[said])],
             "top_logprobs": [top | {f"token_id:{said}": float(row[said])}],
         }
+        return {"model": "tiny", "choices": [{"index": 0, "text": "", "logprobs": logprobs, "finish_reason": "length"}]}
+
+    def complete_text(self, body):
+        ids = self.tokenizer(body["prompt"])["input_ids"]
+        with self.lock:
+            rows = self.network(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        ids.append(int(rows[-1].argmax()))
+        tokens = [self.tokenizer.decode([i]) for i in ids]
+        values = [None, *(float(row[i]) for row, i in zip(rows, ids[1:], strict=True))]
+        tops = [row.topk(body["logprobs"]) for row in rows]
+        top = [{self.tokenizer.decode([i]): v for v, i in zip(*map(torch.Tensor.tolist, t), strict=True)} for t in tops]
+        first = 0 if body.get("echo") and self.echoes else len(ids) - 1
+        logprobs = {"tokens": tokens[first:], "token_logprobs": values[first:], "top_logprobs": [None, *top][first:]}
         return {"model": "tiny", "choices": [{"index": 0, "text": "", "logprobs": logprobs, "finish_reason": "length"}]}
 
 

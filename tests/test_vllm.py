@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 
 import pytest
 import torch
 
 import noiser
 import vllm_for_tests
+from noiser.app.jobs import StoppedError
+from noiser.bench.worker import identity_of, tokens_per_second
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
 from test_contract import CHAT, CHAT_TEMPLATE, METHOD_NAMES, PROMPT, method_of
 from tiny import tiny_model, tiny_tokenizer
@@ -115,6 +125,23 @@ def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
     assert not llm.calls
 
 
+def test_the_bench_and_the_page_take_it_as_any_model(served):
+    assert len(identity_of(served)["weights"]) == 64
+    assert tokens_per_second(served) > 0
+
+    def stop(*_):
+        raise StoppedError
+
+    hook = served.model.register_forward_pre_hook(stop)  # as the page does, to look for a stop before every pass
+    try:
+        with pytest.raises(StoppedError):
+            noiser.attribute(served, PROMPT, method="occlusion")
+    finally:
+        hook.remove()
+    with pytest.raises(ParameterError, match="expected another model, as judge='local:NAME'"):
+        make_judge("local", lm=served)
+
+
 def test_says_which_model_it_is(served, folder, local):
     att = noiser.attribute(served, PROMPT, method="occlusion")
     assert att.model.name == f"vllm:{folder}"
@@ -194,3 +221,61 @@ def test_vllm_reads_chats_and_many_prompts(both):
     found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=3)
     for one, other in zip(found, noiser.attribute(local, prompts, method="occlusion", max_new_tokens=3), strict=True):
         assert_same(one, other, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """`vllm serve` with SmolLM2, on a port of its own."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
+    from noiser.model.catalog import BUILT_IN
+    from noiser.model.conversion import built_in_entry
+
+    converted = built_in_entry(BUILT_IN["smollm2-135m-instruct"])
+    converted.ensure()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(converted.folder)]
+    command += ["--served-model-name", "smol", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--enable-prompt-embeds", "--max-model-len", "512", "--block-size", "32", "--enforce-eager"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        until = time.monotonic() + 600
+        while time.monotonic() < until and process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                break
+            time.sleep(1)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+@QUIET
+@pytest.mark.slow
+def test_vllms_server_gives_the_local_models_numbers(server):
+    local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
+    served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu")
+    occlusion = noiser.Occlusion(score="logprob")
+    for options in ({"max_new_tokens": 2}, {"target": " football", "foil": " golf"}):
+        found, expected = (noiser.attribute(lm, QUESTION, method=occlusion, **options) for lm in (served, local))
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=0, equal_nan=True)
+        assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-4)
+    distance = noiser.Occlusion(score="hellinger")
+    found, expected = (noiser.attribute(lm, QUESTION, method=distance) for lm in (served, local))
+    error = float((found.scores - expected.scores).abs().max())
+    print(f"left out {found.info['left_out']:.3f}, error of the distance {error:.4f}")
+    assert error <= 2 * found.info["left_out"] ** 0.5
+
+
+@QUIET
+@pytest.mark.slow
+def test_vllms_server_scores_text_from_which_words_are_deleted(server):
+    local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
+    served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu", embeddings=False)
+    assert served.identity.architecture == "echo"
+    method = noiser.Occlusion(baseline="delete", score="logprob")
+    options = {"method": method, "unit": "word", "target": " basketball and"}
+    found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
+    torch.testing.assert_close(found.scores[:, 1:], expected.scores[:, 1:], atol=1e-3, rtol=0, equal_nan=True)

@@ -278,6 +278,8 @@ def _without_folder(lm: LanguageModel) -> LanguageModel:
 
 
 def _display_name(name: str) -> str:
+    if name.startswith("vllm:"):
+        return f"vllm:{_display_name(name.removeprefix('vllm:'))}"
     path = Path(name)
     return path.resolve().name if path.is_absolute() or path.exists() else name
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 REFUSED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 """Exit status after an error that the user can do something about, after Ctrl-C, and when stdout's reader left."""
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, folder, .gguf file or hub id.")]
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Built-in name, folder, .gguf file, hub id, vllm:NAME or a server's address."),
+]
 MaxNewTokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", min=1, help="Tokens of the greedy continuation to explain; 1 unless given."),

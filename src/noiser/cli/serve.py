@@ -20,7 +20,10 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", "-m", help="Built-in name, folder, .gguf file or hub id; repeatable, the first is chosen."
+            "--model",
+            "-m",
+            help="Built-in name, folder, .gguf file, hub id, vllm:NAME or a server's address; repeatable, the first is "
+            "chosen.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need --auth.")] = (

@@ -2,7 +2,9 @@
 
 from noiser.engine.local import LocalEngine, Session
 from noiser.engine.perturbation import (
+    ABSENCES,
     BASELINES,
+    Absence,
     AddNoise,
     Baseline,
     Delete,
@@ -13,6 +15,7 @@ from noiser.engine.perturbation import (
     Replace,
     SetRows,
     expected_norm,
+    without,
 )
 from noiser.engine.readouts import DISTANCES
 from noiser.engine.removal import REMOVALS, RemovalName, Remover
@@ -44,9 +47,11 @@ from noiser.engine.scheduler import Outcome, Progress, SharedProgress, complete,
 from noiser.model.query import Query
 
 __all__ = [
+    "ABSENCES",
     "BASELINES",
     "DISTANCES",
     "REMOVALS",
+    "Absence",
     "AddNoise",
     "Attentions",
     "Baseline",
@@ -89,4 +94,5 @@ __all__ = [
     "complete",
     "expected_norm",
     "run_interleaved",
+    "without",
 ]

@@ -306,6 +306,12 @@ class Session:
         expected: float = 0.0,
     ) -> Passes[T]:
         """What a readout makes of every perturbation, copied from the device once."""
+        if not self.lm.takes_embeddings and any(perturbation.replaced for perturbation in perturbations):
+            raise UnsupportedModelError(
+                f"{self.lm.identity.name} reads text alone: tokens can be taken out of it, not changed; expected "
+                "perturbations that only delete. Take a method with baseline='delete', such as "
+                "noiser.Occlusion(baseline='delete')."
+            )
         wanted = [i for i, p in enumerate(perturbations) if p.targets is None or p.targets]
         targets = [self.targets_of(p) for p in perturbations]
         numbers: list[Tensor] = [torch.empty(p.samples, 0, 0) for p in perturbations]

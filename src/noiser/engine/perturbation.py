@@ -18,7 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 __all__ = [
+    "ABSENCES",
     "BASELINES",
+    "Absence",
     "AddNoise",
     "Baseline",
     "Delete",
@@ -29,12 +31,18 @@ __all__ = [
     "Replace",
     "SetRows",
     "expected_norm",
+    "without",
 ]
 
 Baseline = Literal["zero", "pad", "unk", "mean"]
 """What stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
 
 BASELINES: tuple[str, ...] = get_args(Baseline)
+
+Absence = Literal["zero", "pad", "unk", "mean", "delete"]
+"""How a unit is absent: its rows are a baseline's, or "delete": its tokens are not there, and later ones move up."""
+
+ABSENCES: tuple[str, ...] = get_args(Absence)
 
 BaselineRow = Callable[[Baseline], Float[Tensor, " dim"]]
 """From a baseline's name to its row; the engine knows the table."""
@@ -160,6 +168,13 @@ class Delete(Perturbation):
     def rows(self, clean: Float[Tensor, "positions dim"], _: BaselineRow, /) -> Float[Tensor, "samples positions dim"]:
         """No position remains."""
         return clean[None]
+
+
+def without(positions: tuple[int, ...], targets: tuple[int, ...] | None, baseline: Absence) -> Perturbation:
+    """The input without some tokens, as `baseline` says."""
+    if baseline == "delete":
+        return Delete(positions, targets)
+    return Replace(positions, targets, baseline=baseline)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine.perturbation import AddNoise, Delete, Perturbation, Replace
+from noiser.engine.perturbation import AddNoise, Perturbation, without
 from noiser.model.query import Query
 from noiser.types import RemovalName
 
@@ -46,15 +46,9 @@ class Remover:
     def __call__(self, positions: Iterable[int], targets: tuple[int, ...] | None = None) -> Perturbation:
         """The perturbation without the tokens at these positions; `targets` are those that are read under it."""
         positions = tuple(sorted(positions))
-        match self.removal:
-            case "zero" | "mean":
-                return Replace(positions, targets, baseline=self.removal)
-            case "noise":
-                return AddNoise(
-                    positions, targets, noise=self._noise, scale=NOISE_SIZE, relative=True, by_position=True
-                )
-            case "delete":
-                return Delete(positions, targets)
+        if self.removal != "noise":
+            return without(positions, targets, self.removal)
+        return AddNoise(positions, targets, noise=self._noise, scale=NOISE_SIZE, relative=True, by_position=True)
 
     @cached_property
     def _noise(self) -> Float[Tensor, "samples length dim"]:

@@ -65,6 +65,11 @@ class LocalJudge:
         self, lm: LanguageModel, *, style: Literal["auto", "chat", "plain"] = "auto", max_new_tokens: int = 32
     ) -> None:
         check_settings(style=style, max_new_tokens=max_new_tokens)
+        if not lm.looks_inside:
+            raise ParameterError(
+                f"The local judge generates with a model in this process, and {lm.identity.name} runs outside of it; "
+                "expected another model, as judge='local:NAME', or an endpoint, as judge='openai:NAME'."
+            )
         chats = bool(getattr(lm.tokenizer, "chat_template", None))
         if style == "chat" and not chats:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from noiser.checks import random_state_kept
-from noiser.engine import Baseline, Query, Remover, Replace, Steps, Values, ValueTable
+from noiser.engine import Absence, Query, Remover, Steps, Values, ValueTable, without
 from noiser.errors import ParameterError
 
 __all__ = ["Coalitions", "ScaleName", "Surrogate", "draw_per_unit", "lasso", "ridge"]
@@ -44,14 +44,14 @@ class Coalitions:
         ParameterError: "hellinger" with a foil.
     """
 
-    def __init__(self, query: Query, remove: Baseline | Remover, value: ScaleName) -> None:
+    def __init__(self, query: Query, remove: Absence | Remover, value: ScaleName) -> None:
         if value == "hellinger" and query.foil_ids:
             raise ParameterError(
                 "score='hellinger' compares whole distributions and has no foil; expected 'prob', 'logprob' or 'logit' "
                 "with one."
             )
         self._query = query
-        self._remove = remove if isinstance(remove, Remover) else partial(Replace, baseline=remove)
+        self._remove = remove if isinstance(remove, Remover) else partial(without, baseline=remove)
         self._value: ScaleName = value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
-from noiser.engine import BASELINES, Baseline, Query, Steps
+from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, lasso
 from noiser.methods.protocol import Scores
 
@@ -31,7 +31,8 @@ class ContextCite:
     Args:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
+            tokens are taken out, and later ones move up.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
         score: what is predicted: "logit", the log-odds; "logprob"; "prob"; or "hellinger", minus the distance to the
             whole clean distribution.
@@ -44,14 +45,14 @@ class ContextCite:
 
     samples: int = 64
     keep_probability: float = 0.5
-    baseline: Baseline = "zero"
+    baseline: Absence = "zero"
     alpha: float = 0.01
     score: ScaleName = "logit"
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
         check_probability("keep_probability", self.keep_probability)
-        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
         check_choice("score", self.score, get_args(ScaleName))
 

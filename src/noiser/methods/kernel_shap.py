@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.engine import BASELINES, Baseline, Query, Steps
+from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.protocol import Scores
 
@@ -39,7 +39,8 @@ class KernelShap:
     Args:
         samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before the
             first target: exact up to 8 units. 2^n or more is exact.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
+            tokens are taken out, and later ones move up.
         score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
             difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 
@@ -48,13 +49,13 @@ class KernelShap:
     """
 
     samples: int | None = None
-    baseline: Baseline = "zero"
+    baseline: Absence = "zero"
     score: ScaleName = "prob"
 
     def __post_init__(self) -> None:
         if self.samples is not None:
             check_count("samples", self.samples, least=2)
-        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScaleName))
 
     def inputs_for(self, units: int) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability
-from noiser.engine import BASELINES, Baseline, Query, Steps
+from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, ridge
 from noiser.methods.protocol import Scores
 
@@ -33,7 +33,8 @@ class Lime:
     Args:
         samples: inputs with units missing.
         mask_probability: of each unit in each of them.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
+            tokens are taken out, and later ones move up.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
         score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
@@ -45,7 +46,7 @@ class Lime:
 
     samples: int = 50
     mask_probability: float = 0.3
-    baseline: Baseline = "zero"
+    baseline: Absence = "zero"
     alpha: float = 1.0
     kernel_width: float = 0.25
     score: ScaleName = "prob"
@@ -53,7 +54,7 @@ class Lime:
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
         check_probability("mask_probability", self.mask_probability)
-        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
         check_positive("kernel_width", self.kernel_width)
         check_choice("score", self.score, get_args(ScaleName))

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 
 from noiser.checks import check_choice
-from noiser.engine import BASELINES, Baseline, Effects, EffectTable, Query, Replace, ScoreName, Steps
+from noiser.engine import ABSENCES, Absence, Effects, EffectTable, Query, ScoreName, Steps, without
 from noiser.methods.protocol import Scores
 
 __all__ = ["Occlusion"]
@@ -22,7 +22,8 @@ class Occlusion:
     serves all targets.
 
     Args:
-        baseline: what replaces the unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
+        baseline: what replaces the unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
+            tokens are taken out, and later ones move up.
         score: "prob", "logprob", the drop of log p; or "hellinger", the distance between the whole distributions,
             which is never negative.
 
@@ -30,17 +31,17 @@ class Occlusion:
         UnknownNameError: an unknown name, with the nearest one.
     """
 
-    baseline: Baseline = "zero"
+    baseline: Absence = "zero"
     score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
-        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScoreName))
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Asks for the effect of removing each unit on every target after it."""
         removed = [
-            Replace(unit.token_indices, targets, baseline=self.baseline)
+            without(unit.token_indices, targets, self.baseline)
             for unit, targets in zip(query.units, query.targets_per_unit, strict=True)
         ]
         effects: EffectTable = yield Effects(removed, score=self.score)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.engine import BASELINES, Baseline, Query, Steps
+from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
 
@@ -30,7 +30,8 @@ class ShapleySampling:
 
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs an order.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean"; see `noiser.engine.Baseline`.
+        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
+            tokens are taken out, and later ones move up.
         score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
             difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 
@@ -39,12 +40,12 @@ class ShapleySampling:
     """
 
     permutations: int = 25
-    baseline: Baseline = "zero"
+    baseline: Absence = "zero"
     score: ScaleName = "prob"
 
     def __post_init__(self) -> None:
         check_count("permutations", self.permutations)
-        check_choice("baseline", self.baseline, BASELINES)
+        check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScaleName))
 
     def inputs_for(self, units: int) -> int:

@@ -48,9 +48,11 @@ class LanguageModel:
 
     Attributes:
         looks_inside: whether the layers are in this process, for gradients, attention and relevance.
+        takes_embeddings: whether tokens can be changed, and not only taken out.
     """
 
     looks_inside: bool = True
+    takes_embeddings: bool = True
 
     def __init__(
         self,

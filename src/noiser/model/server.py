@@ -11,7 +11,7 @@ import io
 import json
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
@@ -93,12 +93,7 @@ class ServerBackend:
                     f"The server at {self.endpoint.address} did not send the log-probability of token {token}, "
                     "although allowed_token_ids names it alone; expected a server that follows it, as vLLM's does."
                 )
-        ids, values = torch.tensor([*sent]), torch.tensor([*sent.values()], dtype=torch.float64)
-        others = self.vocabulary_size - len(ids)
-        left_out = max(LEAST, 1 - float(values.exp().sum())) if others else 0.0
-        row = torch.full((self.vocabulary_size,), math.log(left_out / others) if others else 0.0)
-        row[ids] = values.float()
-        return row, left_out
+        return spread(sent, self.vocabulary_size)
 
     def _ask(self, one: Input, token: int | None) -> dict[int, float]:
         """One request: log-probabilities of the most probable tokens, and of the one that it must say."""
@@ -120,6 +115,16 @@ class ServerBackend:
             timeout=self.timeout,
         )
         return read_logprobs(raw.http_response.text)
+
+
+def spread(sent: Mapping[int, float], size: int) -> tuple[torch.Tensor, float]:
+    """Log-probabilities of all tokens, of which some were sent and the others share the rest; and that rest."""
+    ids, values = torch.tensor([*sent]), torch.tensor([*sent.values()], dtype=torch.float64)
+    others = size - len(ids)
+    left_out = max(LEAST, 1 - float(values.exp().sum())) if others else 0.0
+    row = torch.full((size,), math.log(left_out / others) if others else 0.0)
+    row[ids] = values.float()
+    return row, left_out
 
 
 def read_logprobs(body: str) -> dict[int, float]:
@@ -163,6 +168,7 @@ def load_server(
     timeout: float = 600.0,
     max_retries: int = 10,
     backoff: float = 1.0,
+    embeddings: bool = True,
 ) -> ServedModel:
     """A model behind a server.
 
@@ -180,6 +186,8 @@ def load_server(
         timeout: seconds of silence after which a request counts as lost.
         max_retries: how often a request is sent again, after waits that double from `backoff` up to a minute.
         backoff: seconds before the first new try.
+        embeddings: whether the server takes them. False: it takes text alone, of which tokens can only be taken out:
+            the methods with `baseline="delete"`.
 
     Raises:
         ParameterError: a parameter outside its domain. ModelError: the server does not answer, or has no such model.
@@ -192,30 +200,43 @@ def load_server(
     retries = Retries(max_retries, backoff, 60.0)
     served = _served(endpoint, model, timeout, retries)
     checkpoint = Checkpoint.of(tokenizer or served.root, options)
+    length = None if served.length is None else served.length - 1  # one more is generated
+    settings: dict[str, Any] = {
+        "logprobs": logprobs, "concurrency": concurrency, "timeout": timeout, "retries": retries,
+    }  # fmt: skip
+    name = f"{served.model} at {endpoint.address}"
+    if not embeddings:
+        return _text_model(endpoint, served.model, checkpoint, name, length, settings)
     table = checkpoint.embedding_table()
     table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
-    backend = ServerBackend(
-        endpoint,
-        served.model,
-        len(table),
-        logprobs=logprobs,
-        concurrency=concurrency,
-        timeout=timeout,
-        retries=retries,
-    )
+    backend = ServerBackend(endpoint, served.model, len(table), **settings)
     config = checkpoint.config()
     scale = measure_embedding_scale(backend, table, config)
     return ServedModel(
         ServedNetwork(backend, config, table, scale, checkpoint.generation_config()),
         checkpoint.tokenizer(),
         identity=ModelIdentity(
-            f"{served.model} at {endpoint.address}",
+            name,
             checkpoint.revision,
             str(table.dtype).removeprefix("torch."),
             next(iter(getattr(config, "architectures", None) or []), type(config).__name__),
         ),
-        context_length=None if served.length is None else served.length - 1,  # one more is generated
+        context_length=length,
     )
+
+
+def _text_model(
+    endpoint: Endpoint, model: str, checkpoint: Checkpoint, name: str, length: int | None, settings: Mapping[str, Any]
+) -> ServedModel:
+    from noiser.model.text_server import TextBackend, TextModel, can_echo
+
+    tokenizer = checkpoint.tokenizer()
+    backend = TextBackend(endpoint, model, tokenizer, echo=False, **settings)
+    backend.echo = can_echo(backend)
+    numbers = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
+    network = ServedNetwork(backend, None, numbers, 1.0, checkpoint.generation_config())
+    identity = ModelIdentity(name, checkpoint.revision, "text", "echo" if backend.echo else "no echo")
+    return TextModel(network, tokenizer, identity=identity, context_length=length)
 
 
 def _served(endpoint: Endpoint, model: str | None, timeout: float, retries: Retries) -> _Served:

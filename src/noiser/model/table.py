@@ -23,21 +23,23 @@ _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed
 
 
 class Checkpoint(NamedTuple):
-    """A folder with a model's files.
+    """A folder with a model's files; of a model of the hub, with all but its weights.
 
     Attributes:
         folder: its path.
         revision: as in `ModelIdentity`.
         trust_remote_code: whether code that comes with it may run.
+        hub_id: of a model of the hub.
     """
 
     folder: str
     revision: str | None
     trust_remote_code: bool = False
+    hub_id: str | None = None
 
     @classmethod
     def of(cls, name: str, options: Options) -> Checkpoint:
-        """The checkpoint of that name; see `noiser.load_model`. A model of the hub is downloaded.
+        """The checkpoint of that name; see `noiser.load_model`.
 
         Raises:
             ModelNotFoundError: there is none.
@@ -55,7 +57,7 @@ class Checkpoint(NamedTuple):
             return cls(str(path.resolve()), folder_sha256(path.resolve()), options.trust_remote_code)
         from huggingface_hub import snapshot_download
 
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.py", "tokenizer*"]
+        patterns = ["*.json", "*.jinja", "*.txt", "*.py", "tokenizer*"]
         try:
             folder = snapshot_download(name, revision=options.revision, allow_patterns=patterns)
         except Exception as error:  # of the hub's and its HTTP library's many kinds
@@ -63,7 +65,7 @@ class Checkpoint(NamedTuple):
                 f"Cannot find the model {name!r}: {error}. Expected a built-in name ({', '.join(BUILT_IN)}), a local "
                 "folder with config.json, a .gguf file, or the id of a model on the Hugging Face hub."
             ) from error
-        return cls(folder, Path(folder).name, options.trust_remote_code)
+        return cls(folder, Path(folder).name, options.trust_remote_code, name)
 
     def config(self) -> Any:
         """Its configuration, of transformers."""
@@ -99,14 +101,22 @@ class Checkpoint(NamedTuple):
             files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         else:
             files = {}
-            for path in sorted(folder.glob("*.safetensors")):
-                with safe_open(path, "pt") as file:
-                    files |= dict.fromkeys(file.keys(), path.name)
+            for name in ["model.safetensors"] if self.hub_id else sorted(p.name for p in folder.glob("*.safetensors")):
+                with safe_open(self._file(name), "pt") as file:
+                    files |= dict.fromkeys(file.keys(), name)
         names = [name for name in files if name.endswith(_TABLES)]
         if len(names) != 1:
             raise ModelError(
                 f"{folder} has {', '.join(names) or 'no tensor'} for an embedding table; expected one tensor in a "
                 f".safetensors file whose name ends with {', '.join(_TABLES)}. Save the model with save_pretrained."
             )
-        with safe_open(folder / files[names[0]], "pt") as file:
+        with safe_open(self._file(files[names[0]]), "pt") as file:
             return file.get_tensor(names[0])
+
+    def _file(self, name: str) -> str:
+        """The path of one file, which is downloaded if the model is the hub's."""
+        if self.hub_id is None:
+            return str(Path(self.folder, name))
+        from huggingface_hub import hf_hub_download
+
+        return hf_hub_download(self.hub_id, name, revision=self.revision)

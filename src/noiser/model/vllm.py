@@ -91,7 +91,7 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         raise _not_installed(error) from error
     checkpoint = Checkpoint.of(name, options)
     ours = {
-        "model": checkpoint.folder,
+        "model": checkpoint.hub_id or checkpoint.folder,
         "enable_prompt_embeds": True,
         "logits_processors": [f"{WORKER}:KeepLogits", *engine_args.get("logits_processors", ())],
         "worker_extension_cls": f"{WORKER}.TakeLogits",
@@ -103,6 +103,8 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         "trust_remote_code": options.trust_remote_code,
         "enable_prefix_caching": True,
     }
+    if checkpoint.hub_id:
+        defaults["revision"] = checkpoint.revision
     if not torch.cuda.is_available():
         defaults["block_size"] = 32  # the least that its kernels take: what is cached is whole blocks
     try:
