@@ -19,6 +19,14 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
     ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
     ("docs/scale.md", "ray start"): "a cluster",
+    ("docs/scale.md", 'lm = noiser.load_model("vllm:'): "vLLM and eight cards; test_vllm.py",
+    (
+        "docs/scale.md",
+        'lm = noiser.load_model("http',
+    ): "a server; test_server_model.py, test_text_server.py",
+    ("docs/scale.md", "vllm serve"): "vLLM; test_vllm.py",
+    ("docs/scale.md", "noiser attribute -m http"): "a server; test_server_model.py",
+    ("docs/scale.md", "scripts/vllm"): "an environment of its own",
     ("docs/performance.md", "for layer in"): "it compiles the layers of a model that tests share; test_compiled.py",
     ("docs/howto/coming_from.md", "import shap"): "another library",
     (

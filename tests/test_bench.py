@@ -1203,3 +1203,14 @@ def test_a_judge_at_another_address_is_another_judge(models, monkeypatch):
         "folder",
         dict.fromkeys(("models", "data", "methods"), ()) | {"metrics": {"answerability"}},
     )
+
+
+def test_what_a_plan_says_to_an_engine_is_passed_on_and_names_no_code():
+    from noiser.bench.plan import ModelEntry
+
+    entry = ModelEntry.model_validate({"name": "vllm:m", "engine_args": {"tensor_parallel_size": 8}})
+    assert entry.load_options["tensor_parallel_size"] == 8
+    assert "engine_args" not in {*entry.load_options, *entry.meaning}
+    for name in ("trust_remote_code", "worker_cls", "logits_processors"):
+        with pytest.raises(ValueError, match=f"engine_args.{name}"):
+            ModelEntry.model_validate({"name": "vllm:m", "engine_args": {name: "x"}})

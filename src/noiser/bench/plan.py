@@ -74,6 +74,14 @@ WORKING = {
 """Settings of a judge that say how it works, and not what it answers."""
 
 
+EngineArg = Literal[
+    "api_key_env", "concurrency", "distributed_executor_backend", "embeddings", "gpu_memory_utilization", "logprobs",
+    "max_model_len", "max_num_seqs", "max_retries", "model", "pipeline_parallel_size", "quantization",
+    "tensor_parallel_size", "timeout", "tokenizer",
+]  # fmt: skip
+"""What a plan may say to vLLM or about a server: nothing that names code to be run."""
+
+
 class ModelEntry(Entry):
     """A model; fields are the parameters of `noiser.load_model`."""
 
@@ -83,16 +91,18 @@ class ModelEntry(Entry):
     device_map: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    engine_args: dict[EngineArg, str | int | float | bool] = Field(default_factory=dict)
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """Which weights in which precision; they may move to another device."""
+        """Which weights in which precision; they may move to another device, and run elsewhere in another way."""
         return self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
 
     @property
     def load_options(self) -> dict[str, Any]:
         """The arguments of `noiser.load_model` after the name: a device or a map of devices."""
-        return self.model_dump(exclude={"label", "name", "device" if self.device_map else "device_map"})
+        excluded = {"label", "name", "engine_args", "device" if self.device_map else "device_map"}
+        return self.model_dump(exclude=excluded) | dict(self.engine_args)
 
 
 class DataEntry(Entry):

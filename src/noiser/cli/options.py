@@ -69,12 +69,19 @@ class Loading:
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="With vllm:NAME or an address, such as tensor_parallel_size=8; repeatable."
+        ),
+    ] = None
 
     def load(self, name: str) -> LanguageModel:
         """The model of that name."""
         from noiser.model import load_model
 
-        return load_model(name, **asdict(self))
+        options = asdict(self)
+        return load_model(name, **parse_parameters(options.pop("engine_arg"), "--engine-arg"), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +235,7 @@ def _not_text(what: str) -> PromptError:
     return PromptError(f"{what}; expected UTF-8. Convert it first, such as by: iconv -f latin1 -t utf-8")
 
 
-def parse_parameters(pairs: Iterable[str] | None) -> dict[str, Any]:
+def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:
     """Hyper-parameters from `key=value` pairs. A value is read as JSON, else it is the text itself.
 
     >>> parse_parameters(["samples=20", "bounding=k_max", "exact_norms=false"])
@@ -238,9 +245,9 @@ def parse_parameters(pairs: Iterable[str] | None) -> dict[str, Any]:
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise ParameterError(f"--set: got {pair!r}, expected key=value, such as --set samples=20.")
+            raise ParameterError(f"{option}: got {pair!r}, expected key=value, such as {option} samples=20.")
         if key in parameters:
-            raise ParameterError(f"--set: got {key!r} twice, expected each key once. Leave one out.")
+            raise ParameterError(f"{option}: got {key!r} twice, expected each key once. Leave one out.")
         try:
             parameters[key] = json.loads(value)
         except (ValueError, RecursionError):

@@ -57,8 +57,8 @@ def serve(
     def load(name: str) -> LanguageModel:
         if name in names:
             return loading.load(name)
-        # a revision or a device map is meant for the models that were named
-        return replace(loading, device_map=None, revision=None, trust_remote_code=False).load(name)
+        # a revision, a device map or an engine's argument is meant for the models that were named
+        return replace(loading, device_map=None, revision=None, trust_remote_code=False, engine_arg=None).load(name)
 
     sources = offered(names, load)
     first = next(iter(sources))

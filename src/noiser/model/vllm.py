@@ -96,7 +96,7 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         "logits_processors": [f"{WORKER}:KeepLogits", *engine_args.get("logits_processors", ())],
         "worker_extension_cls": f"{WORKER}.TakeLogits",
     }
-    if clash := sorted({"model", "worker_extension_cls"} & {*engine_args}):
+    if clash := sorted({"model", "worker_extension_cls", "revision", "trust_remote_code"} & {*engine_args}):
         raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that is set here; expected others. Leave it out.")
     defaults: dict[str, Any] = {
         "dtype": str(options.dtype).removeprefix("torch."),
