@@ -21,7 +21,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/scale.md", "ray start"): "a cluster",
     ("docs/performance.md", "for layer in"): "it compiles the layers of a model that tests share; test_compiled.py",
     ("docs/howto/coming_from.md", "import shap"): "another library",
-    ("docs/howto/coming_from.md", "from captum.attr"): "another library, with a figure; test_neighbours.py runs the like",
+    ("docs/howto/coming_from.md", "from captum.attr"): "another library, with a figure; see test_neighbours.py",
     ("docs/howto/coming_from.md", "import inseq"): "another library, and the hub; test_inseq.py does the like",
     ("docs/howto/coming_from.md", "from context_cite"): "another library",
     ("docs/howto/coming_from.md", "from lxt"): "another library",
