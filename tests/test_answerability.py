@@ -83,7 +83,7 @@ def test_a_target_that_is_no_word_is_unscored_and_nobody_is_asked(target):
     both = [att(target=target), att((1.0,) * 6)]
     found = answerability(both, judge)
     assert [row.status for row in found.rows] == ["unscored", "correct"]
-    assert found.rows[0].verdict.reason == "the target is no word"
+    assert found.rows[0].verdict.reason == "the target is not a word"
     assert list(map(len, judge.batches)) == [1]
     smallest = minimum_top_k(both, judge)
     assert [row.status for row in smallest.rows] == ["unscored", "correct"]

@@ -247,7 +247,7 @@ def test_own_noise_says_how_many_samples_there_are():
         noiser.Noiser(samples=7, noise=noise)
     assert torch.equal(noiser.Noiser(noise=noise.tolist()).noise, noise)  # as a command line has it
     for bad in ([[1, 2], [3]], "x", [["x"]]):
-        with pytest.raises(noiser.errors.ParameterError, match="The noise is no array of numbers"):
+        with pytest.raises(noiser.errors.ParameterError, match="The noise is not an array of numbers"):
             noiser.Noiser(noise=bad)
 
 

@@ -215,7 +215,7 @@ def parse_prompt(typed: str, *, chat: bool) -> Prompt:
     """
     text = read_stdin().removesuffix("\n") if typed == "-" else typed
     if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
-        raise _not_text(f"The prompt has bytes that are no text, such as {wrong[0]!r} in Python's spelling")
+        raise _not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
     if not chat:
         return text
     from noiser.app.question import json_messages  # which needs nothing of the page
@@ -228,7 +228,7 @@ def read_stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise _not_text(f"stdin has bytes that are no text, such as {error.object[error.start]:#04x}") from None
+        raise _not_text(f"stdin has bytes that are not text, such as {error.object[error.start]:#04x}") from None
 
 
 def _not_text(what: str) -> PromptError:

@@ -32,13 +32,13 @@ def as_noise(noise: object) -> Tensor:
     """The caller's own noise as a tensor; on a command line, and in what was saved, it is lists.
 
     Raises:
-        ParameterError: it is no array of numbers.
+        ParameterError: it is not an array of numbers.
     """
     try:
         return torch.as_tensor(noise)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterError(
-            f"The noise is no array of numbers ({error}); expected [samples, dim] or [samples, positions, dim]."
+            f"The noise is not an array of numbers ({error}); expected [samples, dim] or [samples, positions, dim]."
         ) from error
 
 

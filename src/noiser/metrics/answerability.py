@@ -72,10 +72,10 @@ class Answered:
 class Answerability(JudgedRows):
     """Answerability over prompts.
 
-    An unscored prompt (no reply, none that can be read, or a target that is no word) is no success, and is not known to
-    be a failure either. So each number is there twice: over all prompts, where it counts as nothing and the number is a
-    lower bound, and over the scored ones. Both are the same when `unscored` is 0; compare methods only where it is
-    small.
+    An unscored prompt (no reply, none that can be read, or a target that is not a word) is not a success, and is
+    not known to be a failure either. So each number is there twice: over all prompts, where it counts as nothing and
+    the number is a lower bound, and over the scored ones. Both are the same when `unscored` is 0; compare methods only
+    where it is small.
 
     Attributes:
         rows: one per prompt, in their order.

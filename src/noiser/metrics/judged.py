@@ -133,7 +133,7 @@ class JudgedPrompts:
             for i, count in counts.items()
             if normal_form(self.targets[i])
         }
-        verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is no word"))
+        verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
         if requests:
             verdicts |= zip(requests, self._judge.judge(list(requests.values())), strict=True)
         statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
@@ -193,7 +193,7 @@ def judged_columns(
     spent) there is an error, so that a benchmark can ask again.
 
     Args:
-        cases: special tokens and template text that they score are no words of the prompt.
+        cases: special tokens and template text that they score are not words of the prompt.
         judge_all: from the cases that have words with scores to their last verdicts and columns.
     """
     errors: dict[int, NoiserError] = {}

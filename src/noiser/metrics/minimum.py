@@ -27,7 +27,7 @@ class Minimum(NamedTuple):
         kept: how many were shown at the last success; 0 if there was none.
         share: what counts, see `minimum_top_k`; None where it is not defined.
         status: "correct" when a share was found, "wrong" when all words together did not suffice, "unscored" when a
-            reply could not be read before the judge failed, or the target is no word.
+            reply could not be read before the judge failed, or the target is not a word.
         verdicts: from all words downwards, up to the one that ended it.
     """
 
