@@ -18,6 +18,7 @@ from noiser.model.generate import Continuation, greedy_continuation
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_target_spans, make_units
+from noiser.objectives import Objective
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Span, TargetUnit, Unit
 
 __all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts", "with_foil"]
@@ -47,6 +48,7 @@ class Query:
         embedding_dim: length of a row of its embedding table.
         dtype: of the embeddings that the model reads.
         device: where they are.
+        of: the number that is explained, in place of the targets' probabilities; or None.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
@@ -68,6 +70,7 @@ class Query:
     device: torch.device
     continuation: Continuation | None = field(default=None, repr=False)
     foil_branch: Query | None = None
+    of: Objective | None = None
 
     @property
     def foil_ids(self) -> tuple[int, ...]:
@@ -129,6 +132,7 @@ def query_passes(
     unit: Unit | AutoUnit = "token",
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
+    of: Objective | None = None,
     share: bool = False,
 ) -> Passes[Query]:
     """Tokenises the prompt, settles the targets and cuts the input into units.
@@ -147,6 +151,13 @@ def query_passes(
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    if of is not None and not callable(of):
+        raise ParameterError(f"of is {of!r}; expected a function of log-probabilities, as noiser.objectives has them.")
+    if of is not None and foil is not None:
+        raise ParameterError(
+            "There are a foil and a function of your own (of=); expected one of them. The function may contrast tokens "
+            "itself, as noiser.objectives.ChoiceLogOdds does."
+        )
     lm.check_embeddings()
     encoding = encode(lm.tokenizer, prompt, context_length=lm.context_length)
     check_length(lm, len(encoding.token_ids))
@@ -203,6 +214,7 @@ def query_passes(
         dtype=lm.dtype,
         device=lm.device,
         continuation=continuation if foil_id is None else None,
+        of=of,
     )
     return query if foil_ids is None or foil_id is not None else with_foil(lm, query, encoding, foil_ids)
 
