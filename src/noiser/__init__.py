@@ -57,7 +57,9 @@ _NAMES = {
     "model": "LanguageModel load_model place_sources wrap",
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}
-_ROOMS = "attribution bench data engine errors evaluation explain judges methods metrics model registry types"
+_ROOMS = (
+    "attribution bench data engine errors evaluation explain judges methods metrics model objectives registry types"
+)
 
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
 

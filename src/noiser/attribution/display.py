@@ -143,7 +143,7 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
 
 def _prediction(target: Target, word: str = "") -> list[str]:
     """Probability and rank; a result of Inseq may lack them."""
-    each, up_to = ("per token ", "up to ") if target.rest else ("", "")
+    each, up_to = "per token " if target.rest else "", "up to " if target.rest and target.rank > 1 else ""
     probability = [] if math.isnan(target.probability) else [f"{word}{each}{target.probability:.3g}"]
     return probability + ([f"rank {up_to}{target.rank}"] if target.rank else [])
 

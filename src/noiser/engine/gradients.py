@@ -33,7 +33,6 @@ from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
-from noiser.model.query import Query
 
 if TYPE_CHECKING:
     from noiser.engine.local import Session
@@ -77,7 +76,7 @@ def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals
     """Answers `PathIntegrals`; the clean input runs with the paths if nothing has run it yet."""
     paths, query, rows = list(request.paths), session.query, session.embeddings
     yield from session.prepare_prefix(paths)
-    if not session.knows_clean and not any(path.is_clean and path.targets is None for path in paths):
+    if session.known_clean is None and not any(path.is_clean and path.targets is None for path in paths):
         paths.append(Interpolate((len(rows) - 1,), weights=None))
     count = len(query.target_spans)
     contributions = torch.zeros(count, *rows.shape, device=rows.device)
@@ -104,7 +103,7 @@ def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals
     clean = yield from session.clean()
     logits = clean.probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
     at_rest = [
-        _objective_of(query, g, request.objective)(logits[list(span)][None])
+        _objective_of(session, g, request.objective)(logits[list(span)][None])
         for g, span in enumerate(query.target_spans)
     ]
     return Integrals(contributions=contributions, sums=sums.cpu(), values=tuple(values), clean=torch.cat(at_rest).cpu())
@@ -169,14 +168,17 @@ def _passes(
         differentiated = torch.tensor([wanted[p.perturbation] for p in batch.pieces for _ in range(p.samples)])
         for target in targets:
             head = logits[:, [rows.index(row) for row in query.target_rows[target]]]
-            of_target, keep = _objective_of(query, target, name), target != targets[-1]
+            of_target, keep = _objective_of(session, target, name), target != targets[-1]
             values, slopes = _backward(head, inputs, of_target, differentiated, keep=keep)
             slopes *= lm.embedding_scale
             yield from _split(batch, perturbations, target, query.target_rows[target][-1], values, slopes)
 
 
-def _objective_of(query: Query, target: int, name: ObjectiveName) -> Callable[[Tensor], Tensor]:
+def _objective_of(session: Session, target: int, name: ObjectiveName) -> Callable[[Tensor], Tensor]:
     """From the logits of a target's tokens to its objective."""
+    query, clean = session.query, session.known_clean
+    if query.of is not None and clean is not None:
+        return lambda logits: clean.objective(logits.log_softmax(-1), target)
     ids = [query.target_ids[token] for token in query.target_spans[target]]
     return partial(objective, target=ids, foil=query.foil_id, name=name)
 
@@ -196,6 +198,12 @@ def _backward(
     """
     head = logits.detach().requires_grad_()
     values = of_target(head)
+    if not values.requires_grad:
+        raise ParameterError(
+            "The function given as of= cannot be differentiated: it does not return what torch computed from its "
+            "first argument; expected torch's functions throughout. Or use a method that only predicts, such as "
+            "'occlusion'."
+        )
     (slope,) = torch.autograd.grad(values.sum(), head)
     slope = slope * wanted.to(slope)[:, None, None]
     size = slope.abs().amax((-1, -2), keepdim=True)
@@ -295,7 +303,7 @@ def _ruled_passes(
         slopes: list[Tensor] = []
         for target in targets:
             head, keep = logits[:, list(query.target_spans[target])], target != targets[-1]
-            value, slope = _backward(head, inputs, _objective_of(query, target, request.objective), wanted, keep=keep)
+            value, slope = _backward(head, inputs, _objective_of(session, target, request.objective), wanted, keep=keep)
             values.append(value)
             slopes.append(slope[0] * lm.embedding_scale)
     session.count(rows.shape[0] * rows.shape[1], rows.shape[0] * len(values), passes=1 + len(values))

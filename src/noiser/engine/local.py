@@ -203,6 +203,8 @@ class Session:
 
     def _answer(self, request: Request) -> Passes[Any]:
         """The answer to one request about the target alone, if the foil is a continuation of its own."""
+        if self.query.of is not None:
+            yield from self.clean()
         match request:
             case Effects():
                 if self.query.foil_ids and request.score == "hellinger":
@@ -258,9 +260,9 @@ class Session:
         return self._clean
 
     @property
-    def knows_clean(self) -> bool:
-        """Whether the unperturbed distributions are there already."""
-        return self._clean is not None
+    def known_clean(self) -> CleanRun | None:
+        """The unperturbed distributions, if they are there already."""
+        return self._clean
 
     def take_clean(self, logits: Float[Tensor, "targets vocab"]) -> None:
         """Takes the clean sequence's logits from a pass that had them anyway.

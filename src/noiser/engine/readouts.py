@@ -16,6 +16,7 @@ from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
 from noiser.engine.requests import CleanStats, EffectTable, ScoreName, ValueName, ValueTable
+from noiser.errors import ParameterError
 from noiser.model.query import Query
 
 __all__ = [
@@ -81,7 +82,7 @@ class CleanRun:
     """
 
     def __init__(self, probabilities: Float[Tensor, "tokens vocab"], query: Query) -> None:
-        self.probabilities, self.foil_id = probabilities, query.foil_id
+        self.probabilities, self.foil_id, self.of = probabilities, query.foil_id, query.of
         self.spans = query.target_spans
         self.target_ids: Int[Tensor, " tokens"] = torch.tensor(query.target_ids, device=probabilities.device)
         self._places: dict[tuple[int, ...], TokenIndex] = {}
@@ -113,6 +114,27 @@ class CleanRun:
     def leaders(self) -> Int[Tensor, " tokens"]:
         """The model's own tokens, on the device; found once, since a vocabulary is long."""
         return self.probabilities.argmax(-1)
+
+    def objective(self, log_p: Float[Tensor, "samples tokens vocab"], target: int) -> Float[Tensor, " samples"]:
+        """The query's own number of a target, from log-probabilities at its tokens.
+
+        Raises:
+            ParameterError: the function does not return one finite number per sample.
+        """
+        assert self.of is not None
+        values: object = self.of(log_p, _log(self.probabilities[list(self.spans[target])]))
+        if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
+            got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise ParameterError(
+                f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], one number per "
+                f"sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
+            )
+        if not values.isfinite().all():
+            raise ParameterError(
+                "The function given as of= returned NaN or an infinite number; expected finite ones. Keep it from "
+                "dividing by 0, and from logarithms of 0."
+            )
+        return values
 
     def stats(self) -> CleanStats:
         """What the model says, as plain numbers."""
@@ -196,7 +218,9 @@ class EffectReadout:
         sizes = clean.sizes(targets)
         on_probability = of_target * _slope_of_geometric_mean(target, sizes, place)
         distance = none
-        if self.score == "hellinger":
+        if clean.of is not None:
+            distance, influence = self._own(samples, mean, targets)
+        elif self.score == "hellinger":
             distance = hellinger(clean.probabilities[place.tokens], mean)
             influence = self._influence_on_distance(samples, mean, distance, sizes, place)
         elif self.score == "logprob":
@@ -246,6 +270,8 @@ class EffectReadout:
         self, numbers: Float64[Tensor, "rows tokens numbers"], sizes: Sequence[int]
     ) -> Float64[Tensor, "rows targets"]:
         """What the score is the loss of: the target's probability or its logarithm, less the foil's; or -distance."""
+        if self.clean.of is not None:
+            return by_target(numbers[..., -1:], sizes, _first)
         if self.score == "hellinger":
             return -by_target(numbers[..., -1:], sizes, _root_mean_square)
         target, foil = (by_target(numbers[..., [i]], sizes, self._scale) for i in (0, 1))
@@ -253,6 +279,31 @@ class EffectReadout:
 
     def _scale(self, tokens: Float64[Tensor, "rows targets size 1"]) -> Float64[Tensor, "rows targets"]:
         return _geometric_mean(tokens) if self.score == "prob" else _log(tokens[..., 0]).sum(-1)
+
+    def _own(
+        self,
+        samples: Float[Tensor, "samples tokens vocab"],
+        mean: Float[Tensor, "tokens vocab"],
+        targets: Sequence[int],
+    ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "samples tokens"]]:
+        """The query's own number of each target, and its samples' influences, at the target's first token; 0 elsewhere.
+
+        Influences are NaN where the function cannot be differentiated.
+        """
+        values, influences = torch.zeros_like(mean[:, 0]), torch.zeros_like(samples[..., 0])
+        start = 0
+        for target, size in zip(targets, self.clean.sizes(targets), strict=True):
+            here = slice(start, start + size)
+            with torch.enable_grad():
+                p = mean[here].detach().clone().requires_grad_()
+                value = self.clean.objective(_log(p)[None], target)
+                (slope,) = (
+                    torch.autograd.grad(value.sum(), p) if value.requires_grad else (torch.full_like(p, torch.nan),)
+                )
+            values[start] = value.detach()[0]
+            influences[:, start] = torch.einsum("stv,tv->s", samples[:, here], slope)
+            start += size
+        return values, influences
 
     def _influence_on_distance(
         self,
@@ -284,8 +335,13 @@ class ValueReadout:
     def measure(
         self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
     ) -> Float[Tensor, "samples tokens numbers"]:
-        """The distance, or the two probabilities that a value is made of."""
+        """The distance, the query's own number of the target, or the probabilities that a value is made of."""
         clean, samples = self.clean, distributions
+        if self._is_own:
+            spans = samples.split(clean.sizes(targets), 1)
+            values = [clean.objective(_log(span), target) for span, target in zip(spans, targets, strict=True)]
+            columns = [value[:, None].expand(span.shape[:2]) for span, value in zip(spans, values, strict=True)]
+            return torch.cat(columns, 1)[..., None].detach()
         if self.value in DISTANCES:
             pairs = zip(samples.unbind(1), clean.tokens(targets), strict=True)
             distance = DISTANCES[self.value]
@@ -311,12 +367,18 @@ class ValueReadout:
             values=tuple(self._values(part, wanted) for part, wanted in zip(numbers, targets, strict=True)), clean=clean
         )
 
+    @property
+    def _is_own(self) -> bool:
+        return self.clean.of is not None and self.value not in DISTANCES
+
     def _values(
         self, numbers: Float[Tensor, "samples tokens numbers"], targets: Sequence[int]
     ) -> Float64[Tensor, "samples targets"]:
         return by_target(numbers.double(), self.clean.sizes(targets), self._value)
 
     def _value(self, tokens: Float64[Tensor, "samples targets size numbers"]) -> Float64[Tensor, "samples targets"]:
+        if self._is_own:
+            return _first(tokens)
         if self.value == "hellinger":
             return _root_mean_square(tokens)
         if self.value == "squared":
@@ -336,6 +398,11 @@ class ValueReadout:
 def _geometric_mean(tokens: Float[Tensor, "rows targets size numbers"]) -> Float[Tensor, "rows targets"]:
     """exp(mean log p) of the first number."""
     return tokens[..., 0].pow(1 / tokens.shape[2]).prod(-1)
+
+
+def _first(tokens: Float[Tensor, "rows targets size numbers"]) -> Float[Tensor, "rows targets"]:
+    """The first number of each target's first token."""
+    return tokens[..., 0, 0]
 
 
 def _root_mean_square(tokens: Float[Tensor, "rows targets size 1"]) -> Float[Tensor, "rows targets"]:
@@ -363,5 +430,5 @@ def _sum(tokens: Float[Tensor, "rows tokens"], sizes: Sequence[int]) -> Float[Te
     return by_target(tokens[..., None], sizes, lambda each: each[..., 0].sum(-1))
 
 
-def _log(p: Float64[Tensor, "*any"]) -> Float64[Tensor, "*any"]:
+def _log(p: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     return p.clamp_min(TINY).log()

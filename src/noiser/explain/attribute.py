@@ -18,6 +18,7 @@ from noiser.methods import Method, check_answers, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
+from noiser.objectives import Objective, name_of
 from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
@@ -41,6 +42,7 @@ def attribute(
     max_seconds: float | None = None,
     seed: int = 0,
     special_tokens: Literal["frozen", "perturbed"] | None = None,
+    of: Objective | None = None,
     progress: Progress | None = None,
 ) -> Attribution: ...
 
@@ -62,6 +64,7 @@ def attribute(
     max_seconds: float | None = None,
     seed: int | Sequence[int] = 0,
     special_tokens: Literal["frozen", "perturbed"] | None = None,
+    of: Objective | None = None,
     progress: Progress | None = None,
 ) -> list[Attribution]: ...
 
@@ -82,6 +85,7 @@ def attribute(
     max_seconds: float | None = None,
     seed: int | Sequence[int] = 0,
     special_tokens: Literal["frozen", "perturbed"] | None = None,
+    of: Objective | None = None,
     progress: Progress | None = None,
 ) -> Attribution | list[Attribution]:
     """Which parts of the prompt made the model say that?
@@ -117,6 +121,9 @@ def attribute(
         seed: of all random numbers; the global random state is neither used nor changed.
         special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
             script does. None: as the method's profile says, which is "frozen" unless it is "authors".
+        of: what is explained in place of the targets' probabilities: a function from log-probabilities at a target's
+            tokens to one number per sample, such as `noiser.objectives.entropy`. It takes the place of the method's
+            `score`; `targets` still say where it is read. `info["of"]` names it.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts.
 
     Returns:
@@ -138,6 +145,7 @@ def attribute(
         "continuation_units": continuation_units,
         "budget": Budget.of(max_forwards, max_seconds, unit),
         "special_tokens": special_tokens,
+        "of": of,
     }
     prompts: list[Any] = list(prompt) if is_many(prompt) else [prompt]
     columns: list[Sequence[Any]] = [(target,), (foil,), (seed,), (sources,)]
@@ -191,6 +199,7 @@ def attribution_passes(
     budget: Budget | None = None,
     seed: int = 0,
     special_tokens: Literal["frozen", "perturbed"] | None = None,
+    of: Objective | None = None,
     progress: Progress | None = None,
 ) -> Passes[Attribution]:
     """The attribution of one prompt as a coroutine, for `noiser.engine.run_interleaved`; see `attribute`."""
@@ -209,6 +218,7 @@ def attribution_passes(
         sources=sources,
         continuation_units=continuation_units,
         special_tokens=special_tokens or getattr(method, "special_tokens", "frozen"),
+        of=of,
     )
     steps = attribution_steps(engine.lm, query, method, seed, budget or Budget())
     return (yield from engine.answer(query, steps, progress))
@@ -271,7 +281,7 @@ def attribution_steps(
         model=query.model,
         prompt=query.prompt if isinstance(query.prompt, str) else tuple(dict(message) for message in query.prompt),
         versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
-        info={**scores.info, **ran},
+        info={**scores.info, **ran, **({} if query.of is None else {"of": name_of(query.of)})},
     )
 
 

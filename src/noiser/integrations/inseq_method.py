@@ -81,6 +81,11 @@ class InseqMethod:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
+        if query.of is not None:
+            raise ParameterError(
+                "Inseq has no place for a function of your own (of=); expected none. Use another method; `noiser "
+                "methods` lists those that need no Inseq."
+            )
         if query.target_unit == "all" or len(query.target_spans) < len(query.target_ids) or any(query.skipped_ids[1:]):
             raise ParameterError(
                 f"Inseq explains a continuation token by token, got target_unit={query.target_unit!r}; expected "

@@ -20,6 +20,7 @@ from noiser.model.memory import available_memory
 from noiser.model.sources import find_sources
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_target_spans, make_units
+from noiser.objectives import Objective
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
 
 __all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts", "with_foil"]
@@ -57,6 +58,7 @@ class Query:
         dtype: of the embeddings that the model reads.
         device: where they are.
         sources: documents in the prompt.
+        of: the number that is explained, in place of the targets' probabilities; or None.
         continuation: the run that found the targets, if they are the greedy continuation; the engine goes on from it.
     """
 
@@ -79,6 +81,7 @@ class Query:
     sources: tuple[Source, ...] = ()
     continuation: Continuation | None = field(default=None, repr=False)
     foil_branch: Query | None = None
+    of: Objective | None = None
 
     @property
     def foil_ids(self) -> tuple[int, ...]:
@@ -142,6 +145,7 @@ def query_passes(
     sources: Sources | None = None,
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
+    of: Objective | None = None,
     share: bool = False,
 ) -> Passes[Query]:
     """Tokenises the prompt, settles the targets and cuts the input into units.
@@ -161,6 +165,13 @@ def query_passes(
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    if of is not None and not callable(of):
+        raise ParameterError(f"of is {of!r}; expected a function of log-probabilities, as noiser.objectives has them.")
+    if of is not None and foil is not None:
+        raise ParameterError(
+            "There are a foil and a function of your own (of=); expected one of them. The function may contrast tokens "
+            "itself, as noiser.objectives.ChoiceLogOdds does."
+        )
     lm.check_embeddings()
     encoding = encode(lm.tokenizer, prompt, context_length=lm.context_length)
     check_length(lm, len(encoding.token_ids))
@@ -221,6 +232,7 @@ def query_passes(
         device=lm.device,
         sources=documents,
         continuation=continuation if foil_id is None else None,
+        of=of,
     )
     return query if foil_ids is None or foil_id is not None else with_foil(lm, query, encoding, foil_ids)
 
