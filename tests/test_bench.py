@@ -327,7 +327,7 @@ def test_another_configuration_or_tokenizer_with_the_same_weights_is_refused(tmp
         ('name = "localisation"', 'name = "erasure"\nmasks = 3\nrates = [0.2, 0.4]',
          "metrics, 'erasure': masks and rates would change nothing; expected no setting for this metric. Leave them"),
         ("masks = 1", 'normalization = "sum"',
-         "metrics, 'mass_matched': normalization would change nothing; expected draws or masks or rates for this metric."),
+         "metrics, 'mass_matched': normalization would change nothing; expected draws or masks or rates for this"),
         ("masks = 2", "rates = [0.2, 0.4]", "metrics, 'soft_scores': rates would change nothing"),
         ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
         ('name = "localisation"', 'name = "minimum_top_k"\njudge = "local"\nnormalization = "sum"',
