@@ -366,7 +366,7 @@ def test_another_configuration_or_tokenizer_with_the_same_weights_is_refused(tmp
         ('name = "localisation"', 'name = "erasure"\nmasks = 3\nrates = [0.2, 0.4]',
          "metrics, 'erasure': masks and rates would change nothing; expected removal for this metric. Leave them"),
         ("masks = 1", 'normalization = "sum"',
-         "metrics, 'mass_matched': normalization would change nothing; expected masks or rates for this metric."),
+         "metrics, 'mass_matched': normalization would change nothing; expected draws or masks or rates for this"),
         ("masks = 2", 'removal = "gone"', "metrics, 'soft_scores', removal: got 'gone', expected 'zero', 'mean'"),
         ("masks = 2", "k = [1, 3]", "metrics, 'soft_scores': k would change nothing"),
         ('name = "localisation"', 'name = "top_k"\nk = [1, 1]', "k is (1, 1); expected at least one number of units"),
