@@ -82,7 +82,7 @@ def test_a_distance_is_off_by_less_than_what_was_not_sent_allows(server, local, 
 
 def test_many_prompts_are_under_way_at_once(server, local):
     found = noiser.attribute(load(server, concurrency=4), MANY, method="occlusion")
-    assert server.most_at_once == 4
+    assert 1 < server.most_at_once <= 4
     for one, prompt in zip(found, MANY, strict=True):
         assert_same(one, noiser.attribute(local, prompt, method="occlusion"))
 
