@@ -139,6 +139,6 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
 
 def _not_installed(error: ImportError) -> DependencyError:
     return DependencyError(
-        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it where you have a card: pip "
-        "install 'noiser[vllm]'; on a CPU, see docs/scale.md."
+        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
+        "versions of other packages may need an environment of their own, see docs/scale.md."
     )
