@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import inspect
 import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from noiser.errors import ModelError, ModelNotFoundError, ParameterError
+from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.model.catalog import BUILT_IN, Weights
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry
@@ -81,6 +82,9 @@ def load_model(
     if kind in ("http", "https"):
         from noiser.model.server import load_server
 
+        known = [*inspect.signature(load_server).parameters][2:]
+        if unknown := sorted({*engine_args} - {*known}):
+            raise UnknownNameError("argument of a model behind a server", unknown[0], known)
         return load_server(os.fspath(name_or_path), options, **engine_args)
     if engine_args:
         raise ParameterError(
