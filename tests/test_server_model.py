@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import noiser
 from completion_server import CUT, CompletionServer
+from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model.server import read_logprobs
 from test_contract import CHAT, PROMPT, method_of
@@ -47,7 +50,7 @@ def load(server, **settings):
     return noiser.load_model(server.url, device="cpu", **({"backoff": 0.01, "logprobs": -1} | settings))
 
 
-@pytest.mark.parametrize("method", ["noiser", "occlusion"])
+@pytest.mark.parametrize("method", ["noiser_relative", "occlusion"])
 def test_gives_the_local_models_numbers_if_all_is_sent(server, local, method):
     served, method = load(server), method_of(method)
     for options in ({"max_new_tokens": 2}, {"unit": "word", "target": " sings a song"}):
@@ -158,6 +161,17 @@ def test_a_key_goes_where_it_belongs(server, monkeypatch):
     assert "sk-0123456789" not in str(caught.value)
     with pytest.raises(UnsupportedModelError, match="occlusion"):
         noiser.attribute(served, PROMPT, method="input_x_gradient")
+
+
+def test_commands_take_an_address(server, local):
+    arguments = ["attribute", PROMPT, "-m", server.url, "--method", "occlusion", "--format", "json"]
+    result = CliRunner().invoke(app, [*arguments, "--engine-arg", "logprobs=-1", "--engine-arg", "backoff=0.01"])
+    assert result.exit_code == 0, result.output
+    scores = torch.tensor(json.loads(result.stdout)["scores"])
+    expected = noiser.attribute(local, PROMPT, method="occlusion").scores
+    torch.testing.assert_close(scores, expected, atol=2e-5, rtol=1e-3)
+    refused = CliRunner().invoke(app, [*arguments, "--engine-arg", "speed"])
+    assert "--engine-arg: got 'speed', expected key=value" in " ".join(refused.output.split())
 
 
 def test_log_probabilities_are_read_by_id():
