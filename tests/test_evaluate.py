@@ -453,7 +453,7 @@ def test_options_that_would_be_ignored_are_refused(command, arguments, says):
 def test_stdin_that_is_no_text_is_refused(command):
     refused = command("-", stdin=b"The caf\xe9 is\n")
     assert refused.exit_code == 2
-    assert "no text" in refused.stderr
+    assert "not text" in refused.stderr
 
 
 def test_the_command_takes_a_data_set(command, monkeypatch):

@@ -69,8 +69,8 @@ class NoiserJoint:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every coalition once for all targets, then solves for each target."""
-        root = self.score == "root" and not query.foil_ids
-        value: ScaleName = ("prob" if root else "logit") if self.score == "root" else self.score
+        root = self.score == "root" and not query.foil_ids and query.of is None
+        value: ScaleName = ("logit" if query.foil_ids else "prob") if self.score == "root" else self.score
         samples = self._samples_for(int(query.causal_mask[0].sum()))
         game = draw_for_targets(query, samples, rng, singles=True)
         coalitions = Coalitions(query, Remover(query, self.removal, rng, samples=1), value)
