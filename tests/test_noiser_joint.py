@@ -61,6 +61,11 @@ def test_scores_sum_to_the_gain_whatever_the_removal(removal):
     assert float(att.scores.sum()) == pytest.approx(gain, abs=1e-6)
 
 
+def test_a_single_unit_has_the_whole_gain():
+    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint", unit="sentence")
+    assert float(att.scores) == pytest.approx(att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6)
+
+
 def test_a_targets_scores_do_not_depend_on_later_targets():
     lm, method = tiny("llama"), noiser.NoiserJoint(samples=16)
     alone = noiser.attribute(lm, PROMPT, method=method, continuation_units=False)

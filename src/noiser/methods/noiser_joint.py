@@ -131,7 +131,7 @@ def _fit(
     rows = weights * (z - z.mean(1, keepdim=True))
     rest = weights[:, 0] * (values - z @ guess)
     normal = rows.T @ rows
-    scale = normal.trace() / count
+    scale = float(normal.trace()) / count or 1.0  # 0 for a single unit, whose score is the gain
     strength = count / game.drawn if game.drawn else 0.0
     ridge = strength * scale * torch.eye(count, dtype=torch.float64) + scale / count  # the second keeps it regular
     solve = torch.linalg.solve(normal + ridge, rows.T)
