@@ -16,9 +16,7 @@ __all__ = ["alone", "folder", "local"]
 
 METHODS = {
     "occlusion": noiser.Occlusion(baseline="delete", score="logprob"),
-    "lime": noiser.Lime(baseline="delete", samples=4),
     "kernel_shap": noiser.KernelShap(baseline="delete", samples=4),
-    "shapley_sampling": noiser.ShapleySampling(baseline="delete", permutations=1),
     "context_cite": noiser.ContextCite(baseline="delete", samples=4),
 }
 
