@@ -101,6 +101,11 @@ def link_of(page) -> str:
     return field.input_value()
 
 
+def unit_choice(page, unit):
+    """The button that chooses what gets a score; targets have buttons of the same names."""
+    return page.locator("fieldset", has_text="A score for every").get_by_label(unit, exact=True)
+
+
 def choose(page, label, *options):
     """Options of a Gradio dropdown, chosen by typing."""
     box = page.get_by_label(label, exact=True)
@@ -203,7 +208,7 @@ def test_tokens_of_the_continuation_choose_the_target(visit):
 def test_compare_measure_and_link(visit):
     page = visit()
     choose(page, "Methods", "occlusion")
-    page.get_by_label("word", exact=True).check()
+    unit_choice(page, "word").check()
     ask(page)
     sync_api.expect(page.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     page.locator("#noiser-measure").click()
@@ -214,7 +219,7 @@ def test_compare_measure_and_link(visit):
     done(other)
     sync_api.expect(other.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     sync_api.expect(other.locator("#noiser-prompt textarea")).to_have_value(PROMPT)
-    assert other.get_by_label("word", exact=True).is_checked()
+    assert unit_choice(other, "word").is_checked()
     titles = "els => els.map(e => e.title)"
     assert other.locator(".map .u").evaluate_all(titles) == page.locator(".map .u").evaluate_all(titles)
 
@@ -270,7 +275,7 @@ def test_two_thousand_words(visit):
     ask(page, text, wait=False)
     alert = page.locator("#noiser-status [role=alert]")
     sync_api.expect(alert).to_contain_text("sentence (100 units")
-    page.get_by_label("sentence", exact=True).check()
+    unit_choice(page, "sentence").check()
     choose(page, "Methods", "occlusion")
     page.get_by_role("button", name="Remove 0").click()
     ask(page, text)
