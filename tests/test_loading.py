@@ -999,7 +999,7 @@ def test_qwen_completes_and_judges():
     prediction = logits(lm.model, lm.tokenizer(prompt).input_ids)[0, -1].softmax(-1)
     assert lm.tokenizer.decode(prediction.argmax()) == " basketball"
     assert prediction.max() > 0.9
-    judge = make_judge("local", lm=lm)
+    judge = make_judge("local", lm=lm, style="plain")
     (verdict,) = judge.judge([JudgeRequest(tuple(prompt.split()))])
     assert judge.name == f"local:{name}"
     assert [answer.lower() for answer in verdict.answers] == ["basketball"]
