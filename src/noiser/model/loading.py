@@ -106,7 +106,7 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
     if os.path.isfile(path):  # noqa: PTH113
         path = path.resolve()
         with _reading(path):
-            converted = Converted(path.stem, Weights(path=path), file_sha256(path))
+            converted = Converted(path.stem, Weights(parts=(path,)), file_sha256(path))
         return _load_converted(str(path), converted, options)
     if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
         raise _not_found(name, "there is no such file or folder.")
