@@ -32,8 +32,8 @@ class NoiserJoint:
         argmin over φ with Σ φ = gain of  Σ_z π(z) (f(z) - f(0) - z·φ)² + λ ‖φ - φ⁰‖²,    λ ∝ n / pairs drawn,
 
     so the guess gives way as evidence comes in, and with all 2^n coalitions they are the Shapley values themselves
-    (Lundberg and Lee 2017, theorem 2). One unit at a time cannot see a fact that stands twice, or two facts that
-    only count together; coalitions can. `Attribution.stderr` is the standard error of the drawn pairs.
+    (Lundberg and Lee 2017, theorem 2). A fact that stands twice, or two that only count together, can be
+    missed one unit at a time; coalitions see them. `Attribution.stderr` is the standard error of the drawn pairs.
 
     Args:
         samples: coalitions, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n
