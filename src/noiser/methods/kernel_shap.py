@@ -89,30 +89,26 @@ class KernelShap:
 class Weighted(NamedTuple):
     """Coalitions and what each counts, in a measure that tends to the Shapley kernel.
 
-    Those of sizes that were taken whole come first, then `drawn` in pairs. The kernel's scale is the one in which a
-    coalition of s among n units weighs (s-1)! (n-s-1)! / (n-1)!, which a game inherits from every larger one.
+    The kernel's scale is the one in which a coalition of s among n units weighs (s-1)! (n-s-1)! / (n-1)!, which a game
+    inherits from every larger one.
     """
 
     kept: Bool[Tensor, "coalitions units"]
     weights: Float64[Tensor, " coalitions"]
-    whole: int
-    drawn: int
 
 
-def draw_for_targets(query: Query, samples: int, generator: torch.Generator, *, singles: bool = False) -> Weighted:
+def draw_for_targets(query: Query, samples: int, generator: torch.Generator) -> Weighted:
     """Coalitions of all units that serve every target, drawn for the last that is exact, or for the first."""
     counts = query.causal_mask.sum(1).tolist()
     order = query.causal_mask.sum(0).argsort(descending=True, stable=True)
     start = max([count for count in counts if samples >= 2**count] or counts[:1])
-    game = draw_coalitions(start, len(order), samples, generator, singles=singles)
+    game = draw_coalitions(start, len(order), samples, generator)
     kept = torch.empty_like(game.kept)
     kept[:, order] = game.kept
     return game._replace(kept=kept)
 
 
-def draw_coalitions(
-    first: int, units: int, samples: int, generator: torch.Generator, *, singles: bool = False
-) -> Weighted:
+def draw_coalitions(first: int, units: int, samples: int, generator: torch.Generator) -> Weighted:
     """Coalitions of `first` units, neither empty nor whole, continued to coalitions of `units`.
 
     Args:
@@ -120,15 +116,14 @@ def draw_coalitions(
         units: units before the last target, `first` or more.
         samples: coalitions of the first game; 2^first or more are all.
         generator: numbers for the first game are drawn before those for the others.
-        singles: take the sizes 1 and `first` - 1 whole in any case.
     """
-    found = _draw(first, samples, generator, singles)
+    found = _draw(first, samples, generator)
     for count in range(first, units):
         found = _join(found, count, generator)
     return found
 
 
-def _draw(units: int, samples: int, generator: torch.Generator, singles: bool) -> Weighted:
+def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
     """Sizes taken whole where their share of the samples covers all their coalitions; the rest in random pairs."""
     kept: list[Tensor] = []
     weights: list[float] = []
@@ -137,13 +132,11 @@ def _draw(units: int, samples: int, generator: torch.Generator, singles: bool) -
     while mass:
         outermost = {s: math.comb(units, s) for s in {min(mass), max(mass)}}
         share = sum(mass[s] for s in outermost) / sum(mass.values())
-        enough = (samples - len(kept)) * share >= sum(outermost.values()) - 1e-9
-        if not enough and not (singles and 1 in outermost):
+        if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
             break
         for s, count in outermost.items():
             kept += _all_of_size(units, s)
             weights += [mass.pop(s) / count] * count
-    whole = len(kept)
     if mass:
         pairs = max(1, (samples - len(kept)) // 2)
         sizes = torch.tensor(list(mass.values())).multinomial(pairs, replacement=True, generator=generator) + min(mass)
@@ -152,7 +145,7 @@ def _draw(units: int, samples: int, generator: torch.Generator, singles: bool) -
             chosen = torch.randperm(units, generator=generator) < size
             kept += [chosen, ~chosen]
     table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
-    return Weighted(table, torch.tensor(weights, dtype=torch.float64), whole, len(kept) - whole)
+    return Weighted(table, torch.tensor(weights, dtype=torch.float64))
 
 
 def _all_of_size(units: int, size: int) -> Iterator[Bool[Tensor, " units"]]:

@@ -1,4 +1,4 @@
-"""Joint removal: units are removed together, in coalitions, and each gets its Shapley value of the prediction."""
+"""Joint removal: what a unit does first, last, and on average among others that are removed with it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName
-from noiser.methods.kernel_shap import Weighted, draw_for_targets
+from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
 
 __all__ = ["NoiserJoint"]
@@ -22,28 +21,29 @@ JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
 @dataclass(frozen=True, kw_only=True)
 class NoiserJoint:
-    """Scores each unit by its Shapley value of the prediction, starting from what it does alone.
+    """Scores each unit by what its presence does at the ends and in the middle, among random sets of other units.
 
-    With z in {0, 1}^n marking the units that are kept and f(z) what is predicted, two effects of every unit are run
-    exactly: its last step f(X) - f(all but u), and its first, f(u alone) - f(nothing). Their mean is the first guess
-    φ⁰, shifted so that it sums to the gain f(X) - f(nothing). Other coalitions are drawn from the Shapley kernel π in
-    complementary pairs, and the scores are
+    With z in {0, 1}^n marking the units that are kept and f(z) what is predicted, a unit has an effect at the ends, the
+    mean of its last step f(X) - f(all but u) and its first, f(u alone) - f(nothing); and an effect in the middle, its
+    Banzhaf value: the mean of g(z with u) - g(z without u) over all z of the other units. The score is the mean of
+    both, the second scaled to the first's size Σ|·|. The ends are run exactly; the middle is fitted to random z and
+    their complements, by least squares with a ridge towards the steps of g:
 
-        argmin over φ with Σ φ = gain of  Σ_z π(z) (f(z) - f(0) - z·φ)² + λ ‖φ - φ⁰‖²,    λ ∝ n / pairs drawn,
+        argmin over φ of  Σ over pairs (g(z) - g(1 - z) - (2z - 1)·φ)² + ‖φ - φ⁰‖²
 
-    so the guess gives way as evidence comes in, and with all 2^n coalitions they are the Shapley values themselves
-    (Lundberg and Lee 2017, theorem 2). A fact that stands twice, or two that only count together, can be
-    missed one unit at a time; coalitions see them. `Attribution.stderr` is the standard error of the drawn pairs.
+    A fact that stands twice, or two that only count together, can be missed one unit at a time; the middle sees them.
+    A fit to random z alone is blind to what decides while the prediction still stands; the ends see that.
+    `Attribution.stderr` is the standard error of the drawn pairs. Ours; docs/estimator.md says how it was chosen.
 
     Args:
-        samples: coalitions, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n
+        samples: inputs, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n
             the units before the first target, which costs what the default `Noiser` does. 2^n or more is exact.
-        removal: how the units of a coalition that are not kept are removed: "zero" or "mean" rows, relative "noise"
-            of twice their size, or "delete"; see `noiser.engine.Remover`.
-        score: what f is. "root", p(target)^¼: a probability loses sight of a prediction once it is lost, and its
-            logarithm weighs differences between improbable inputs most; the root stands between them. "prob",
-            "logprob", or "logit", log p / (1 - p). "hellinger", minus the distance to the clean distribution, which
-            asks what the whole distribution depends on and not what speaks for the target. With a foil, "root",
+        removal: how the units that are not kept are removed: "zero" or "mean" rows, relative "noise" of twice their
+            size, or "delete"; see `noiser.engine.Remover`.
+        score: what f and g are. "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost and
+            still weighs it most while it stands, and g = log p / (1 - p), in which effects add up. The others are
+            both f and g: "prob", "logprob", "logit", or "hellinger", minus the distance to the clean distribution,
+            which asks what the whole distribution depends on and not what speaks for the target. With a foil, "root",
             "logit" and "logprob" are log odds of the target against it, and "prob" the difference.
 
     Raises:
@@ -68,34 +68,59 @@ class NoiserJoint:
         return max(self.samples or 8 * units, 2 * units)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Runs every coalition once for all targets, then solves for each target."""
-        root = self.score == "root" and not query.foil_ids and query.of is None
-        value: ScaleName = ("logit" if query.foil_ids else "prob") if self.score == "root" else self.score
-        samples = self._samples_for(int(query.causal_mask[0].sum()))
-        game = draw_for_targets(query, samples, rng, singles=True)
+        """Runs every input once for all targets, then solves for each target."""
+        value: ScaleName = "logit" if self.score == "root" else self.score
+        if query.of is not None and self.score == "root":
+            value = "prob"  # the number that the caller's function gives
         coalitions = Coalitions(query, Remover(query, self.removal, rng, samples=1), value)
+        half, exact = self._draw(query, rng)
         single = torch.eye(len(query.units), dtype=torch.bool)
-        kept = torch.cat([torch.zeros_like(single[:1]), ~single, single, game.kept])
-        values = yield from coalitions.values(kept)
+        kept = torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half])
+        middle = yield from coalitions.values(kept)
         whole = coalitions.clean
-        if root:
-            values, whole = values**0.25, whole**0.25
-        empty, last, first, rest = values.split([1, len(single), len(single), len(game.kept)], dim=1)
-        fits = [
-            _fit(
-                game._replace(kept=game.kept[:, seen]),
-                rest[g] - empty[g],
-                whole[g] - last[g, seen],
-                first[g, seen] - empty[g],
-                whole[g] - empty[g, 0],
-            )
-            for g, seen in enumerate(coalitions.seen)
-        ]
+        ends, end = middle, whole
+        if self.score == "root" and value == "logit" and not query.foil_ids:
+            ends, end = middle.sigmoid() ** 0.25, whole.sigmoid() ** 0.25
+        fits: list[_Fit] = []
+        for g, seen in enumerate(coalitions.seen):
+            empty, last, first, drawn, opposite = middle[g].split([1, *[len(single)] * 2, *[len(half)] * 2])
+            steps = _steps(whole[g], last[seen], first[seen], empty)
+            found = _fit(half[:, seen], drawn - opposite, steps, 0.0 if len(seen) <= exact else 1.0)
+            empty, last, first, _ = ends[g].split([1, *[len(single)] * 2, 2 * len(half)])
+            steps = _steps(end[g], last[seen], first[seen], empty)
+            size = found.scores.abs().sum()
+            scale = steps.abs().sum() / size if size else 0.0
+            fits.append(_Fit((steps + scale * found.scores) / 2, scale * found.stderr / 2))
         return Scores(
             scores=coalitions.table([fit.scores for fit in fits]),
             stderr=coalitions.table([fit.stderr for fit in fits]),
-            info={"baseline_value": empty[:, 0].tolist(), "value": whole.tolist()},
+            info={"baseline_value": ends[:, 0].tolist(), "value": end.tolist()},
         )
+
+    def _draw(self, query: Query, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
+        """One of each pair of complementary inputs, and how many units have all of theirs.
+
+        Those of a target that has fewer than `samples` are all there, or else they are drawn for the first target.
+        """
+        counts = query.causal_mask.sum(1).tolist()
+        samples = self._samples_for(counts[0])
+        exact = max((count for count in counts if samples >= 2**count), default=0)
+        pairs = 2 ** (exact - 1) if exact else max(1, (samples - 2 * counts[0]) // 2)
+        drawn = draw_per_unit(pairs, len(query.units), rng) < 0.5
+        drawn[:, :exact] = (torch.arange(pairs)[:, None] >> torch.arange(exact)) % 2 == 1
+        half = torch.empty_like(drawn)
+        half[:, query.causal_mask.sum(0).argsort(descending=True, stable=True)] = drawn
+        return half, exact
+
+
+def _steps(
+    whole: Float64[Tensor, ""],
+    last: Float64[Tensor, " seen"],
+    first: Float64[Tensor, " seen"],
+    empty: Float64[Tensor, " 1"],
+) -> Float64[Tensor, " seen"]:
+    """The mean of each unit's last step, from all but it to all, and its first, from nothing to it alone."""
+    return (whole - last + first - empty) / 2
 
 
 class _Fit(NamedTuple):
@@ -106,38 +131,17 @@ class _Fit(NamedTuple):
 
 
 def _fit(
-    game: Weighted,
-    values: Float64[Tensor, " coalitions"],
-    last: Float64[Tensor, " seen"],
-    first: Float64[Tensor, " seen"],
-    gain: Float64[Tensor, ""],
+    kept: Bool[Tensor, "pairs seen"],
+    differences: Float64[Tensor, " pairs"],
+    guess: Float64[Tensor, " seen"],
+    ridge: float,
 ) -> _Fit:
-    """Solves for one target.
-
-    Args:
-        game: coalitions of the units that it sees.
-        values: f(z) - f(0) of the game's coalitions.
-        last: f(X) - f(all but u).
-        first: f(u alone) - f(0).
-        gain: f(X) - f(0).
-    """
-    count = len(last)
-    guess = (last + first) / 2
-    guess = guess + (gain - guess.sum()) / count
-    sizes = game.kept.sum(1)
-    weights = torch.where((sizes > 0) & (sizes < count), game.weights, 0.0).sqrt()[:, None]
-    z = game.kept.double()
-    # On centred rows the solution has the sum of the guess: what is added to it sums to 0.
-    rows = weights * (z - z.mean(1, keepdim=True))
-    rest = weights[:, 0] * (values - z @ guess)
-    normal = rows.T @ rows
-    scale = float(normal.trace()) / count or 1.0  # 0 for a single unit, whose score is the gain
-    strength = count / game.drawn if game.drawn else 0.0
-    ridge = strength * scale * torch.eye(count, dtype=torch.float64) + scale / count  # the second keeps it regular
-    solve = torch.linalg.solve(normal + ridge, rows.T)
+    """The φ that minimises Σ (differences - (2 kept - 1)·φ)² + ridge ‖φ - guess‖²."""
+    signs = 2 * kept.double() - 1
+    rest = differences - signs @ guess
+    solve = torch.linalg.solve(signs.T @ signs + ridge * torch.eye(len(guess), dtype=torch.float64), signs.T)
     change = solve @ rest
-
-    pairs = slice(game.whole, game.whole + game.drawn)
-    residual = (rest - rows @ change) / (1 - (rows.T * solve).sum(0)).clamp_min(0.1)
-    influence = (solve[:, pairs] * residual[pairs]).unflatten(1, (-1, 2)).sum(2)
-    return _Fit(guess + change, influence.square().sum(1).sqrt())
+    if not ridge:  # all pairs: nothing was drawn
+        return _Fit(guess + change, torch.zeros_like(guess))
+    residual = (rest - signs @ change) / (1 - (signs.T * solve).sum(0)).clamp_min(0.1)
+    return _Fit(guess + change, (solve * residual).square().sum(1).sqrt())
