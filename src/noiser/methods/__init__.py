@@ -69,7 +69,7 @@ METHODS.register(
     _noiser_relative,
     summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
 )
-METHODS.register("noiser_joint", NoiserJoint, summary="units removed together: Shapley values of the prediction's root")
+METHODS.register("noiser_joint", NoiserJoint, summary="units removed alone and together: first and last steps, and random halves")
 METHODS.register(
     "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
 )
