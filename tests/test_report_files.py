@@ -143,9 +143,10 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_reproductions_tables_are_those_of_its_rows():
+@pytest.mark.parametrize("folder", ["reproduction", "evidence"])
+def test_committed_tables_are_those_of_their_rows(folder):
     """All resamples, unlike the other tests. The version that reports may be another."""
-    place = Path(__file__).parents[1] / "docs" / "reproduction"
+    place = Path(__file__).parents[1] / "docs" / folder
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bootstrap, "RESAMPLES", RESAMPLES)
         found = run(place / "rows").stdout
@@ -154,7 +155,7 @@ def test_the_reproductions_tables_are_those_of_its_rows():
         [line for line in text.rstrip().splitlines() if not line.startswith("| reported by")]
         for text in (found, committed)
     ]
-    assert said[0] == said[1], "docs/reproduction/index.md names the command that renders the tables anew"
+    assert said[0] == said[1], f"to write them again: noiser report docs/{folder}/rows --figures -o OUT"
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
