@@ -9,8 +9,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cache_root", "only_process", "sha256_of"]
-
 
 def cache_root() -> Path:
     """The cache folder: `$NOISER_CACHE`, or the user's cache folder."""

@@ -10,8 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DRAFTS", "parse_json", "write_bytes", "write_text"]
-
 DRAFTS = ".noiser-*.tmp"
 """Names of temporary files: one that is left belongs to a process that was killed while it wrote."""
 

@@ -26,8 +26,6 @@ from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 
-__all__ = ["work_on"]
-
 _WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
 

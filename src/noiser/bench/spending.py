@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from noiser.errors import CacheError
 from noiser.judges.answers import Entry
 
-__all__ = ["SpendingActor", "SpendingFiles", "SpendingLog", "SpendingOnRay"]
-
 
 class SpendingLog(Protocol):
     """A log per metric."""

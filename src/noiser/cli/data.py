@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from noiser.model.catalog import BuiltIn
     from noiser.registry import Entry
 
-__all__ = ["data", "methods", "metrics", "models"]
 
 data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data sets.")
 

@@ -16,8 +16,6 @@ from noiser.types import Prompt, RemovalName
 if TYPE_CHECKING:
     from noiser.data import Example
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     prompts: Annotated[

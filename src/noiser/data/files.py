@@ -18,8 +18,6 @@ from noiser.errors import DataError
 from noiser.files import write_bytes
 from noiser.version import __version__
 
-__all__ = ["TIMEOUT", "Progress", "fetch_file", "find_file", "read_json", "read_text"]
-
 Progress = Callable[[float, float], None]
 """`progress(done, total)`, in bytes."""
 

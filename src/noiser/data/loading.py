@@ -10,8 +10,6 @@ from noiser.data.dataset import DATA_SETS, DataSet, choose, of_category
 from noiser.data.files import Progress, fetch_file, find_file
 from noiser.errors import DataError, ParameterError
 
-__all__ = ["cache_folder", "data_folder", "fetch", "load"]
-
 
 def load(
     name: str,

@@ -10,8 +10,6 @@ from noiser.engine.perturbation import BASELINES, Baseline
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.model.language_model import LanguageModel
 
-__all__ = ["baseline_row"]
-
 _CHUNK = 8192  # rows of the table that are averaged at a time
 
 

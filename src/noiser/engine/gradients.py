@@ -37,7 +37,6 @@ from noiser.model.products import fast_products
 if TYPE_CHECKING:
     from noiser.engine.local import Session
 
-__all__ = ["objective", "path_integrals", "point_gradients", "relevance"]
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a

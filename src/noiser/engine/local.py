@@ -47,8 +47,6 @@ from noiser.model.prefix import Prefix, empty_prefix
 from noiser.model.query import Query, query_passes
 from noiser.types import Prompt
 
-__all__ = ["LocalEngine", "Session"]
-
 T = TypeVar("T")
 
 LOGIT_BYTES = 192 * 2**20

@@ -17,23 +17,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = [
-    "ABSENCES",
-    "BASELINES",
-    "Absence",
-    "AddNoise",
-    "Baseline",
-    "Delete",
-    "Interpolate",
-    "KeepDimensions",
-    "NormName",
-    "Perturbation",
-    "Replace",
-    "SetRows",
-    "expected_norm",
-    "without",
-]
-
 Baseline = Literal["zero", "pad", "unk", "mean"]
 """What stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
 

@@ -15,8 +15,6 @@ from noiser.engine.perturbation import AddNoise, Perturbation, without
 from noiser.model.query import Query
 from noiser.types import RemovalName
 
-__all__ = ["REMOVALS", "RemovalName", "Remover"]
-
 REMOVALS: tuple[str, ...] = get_args(RemovalName)
 
 NOISE_SIZE = 2.0

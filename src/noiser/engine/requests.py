@@ -23,30 +23,6 @@ if TYPE_CHECKING:
     from noiser.engine.interception import Interception
     from noiser.engine.local import Session
 
-__all__ = [
-    "Attentions",
-    "Call",
-    "Clean",
-    "CleanStats",
-    "Counters",
-    "Effect",
-    "EffectTable",
-    "Effects",
-    "GradientTable",
-    "Gradients",
-    "Integrals",
-    "ObjectiveName",
-    "PathIntegrals",
-    "Relevance",
-    "RelevanceTable",
-    "Request",
-    "ScoreName",
-    "Spent",
-    "Steps",
-    "ValueName",
-    "ValueTable",
-    "Values",
-]
 
 T = TypeVar("T")
 

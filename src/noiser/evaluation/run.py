@@ -23,8 +23,6 @@ from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 from noiser.types import AutoUnit, TargetUnit, TargetUnitName, Unit, UnitName
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     lm: LanguageModel,

@@ -18,8 +18,6 @@ from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
 
-__all__ = ["FORMAT", "SCHEMA", "SavedEvaluation", "read"]
-
 FORMAT = "noiser.evaluation"
 SCHEMA = 1
 

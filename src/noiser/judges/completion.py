@@ -13,8 +13,6 @@ from noiser.endpoint import Endpoint, Retries, UnreadableResponseError
 from noiser.judges.answers import StoredAnswer
 from noiser.judges.protocol import Usage
 
-__all__ = ["ask", "read_completion"]
-
 _MOST_TOKENS = 10**9  # larger counts are mistakes
 
 

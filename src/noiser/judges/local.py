@@ -20,8 +20,6 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode
 from noiser.spans import word_spans
 
-__all__ = ["LocalJudge", "check_settings"]
-
 Tokens = tuple[int, ...]
 
 _Answer = tuple[list[Reading], list[str], Usage | None]

@@ -24,7 +24,6 @@ except ImportError as error:
         f"The openai judge needs a package that is not installed: {error}. Install it: pip install 'noiser[openai]'."
     ) from error
 
-__all__ = ["BUDGET", "OpenAIJudge"]
 
 BUDGET = "budget"
 """The `reason` of a verdict that the budget did not allow."""

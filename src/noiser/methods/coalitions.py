@@ -17,8 +17,6 @@ from noiser.checks import random_state_kept
 from noiser.engine import Absence, Query, Remover, Steps, Values, ValueTable, without
 from noiser.errors import ParameterError
 
-__all__ = ["Coalitions", "ScaleName", "Surrogate", "draw_per_unit", "lasso", "ridge"]
-
 ScaleName = Literal["prob", "logprob", "logit", "hellinger"]
 """What is predicted: p(target), its logarithm, its log-odds; or how near the whole distribution is to the clean one."""
 

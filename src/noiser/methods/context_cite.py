@@ -12,8 +12,6 @@ from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, lasso
 from noiser.methods.protocol import Scores
 
-__all__ = ["ContextCite"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ContextCite:

@@ -27,17 +27,6 @@ from noiser.errors import ParameterError
 from noiser.methods.noise import draw_noise
 from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
-__all__ = [
-    "GradientScore",
-    "GradientShap",
-    "InputXGradient",
-    "IntegratedGradients",
-    "Reduce",
-    "SequentialIntegratedGradients",
-    "gauss_legendre",
-    "reduce_dimensions",
-]
-
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]
 

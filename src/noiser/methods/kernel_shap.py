@@ -17,8 +17,6 @@ from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.protocol import Scores
 
-__all__ = ["KernelShap"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KernelShap:

@@ -14,8 +14,6 @@ from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, ridge
 from noiser.methods.protocol import Scores
 
-__all__ = ["Lime", "proximity"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lime:

@@ -15,8 +15,6 @@ from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.kernel_shap import Weighted, draw_for_targets
 from noiser.methods.protocol import Scores
 
-__all__ = ["NoiserJoint"]
-
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
 

@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["SMALLEST", "Answer", "Bisection", "Certified", "Mode", "Probe", "Root", "Search"]
-
 Mode = Literal["min", "max", "each"]
 
 

@@ -18,8 +18,6 @@ from noiser.metrics.stability import STABILITY
 from noiser.metrics.top_k import TOP_K
 from noiser.registry import Registry
 
-__all__ = ["METRICS"]
-
 METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
 """Every metric by name; packages add theirs through the entry point `noiser.metrics`."""
 

@@ -13,20 +13,6 @@ from noiser.metrics.probe import FaithfulnessProbe, Profile
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.clean import Passes
 
-__all__ = [
-    "DRAWS",
-    "RATES",
-    "TOP",
-    "Case",
-    "Measured",
-    "Metric",
-    "Scale",
-    "Summary",
-    "joined",
-    "mean_of_columns",
-    "measure_passes",
-]
-
 T = TypeVar("T")
 
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -12,8 +12,6 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branches, Group, Packed
 from noiser.model.prefix import Prefix, empty_prefix, record_prefix
 
-__all__ = ["CleanRun", "Passes", "run_clean", "without_sharing"]
-
 T = TypeVar("T")
 
 Passes = Generator[Branches, Packed, T]

@@ -12,8 +12,6 @@ from noiser.model.clean import Passes, run_clean
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.prefix import Prefix
 
-__all__ = ["Continuation", "greedy_continuation"]
-
 
 class Continuation(NamedTuple):
     """A greedy continuation, and what running it has left behind.

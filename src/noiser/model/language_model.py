@@ -27,8 +27,6 @@ from noiser.types import ModelIdentity
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["LanguageModel", "check_finite", "dtype_name", "wrap"]
-
 
 class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.

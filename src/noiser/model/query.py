@@ -23,8 +23,6 @@ from noiser.model.units import make_target_spans, make_units
 from noiser.objectives import Objective
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
 
-__all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts", "with_foil"]
-
 SpecialTokens = Literal["frozen", "perturbed"]
 
 COPIES = 6

@@ -18,23 +18,6 @@ from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_
 from noiser.report.rows import Cell, Results
 from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value, clean
 
-__all__ = [
-    "COSTS",
-    "MeasuredNumber",
-    "Topic",
-    "correct",
-    "data_title",
-    "grid",
-    "mark_best",
-    "method_title",
-    "metric_of",
-    "named",
-    "summaries_of",
-    "table_of_columns",
-    "topics",
-    "without_boundings",
-]
-
 METHOD_TITLES: Mapping[str, str] = {
     "noiser": "Noiser",
     "noiser_relative": "Noiser, relative noise",
