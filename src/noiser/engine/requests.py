@@ -21,7 +21,6 @@ from noiser.engine.perturbation import Interpolate, Perturbation
 
 if TYPE_CHECKING:
     from noiser.engine.interception import Interception
-    from noiser.engine.local import Session
 
 
 T = TypeVar("T")
@@ -280,4 +279,4 @@ class Call(Request):
             answers other requests at once (`ask`), and counts what the library runs (`count`).
     """
 
-    function: Callable[[Session], Any]
+    function: Callable[[Any], Any]
