@@ -9,8 +9,8 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError
-from noiser.methods.kernel_shap import draw_coalitions
 from noiser.methods.noiser_joint import _fit
+from noiser.methods.shapley import draw_coalitions
 from test_shapley import all_values, exact
 from tiny import FAMILIES, tiny
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName
-from noiser.methods.kernel_shap import Weighted, draw_for_targets
 from noiser.methods.protocol import Scores
+from noiser.methods.shapley import Weighted, draw_for_targets
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
