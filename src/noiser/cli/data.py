@@ -46,7 +46,7 @@ def _defaults(entry: Entry[Any]) -> dict[str, Any]:
 
 def metrics() -> None:
     """Lists the metrics, with what they need and the settings that they read."""
-    from noiser.metrics.catalog import METRICS
+    from noiser.metrics import METRICS
 
     for name in METRICS.names():
         entry = METRICS.get(name)

@@ -80,7 +80,7 @@ def evaluate(
     from noiser.evaluation import evaluate as run
     from noiser.judges import make_judge
     from noiser.methods import make_method
-    from noiser.metrics.catalog import METRICS
+    from noiser.metrics import METRICS
     from noiser.metrics.metric import TOP
 
     chosen = make_method(method, **parameters)

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from noiser.cache import only_process, sha256_of
 from noiser.data.dataset import UpstreamFile
 from noiser.errors import DataError
-from noiser.files import write_bytes
+from noiser.files import only_process, sha256_of, write_bytes
 from noiser.version import __version__
 
 Progress = Callable[[float, float], None]

@@ -16,7 +16,7 @@ from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, Profile, SpanUnit, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
-from noiser.metrics.catalog import METRICS
+from noiser.metrics import METRICS
 from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured, Metric, Summary, measure_passes
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel

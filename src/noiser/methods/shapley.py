@@ -85,9 +85,9 @@ class ShapleySampling:
     """Scores each unit by its mean marginal contribution when units join the baseline input in random orders.
 
     φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased estimate of the
-    Shapley value (Castro, Gómez and Tejada 2009). In every order, and so in their mean, the scores sum to f(X) - f(all units replaced). Each random
-    order is walked forwards and backwards (antithetic: what interacts with what came first is seen from both ends).
-    `Attribution.stderr` is the standard error over these pairs.
+    Shapley value (Castro, Gómez and Tejada 2009). In every order, and so in their mean, the scores sum to
+    f(X) - f(all units replaced). Each random order is walked forwards and backwards (antithetic: what interacts with
+    what came first is seen from both ends). `Attribution.stderr` is the standard error over these pairs.
 
     The orders are shared by all targets; among the units before a target they are random orders too.
 

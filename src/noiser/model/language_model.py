@@ -109,6 +109,13 @@ class LanguageModel:
         return length if isinstance(length, int) and length > 0 else None
 
     @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens with which the model ends a text or its turn."""
+        declared: Any = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
+        return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the model can do, measured once; a measurement that is interrupted leaves nothing behind."""
         with model_lock(self.model):

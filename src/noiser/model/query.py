@@ -13,8 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from noiser.errors import ModelError, ParameterError, PromptError, TargetError
-from noiser.model.clean import Passes, run_clean, without_sharing
-from noiser.model.generate import Continuation, greedy_continuation
+from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import available_memory
 from noiser.model.sources import find_sources

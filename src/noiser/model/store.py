@@ -18,9 +18,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from noiser.cache import cache_root, only_process, sha256_of
 from noiser.errors import CacheError
-from noiser.files import write_text
+from noiser.files import cache_root, only_process, sha256_of, write_text
 
 FORMAT = 1
 """Raised whenever a conversion would write something else than before."""

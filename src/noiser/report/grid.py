@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
+from noiser.metrics import METRICS
 from noiser.metrics.bootstrap import holm, mean
-from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Scale, Summary
 from noiser.registry import unversioned
 from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_of
