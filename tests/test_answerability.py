@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from attribution_for_tests import make
 from noiser.errors import ParameterError, UnitError, UnknownNameError
 from noiser.judges import Judge, JudgeRequest, Verdict
-from noiser.metrics.answerability import answerability, minimum_top_k, scored_words
+from noiser.metrics.answerability import answerability
+from noiser.metrics.judged import scored_words
+from noiser.metrics.minimum import minimum_top_k
 from noiser.types import Span, Target
 
 PIECES = ("LeBron", " James", " plays", " the", " sport", " of")

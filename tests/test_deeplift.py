@@ -12,9 +12,9 @@ import transformers
 import noiser
 from engine_for_tests import clean, distributions
 from noiser.engine import LocalEngine, Relevance, Replace, Session
-from noiser.engine.baseline import baseline_row
 from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception
+from noiser.engine.runs import baseline_row
 from noiser.methods.deeplift import DeepLift, rescale
 from noiser.methods.gradients import InputXGradient
 from noiser.model import build_query

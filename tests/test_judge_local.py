@@ -13,8 +13,7 @@ import noiser
 from noiser.errors import NumericalError, ParameterError, UnknownNameError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
-from noiser.model.clean import without_sharing
-from noiser.model.generate import greedy_continuation
+from noiser.model.clean import greedy_continuation, without_sharing
 from noiser.model.text import encode
 from tiny import tiny_model, tiny_tokenizer
 

@@ -26,8 +26,7 @@ from noiser.cli import app
 from noiser.endpoint import UnreadableResponseError
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, Usage, check_judge, make_judge
-from noiser.judges.completion import read_completion
-from noiser.judges.openai_judge import BUDGET, OpenAIJudge
+from noiser.judges.openai_judge import BUDGET, OpenAIJudge, read_completion
 from tiny import tiny
 
 
@@ -410,7 +409,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 CHILD = """
 import sys
 from noiser.judges import JudgeRequest
-from noiser.judges.completion import read_completion
+from noiser.judges.openai_judge import read_completion
 from noiser.judges.openai_judge import OpenAIJudge
 judge = OpenAIJudge("test-model", base_url=sys.argv[1], cache_dir=sys.argv[2], concurrency=2, timeout=30)
 verdicts = judge.judge([JudgeRequest(("word", f"w{i}"), 1) for i in range(12)])
@@ -509,7 +508,7 @@ def test_progress_is_told():
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    for name in ("noiser.judges.openai_judge", "noiser.judges.completion", "noiser.endpoint"):
+    for name in ("noiser.judges.openai_judge", "noiser.endpoint"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(DependencyError, match=r"openai.*pip install 'noiser\[openai\]'"):

@@ -358,7 +358,7 @@ def test_python_and_numpy_draw_as_if_nothing_had_been_imported():
     code = (
         "import random, numpy, torch, noiser\n"
         "from attribution_for_tests import make\n"
-        "from noiser.methods.coalitions import lasso, ridge\n"
+        "from noiser.methods.surrogates import lasso, ridge\n"
         "random.seed(1); expected = random.getstate(), str(numpy.random.get_state())\n"
         "kept, values = torch.eye(3).bool(), torch.arange(3.0).double()\n"
         "lasso(kept, values, 0.1), ridge(kept, values, values + 1, 0.1), str(make())\n"

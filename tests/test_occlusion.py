@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine.baseline import baseline_row
+from noiser.engine.runs import baseline_row
 from noiser.errors import ParameterError
 from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer

@@ -15,8 +15,8 @@ from scipy import stats
 from noiser.bench import Cost, Selection
 from noiser.metrics import bootstrap
 from noiser.metrics.bootstrap import mean
-from noiser.metrics.catalog import SOFT
 from noiser.metrics.metric import Scale, Summary
+from noiser.metrics.soft import SOFT
 from noiser.report import (
     Cell,
     Column,

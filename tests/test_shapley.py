@@ -12,7 +12,7 @@ import noiser
 from engine_for_tests import drive
 from noiser.engine import Session
 from noiser.methods.coalitions import Coalitions
-from noiser.methods.kernel_shap import draw_coalitions, shapley_regression
+from noiser.methods.shapley import draw_coalitions, shapley_regression
 from noiser.model import build_query
 from test_occlusion import predict
 from tiny import FAMILIES, tiny
@@ -129,7 +129,7 @@ def test_sampled_orders_are_within_their_standard_errors():
 
 def test_antithetic_orders_lower_the_error():
     """A game of pairs: what a unit adds depends on whether its partner came before; backwards it is the other way."""
-    from noiser.methods.shapley_sampling import _joining, _marginals
+    from noiser.methods.shapley import _joining, _marginals
 
     ranks = torch.rand(200, 6, generator=torch.Generator().manual_seed(0)).argsort(1)
     ranks = torch.stack([ranks, 5 - ranks], dim=1)

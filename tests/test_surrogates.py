@@ -10,8 +10,7 @@ import torch
 
 import noiser
 from noiser.engine.readouts import CleanRun, ValueReadout
-from noiser.methods.coalitions import lasso, ridge
-from noiser.methods.lime import proximity
+from noiser.methods.surrogates import lasso, proximity, ridge
 from noiser.model import build_query
 from test_occlusion import predict
 from tiny import tiny

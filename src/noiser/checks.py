@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 from noiser.errors import ParameterError, UnknownNameError
 
-__all__ = ["check_choice", "check_count", "check_positive", "check_probability", "check_shares", "random_state_kept"]
-
 
 def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
     """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of `known`."""

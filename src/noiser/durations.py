@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["duration"]
-
 
 def duration(seconds: float) -> str:
     """A duration as people say it, such as "12 s", "3 min 10 s" or "2 h 05 min".

@@ -1,16 +1,18 @@
-"""Files that are written whole or not at all, and JSON that is read strictly."""
+"""Files that are written whole or not at all, JSON that is read strictly, and the cache folder with its locks."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import secrets
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-__all__ = ["DRAFTS", "parse_json", "write_bytes", "write_text"]
 
 DRAFTS = ".noiser-*.tmp"
 """Names of temporary files: one that is left belongs to a process that was killed while it wrote."""
@@ -74,3 +76,39 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
         draft.replace(destination)
     finally:
         draft.unlink(missing_ok=True)
+
+
+# ---- the cache folder, for converted models, fetched files and answers of judges ------------------------------------
+
+
+def cache_root() -> Path:
+    """The cache folder: `$NOISER_CACHE`, or the user's cache folder."""
+    chosen = os.environ.get("NOISER_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("noiser", appauthor=False)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def only_process(lock_path: Path, waiting_for: str) -> Generator[None]:
+    """Holds a lock that the operating system frees when the process dies; says so on stderr when it must wait."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"noiser: another process is preparing {waiting_for}; waiting for it", file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["html_page"]
-
 
 def html_page(
     title: str, style: str, body: str, *, policy: str = "default-src 'none'; style-src 'unsafe-inline'"

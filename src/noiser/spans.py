@@ -13,8 +13,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Snapped", "sentence_spans", "snap", "word_spans"]
-
 # Scripts written without spaces between words, as ranges of code points: Thai, Lao, Myanmar, Khmer, CJK
 # radicals, kana, Han with its extensions and compatibility forms, halfwidth katakana.
 _UNSPACED = (

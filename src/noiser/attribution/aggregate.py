@@ -15,8 +15,6 @@ from noiser.errors import UnitError, UnknownNameError
 from noiser.spans import sentence_spans, snap, word_spans
 from noiser.types import Span, Unit
 
-__all__ = ["REDUCTIONS", "Reduction", "aggregate"]
-
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)
 Reduction = Literal["sum", "mean", "max", "abs_max", "min", "l2"]
 Members = Float[Tensor, "targets members"]

@@ -15,29 +15,6 @@ from noiser.attribution.record import AttributionRecord
 from noiser.errors import ParameterError
 from noiser.types import Target
 
-__all__ = [
-    "DARK_PAPER",
-    "Cell",
-    "Colour",
-    "Column",
-    "HeatMap",
-    "Table",
-    "cells",
-    "check_comparable",
-    "check_targets",
-    "dark_ink",
-    "headings",
-    "heat_map",
-    "joint_table",
-    "label",
-    "number_format",
-    "parameter_texts",
-    "provenance",
-    "score_table",
-    "tint",
-    "visible",
-]
-
 Colour = tuple[int, int, int]
 """Red, green and blue of sRGB, 0 to 255."""
 

@@ -23,7 +23,6 @@ from noiser.errors import DependencyError, ParameterError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure"]
 
 _PAPER: Colour = (255, 255, 255)
 _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0

@@ -36,8 +36,6 @@ from noiser.attribution.display import (
 from noiser.attribution.record import AttributionRecord
 from noiser.pages import html_page
 
-__all__ = ["compare_fragment", "compare_html", "css", "fragment", "page"]
-
 _AT_ONCE = 8
 """Targets that are shown below each other; of more, the first is shown, and the others one by one or all on demand."""
 _IN_TABLES = 40

@@ -28,8 +28,6 @@ from noiser.attribution.store import from_dict, to_dict
 from noiser.errors import DependencyError, ParameterError, StoredFileError
 from noiser.types import ModelIdentity, Span, Target
 
-__all__ = ["Reduction", "from_inseq", "place_tokens", "reduce_trailing", "to_inseq"]
-
 Reduction = Literal["l2", "sum", "mean"]
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from noiser.attribution.display import heat_map, provenance, score_table, visible
 from noiser.attribution.record import AttributionRecord
 
-__all__ = ["markdown"]
-
 
 def markdown(att: AttributionRecord) -> str:
     """A table of the scores for each target, and where they come from."""

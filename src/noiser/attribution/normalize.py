@@ -11,8 +11,6 @@ from torch import Tensor
 
 from noiser.errors import NumericalError, UnknownNameError
 
-__all__ = ["NORMALIZATIONS", "Normalization", "normalize"]
-
 _FLOAT32_STEP = 2.0**-23
 
 Normalization = Literal["sum", "positive", "abs_sum", "minmax", "softmax", "none"]

@@ -13,8 +13,6 @@ from torch import Tensor
 from noiser.errors import ParameterError
 from noiser.types import ModelIdentity, Span, Target
 
-__all__ = ["AttributionRecord", "TopUnit"]
-
 
 class TopUnit(NamedTuple):
     """A unit and its score for one target.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["Attribution"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attribution(AttributionRecord):

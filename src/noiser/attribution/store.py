@@ -22,18 +22,6 @@ from noiser.errors import StoredFileError
 from noiser.files import parse_json
 from noiser.types import ModelIdentity, Span, Target
 
-__all__ = [
-    "FORMAT",
-    "SCHEMA",
-    "SavedAttribution",
-    "dumps",
-    "first_problem",
-    "from_dict",
-    "read",
-    "to_dict",
-    "to_jsonable",
-]
-
 FORMAT, SCHEMA = "noiser.attribution", 1
 
 # control characters that JSON lets through, line separators and lone surrogates: written as \uXXXX

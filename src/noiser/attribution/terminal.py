@@ -37,8 +37,6 @@ from noiser.attribution.display import (
 )
 from noiser.attribution.record import AttributionRecord
 
-__all__ = ["Comparison", "compare_text", "render", "to_text"]
-
 _MOST_TARGETS, _MOST_UNITS = 20, 60
 _BAR = 24
 _UNIT, _GAP = 30, 2

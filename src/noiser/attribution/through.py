@@ -18,8 +18,6 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.errors import ParameterError
 
-__all__ = ["Paths", "influence", "paths"]
-
 
 class Paths(NamedTuple):
     """The weights of the edges.

@@ -21,12 +21,10 @@ from noiser.bench.tasks import Finished, JobAssignment, Sampled
 from noiser.engine import LocalEngine, run_interleaved
 from noiser.evaluation.measuring import Attributor, measure_one, measure_together
 from noiser.judges import Judge
-from noiser.metrics.catalog import METRICS
+from noiser.metrics import METRICS
 from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-
-__all__ = ["work_on"]
 
 _WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""

@@ -20,8 +20,6 @@ from noiser.bench.spending import SpendingActor, SpendingOnRay
 from noiser.bench.tasks import Assign, Assignment, Done, Event, Failed, Lost, Setup, Started, Task, next_task
 from noiser.errors import DependencyError, ParameterError, RunError
 
-__all__ = ["ATTEMPTS", "CORES", "Executor", "Inline", "LocalWorker", "Pool", "WorkerHandle", "ray_pool"]
-
 ATTEMPTS = 3
 """How often a task is tried whose workers die, and how often in a row a worker may fail to start."""
 

@@ -16,8 +16,6 @@ from noiser.bench.records import line
 from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, run_bytes, write_file
 from noiser.errors import RunError
 
-__all__ = ["pack"]
-
 
 def pack(folder: Path, output: Path) -> list[Path]:
     """Writes plan, run, selections, rows and costs of a benchmark to another folder; no attribution, no reply.

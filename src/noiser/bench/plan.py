@@ -15,8 +15,6 @@ from noiser.bench.records import Cost, Label, Row
 from noiser.errors import PlanError, UnknownNameError
 from noiser.types import RemovalName
 
-__all__ = ["DataEntry", "MethodEntry", "MetricEntry", "ModelEntry", "Plan", "parse_plan", "read_plan"]
-
 ATTRIBUTION = "attribution"
 """The metric of rows that say what an attribution took; no metric of a plan may be called so."""
 

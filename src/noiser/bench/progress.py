@@ -13,8 +13,6 @@ from noiser.bench.records import Cost, Selection
 from noiser.bench.store import Store
 from noiser.durations import duration
 
-__all__ = ["Forecast", "Key", "Load", "Part", "Status", "attribution_tokens", "metric_tokens", "status"]
-
 
 class Key(NamedTuple):
     """Rows of one kind, by their labels; metric "attribution" for the attributions themselves."""

@@ -11,8 +11,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-__all__ = ["Cost", "Label", "Row", "Selection", "line", "parse", "without_text"]
-
 T = TypeVar("T")
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
 """What files may be named by."""

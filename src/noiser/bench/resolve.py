@@ -28,8 +28,6 @@ from noiser.metrics import METRICS, Metric
 from noiser.metrics.top_k import check_top
 from noiser.registry import unversioned
 
-__all__ = ["Definition", "check_change", "fingerprint", "make", "resolve"]
-
 T = TypeVar("T")
 
 _CHARACTERS = 4.3

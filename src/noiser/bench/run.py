@@ -42,8 +42,6 @@ from noiser.bench.worker import check_identity
 from noiser.errors import PlanError, RunError, StoredFileError
 from noiser.version import __version__, version_of
 
-__all__ = ["ExecutorName", "Listener", "Outcome", "run_bench"]
-
 ExecutorName = Literal["local", "ray"]
 
 

@@ -17,8 +17,6 @@ from noiser.evaluation.examples import Item
 from noiser.model import LanguageModel
 from noiser.types import Prompt
 
-__all__ = ["answers_right", "block_of", "draw", "select", "select_all"]
-
 EVERY_SECONDS = 2.0
 """How often what is known of a choice is reported, to be stored."""
 

@@ -8,20 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from noiser.errors import CacheError
 from noiser.judges.answers import Entry
-
-__all__ = ["SpendingActor", "SpendingFiles", "SpendingLog", "SpendingOnRay"]
-
-
-class SpendingLog(Protocol):
-    """A log per metric."""
-
-    def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
-        """See `noiser.judges.answers.Exchange`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,3 +76,7 @@ class SpendingOnRay:
         """See `noiser.judges.answers.Exchange`."""
         ray = import_module("ray")
         return ray.get(self.actor.exchange.remote(metric, list(entries), known))
+
+
+SpendingLog = SpendingFiles | SpendingOnRay
+"""A log per metric."""

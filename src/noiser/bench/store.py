@@ -24,7 +24,6 @@ from noiser.files import DRAFTS, parse_json, write_bytes
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
 
-__all__ = ["FORMAT", "SCHEMA", "File", "Store", "StoredAttribution", "locked", "write_file", "write_json"]
 
 FORMAT = "noiser.bench"
 SCHEMA = 1

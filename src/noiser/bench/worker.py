@@ -20,8 +20,6 @@ from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, make_judge
 from noiser.model import LanguageModel, load_model
 
-__all__ = ["Worker", "check_identity"]
-
 _SAMPLES = 64
 """Numbers of each weight tensor that its hash is made of."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from noiser.methods import Method
     from noiser.model import LanguageModel
 
-__all__ = ["attribute", "compare"]
-
 
 def attribute(
     question: o.Question,

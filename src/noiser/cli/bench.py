@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from noiser.bench.records import Selection
     from noiser.bench.tasks import Finished
 
-__all__ = ["bench", "report"]
 
 bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics.")
 

@@ -11,8 +11,6 @@ from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
 from noiser.errors import PromptError
 
-__all__ = ["cite"]
-
 
 def cite(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")],

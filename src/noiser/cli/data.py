@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from noiser.model.catalog import BuiltIn
     from noiser.registry import Entry
 
-__all__ = ["data", "methods", "metrics", "models"]
 
 data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data sets.")
 
@@ -47,7 +46,7 @@ def _defaults(entry: Entry[Any]) -> dict[str, Any]:
 
 def metrics() -> None:
     """Lists the metrics, with what they need and the settings that they read."""
-    from noiser.metrics.catalog import METRICS
+    from noiser.metrics import METRICS
 
     for name in METRICS.names():
         entry = METRICS.get(name)

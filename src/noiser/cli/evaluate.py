@@ -16,8 +16,6 @@ from noiser.types import Prompt, RemovalName
 if TYPE_CHECKING:
     from noiser.data import Example
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     prompts: Annotated[
@@ -82,7 +80,7 @@ def evaluate(
     from noiser.evaluation import evaluate as run
     from noiser.judges import make_judge
     from noiser.methods import make_method
-    from noiser.metrics.catalog import METRICS
+    from noiser.metrics import METRICS
     from noiser.metrics.metric import TOP
 
     chosen = make_method(method, **parameters)

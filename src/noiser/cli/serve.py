@@ -13,8 +13,6 @@ from noiser.cli.terminal import say
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
 
-__all__ = ["serve"]
-
 
 def serve(
     model: Annotated[

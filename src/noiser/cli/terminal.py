@@ -15,7 +15,6 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["ProgressBar", "printable", "progress_bar", "say", "write"]
 
 PATIENCE = 1.0
 """Seconds without a bar."""

@@ -12,20 +12,6 @@ from typing import NamedTuple, overload
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.registry import Registry
 
-__all__ = [
-    "DATA_SETS",
-    "DataSet",
-    "Example",
-    "Reading",
-    "Recipe",
-    "Source",
-    "Spans",
-    "UpstreamFile",
-    "choose",
-    "in_draw_order",
-    "of_category",
-]
-
 Spans = Mapping[str, tuple[tuple[int, int], ...]]
 """Named parts of a prompt, each as disjoint (start, end) character offsets."""
 

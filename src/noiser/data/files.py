@@ -12,13 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from noiser.cache import only_process, sha256_of
 from noiser.data.dataset import UpstreamFile
 from noiser.errors import DataError
-from noiser.files import write_bytes
+from noiser.files import only_process, sha256_of, write_bytes
 from noiser.version import __version__
-
-__all__ = ["TIMEOUT", "Progress", "fetch_file", "find_file", "read_json", "read_text"]
 
 Progress = Callable[[float, float], None]
 """`progress(done, total)`, in bytes."""

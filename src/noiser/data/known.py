@@ -10,8 +10,6 @@ from typing import Any
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
 from noiser.data.files import read_json
 
-__all__ = ["KNOWN", "known", "read_known"]
-
 FILE = "known_1000.json"
 
 KNOWN = Source(

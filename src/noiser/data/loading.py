@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from noiser.cache import cache_root
 from noiser.data.dataset import DATA_SETS, DataSet, choose, of_category
 from noiser.data.files import Progress, fetch_file, find_file
 from noiser.errors import DataError, ParameterError
-
-__all__ = ["cache_folder", "data_folder", "fetch", "load"]
+from noiser.files import cache_root
 
 
 def load(

@@ -17,8 +17,6 @@ from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spa
 from noiser.data.files import read_json
 from noiser.errors import DataError
 
-__all__ = ["LONGRA", "longra", "read_longra"]
-
 FILE = "LongRA.json"
 
 LONGRA = Source(

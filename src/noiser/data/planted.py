@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spans
 
-__all__ = ["CATEGORIES", "planted", "read_planted"]
-
 SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
 
 SENTENCES = (3, 6, 12, 24, 48, 96, 192)

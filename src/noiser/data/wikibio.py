@@ -12,8 +12,6 @@ from noiser.data.files import read_json, read_text
 from noiser.errors import DataError
 from noiser.spans import sentence_spans
 
-__all__ = ["WIKIBIO", "detokenize", "read_biographies", "wikibio"]
-
 FILE = "dataset-generated.json"
 
 WIKIBIO = Source(

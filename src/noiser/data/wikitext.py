@@ -9,8 +9,6 @@ from pathlib import Path
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
 from noiser.data.files import read_text
 
-__all__ = ["WIKITEXT", "read_wikitext", "wikitext"]
-
 FILE = "wikitext.txt"
 
 WIKITEXT = Source(

@@ -4,6 +4,7 @@ from noiser.engine.local import LocalEngine, Session
 from noiser.engine.perturbation import (
     ABSENCES,
     BASELINES,
+    REMOVALS,
     Absence,
     AddNoise,
     Baseline,
@@ -12,13 +13,14 @@ from noiser.engine.perturbation import (
     KeepDimensions,
     NormName,
     Perturbation,
+    RemovalName,
+    Remover,
     Replace,
     SetRows,
     expected_norm,
     without,
 )
 from noiser.engine.readouts import DISTANCES
-from noiser.engine.removal import REMOVALS, RemovalName, Remover
 from noiser.engine.requests import (
     Attentions,
     Call,

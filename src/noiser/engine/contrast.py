@@ -29,8 +29,6 @@ from noiser.engine.requests import (
 )
 from noiser.model.query import Query
 
-__all__ = ["contrasted", "of_each_branch"]
-
 _CONTRASTS: dict[ValueName, ValueName] = {"logit": "logprob"}
 """What is asked of each continuation, where it is not the value itself."""
 

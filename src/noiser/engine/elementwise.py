@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "ARITHMETIC", "Expression", "Recorder", "operation"]
-
 # fmt: off
 ACTIVATIONS = frozenset({
     "abs", "celu", "clamp", "clamp_max", "clamp_min", "clip", "elu", "erf", "exp", "expit", "expm1", "gelu",

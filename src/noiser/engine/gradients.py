@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,17 +27,13 @@ from noiser.engine.requests import (
     Relevance,
     RelevanceTable,
 )
+from noiser.engine.runs import QueryRun
 from noiser.errors import ModelError, NumericalError, ParameterError
 from noiser.model.attention import eager_attention
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
-
-if TYPE_CHECKING:
-    from noiser.engine.local import Session
-
-__all__ = ["objective", "path_integrals", "point_gradients", "relevance"]
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
@@ -72,7 +68,7 @@ class _Part(NamedTuple):
     gradients: Float[Tensor, "samples positions dim"]
 
 
-def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals]:
+def path_integrals(session: QueryRun, request: PathIntegrals) -> Passes[Integrals]:
     """Answers `PathIntegrals`; the clean input runs with the paths if nothing has run it yet."""
     paths, query, rows = list(request.paths), session.query, session.embeddings
     yield from session.prepare_prefix(paths)
@@ -109,7 +105,7 @@ def path_integrals(session: Session, request: PathIntegrals) -> Passes[Integrals
     return Integrals(contributions=contributions, sums=sums.cpu(), values=tuple(values), clean=torch.cat(at_rest).cpu())
 
 
-def point_gradients(session: Session, request: Gradients) -> Passes[GradientTable]:
+def point_gradients(session: QueryRun, request: Gradients) -> Passes[GradientTable]:
     """Answers `Gradients`.
 
     Raises:
@@ -133,7 +129,7 @@ def point_gradients(session: Session, request: Gradients) -> Passes[GradientTabl
 
 
 def _parts(
-    session: Session, perturbations: Sequence[Perturbation], name: ObjectiveName, wanted: Sequence[bool]
+    session: QueryRun, perturbations: Sequence[Perturbation], name: ObjectiveName, wanted: Sequence[bool]
 ) -> Iterator[_Part]:
     """Each sample of each perturbation once for each of its targets, in the order in which they get ready.
 
@@ -153,7 +149,7 @@ def _parts(
 
 
 def _passes(
-    session: Session, perturbations: Sequence[Perturbation], name: ObjectiveName, wanted: Sequence[bool], batch: Batch
+    session: QueryRun, perturbations: Sequence[Perturbation], name: ObjectiveName, wanted: Sequence[bool], batch: Batch
 ) -> Iterator[_Part]:
     """One forward pass of a batch, one backward pass for each target, cut into parts."""
     query, lm = session.query, session.lm
@@ -174,7 +170,7 @@ def _passes(
             yield from _split(batch, perturbations, target, query.target_rows[target][-1], values, slopes)
 
 
-def _objective_of(session: Session, target: int, name: ObjectiveName) -> Callable[[Tensor], Tensor]:
+def _objective_of(session: QueryRun, target: int, name: ObjectiveName) -> Callable[[Tensor], Tensor]:
     """From the logits of a target's tokens to its objective."""
     query, clean = session.query, session.known_clean
     if query.of is not None and clean is not None:
@@ -220,7 +216,7 @@ def _backward(
 
 
 def _hand_over_clean(
-    session: Session,
+    session: QueryRun,
     perturbations: Sequence[Perturbation],
     batch: Batch,
     rows: Sequence[int],
@@ -258,7 +254,7 @@ def _split(
         yield _Part(index, first, last, target, values[samples], part)
 
 
-def relevance(session: Session, request: Relevance) -> RelevanceTable:
+def relevance(session: QueryRun, request: Relevance) -> RelevanceTable:
     """Answers `Relevance`: one forward pass under the rules, and one backward pass for each of the targets.
 
     Raises:
@@ -287,7 +283,7 @@ def relevance(session: Session, request: Relevance) -> RelevanceTable:
 
 
 def _ruled_passes(
-    session: Session, request: Relevance, rows: Float[Tensor, "batch length dim"]
+    session: QueryRun, request: Relevance, rows: Float[Tensor, "batch length dim"]
 ) -> tuple[list[Float[Tensor, " batch"]], list[Float[Tensor, "length dim"]]]:
     query, lm = session.query, session.lm
     targets = range(len(query.target_spans)) if request.reference is None else session.targets_of(request.reference)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from noiser.engine.elementwise import ACTIVATIONS, ARITHMETIC, Expression, Recorder, operation
-from noiser.model.products import ProductForward, is_plain, product
-
-__all__ = ["Interception", "ProductForward", "Rule", "Slope", "divide_gradient", "is_plain", "product", "widened"]
+from noiser.model.products import ProductForward as ProductForward
+from noiser.model.products import is_plain as is_plain
+from noiser.model.products import product as product
 
 Slope = Callable[[Float[Tensor, "*shape"], Expression], Float[Tensor, "*shape"]]
 """From what a nonlinearity reads, and the nonlinearity, to what multiplies the gradient on the way back."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Literal, get_args
 
@@ -17,22 +18,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = [
-    "ABSENCES",
-    "BASELINES",
-    "Absence",
-    "AddNoise",
-    "Baseline",
-    "Delete",
-    "Interpolate",
-    "KeepDimensions",
-    "NormName",
-    "Perturbation",
-    "Replace",
-    "SetRows",
-    "expected_norm",
-    "without",
-]
+from noiser.checks import check_choice
+from noiser.model.query import Query
+from noiser.types import RemovalName
 
 Baseline = Literal["zero", "pad", "unk", "mean"]
 """What stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
@@ -47,7 +35,12 @@ ABSENCES: tuple[str, ...] = get_args(Absence)
 BaselineRow = Callable[[Baseline], Float[Tensor, " dim"]]
 """From a baseline's name to its row; the engine knows the table."""
 
+REMOVALS: tuple[str, ...] = get_args(RemovalName)
+
 NormName = Literal["l1", "l2", "linf"]
+
+NOISE_SIZE = 2.0
+"""Relative noise of this size: r of `AddNoise`, as `noiser_relative` has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +254,39 @@ class Interpolate(Perturbation):
 
     def _end(self, clean: Tensor) -> Tensor:
         return clean if self.shift is None else clean + self.shift.to(clean)
+
+
+class Remover:
+    """Makes the perturbations that remove tokens of one query.
+
+    Args:
+        query: whose tokens.
+        removal: "zero" or "mean": the row of each token becomes zeros, or the mean row of the embedding table; "noise":
+            it gets noise of twice its size, the same at a position whatever else is removed; "delete": the token is
+            taken out, and later ones move up.
+        generator: of the noise, which is drawn when the first tokens are removed.
+        samples: of the noise; with another removal there is one sample.
+
+    Raises:
+        UnknownNameError: no such removal.
+    """
+
+    def __init__(self, query: Query, removal: RemovalName, generator: torch.Generator, samples: int = 5) -> None:
+        check_choice("removal", removal, REMOVALS)
+        self._query, self._generator, self._samples = query, generator, samples
+        self.removal: RemovalName = removal
+
+    def __call__(self, positions: Iterable[int], targets: tuple[int, ...] | None = None) -> Perturbation:
+        """The perturbation without the tokens at these positions; `targets` are those that are read under it."""
+        positions = tuple(sorted(positions))
+        if self.removal != "noise":
+            return without(positions, targets, self.removal)
+        return AddNoise(positions, targets, noise=self._noise, scale=NOISE_SIZE, relative=True, by_position=True)
+
+    @cached_property
+    def _noise(self) -> Float[Tensor, "samples length dim"]:
+        shape = self._samples, len(self._query.token_ids), self._query.embedding_dim
+        return torch.randn(shape, generator=self._generator).to(self._query.device)
 
 
 def expected_norm(norm: NormName, dim: int, *, exact: bool = True) -> float:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Batch", "Limits", "Piece", "Work", "pack_batches", "plan_batches"]
-
 
 class Work(NamedTuple):
     """One perturbation: where its sequence starts and stops to be run, in its own positions, and its samples."""

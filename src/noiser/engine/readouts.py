@@ -19,17 +19,6 @@ from noiser.engine.requests import CleanStats, EffectTable, ScoreName, ValueName
 from noiser.errors import ParameterError
 from noiser.model.query import Query
 
-__all__ = [
-    "DISTANCES",
-    "CleanRun",
-    "EffectReadout",
-    "Readout",
-    "ValueReadout",
-    "hellinger",
-    "squared_hellinger",
-    "stderr_of",
-]
-
 Answer = TypeVar("Answer", covariant=True)
 
 TINY = torch.finfo(torch.float32).tiny

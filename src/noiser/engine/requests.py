@@ -21,32 +21,7 @@ from noiser.engine.perturbation import Interpolate, Perturbation
 
 if TYPE_CHECKING:
     from noiser.engine.interception import Interception
-    from noiser.engine.local import Session
 
-__all__ = [
-    "Attentions",
-    "Call",
-    "Clean",
-    "CleanStats",
-    "Counters",
-    "Effect",
-    "EffectTable",
-    "Effects",
-    "GradientTable",
-    "Gradients",
-    "Integrals",
-    "ObjectiveName",
-    "PathIntegrals",
-    "Relevance",
-    "RelevanceTable",
-    "Request",
-    "ScoreName",
-    "Spent",
-    "Steps",
-    "ValueName",
-    "ValueTable",
-    "Values",
-]
 
 T = TypeVar("T")
 
@@ -304,4 +279,4 @@ class Call(Request):
             answers other requests at once (`ask`), and counts what the library runs (`count`).
     """
 
-    function: Callable[[Session], Any]
+    function: Callable[[Any], Any]

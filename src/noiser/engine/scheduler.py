@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Outcome", "Progress", "Runner", "SharedProgress", "complete", "run_interleaved"]
-
 T = TypeVar("T")
 
 

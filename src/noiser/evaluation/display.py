@@ -11,8 +11,6 @@ from noiser.attribution.display import label
 from noiser.evaluation.examples import Skipped
 from noiser.pages import html_page
 
-__all__ = ["View", "as_html", "as_page", "as_text", "view"]
-
 _SHOWN = 10
 """Skipped prompts that are shown one by one; `skipped` has all."""
 

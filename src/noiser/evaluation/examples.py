@@ -10,8 +10,6 @@ from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.types import Prompt
 
-__all__ = ["Item", "Skipped", "read_examples"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Item:

@@ -18,8 +18,6 @@ from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 from noiser.types import TargetUnit, Unit
 
-__all__ = ["Attributor", "SpanUnit", "in_profile", "measure_one", "measure_together"]
-
 Profile = Literal["paper", "authors"]
 
 SpanUnit = Literal["spans"]

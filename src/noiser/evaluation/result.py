@@ -24,7 +24,6 @@ from noiser.types import ModelIdentity
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Evaluation", "Skipped"]
 
 _SHARED = (
     "profile",

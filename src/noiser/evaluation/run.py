@@ -16,14 +16,12 @@ from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, Profile, SpanUnit, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
-from noiser.metrics.catalog import METRICS
+from noiser.metrics import METRICS
 from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured, Metric, Summary, measure_passes
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 from noiser.types import AutoUnit, TargetUnit, TargetUnitName, Unit, UnitName
-
-__all__ = ["evaluate"]
 
 
 def evaluate(

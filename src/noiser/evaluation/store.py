@@ -14,11 +14,9 @@ from noiser.attribution.store import first_problem
 from noiser.errors import StoredFileError
 from noiser.evaluation.examples import Skipped
 from noiser.files import parse_json
-from noiser.metrics.catalog import METRICS
+from noiser.metrics import METRICS
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
-
-__all__ = ["FORMAT", "SCHEMA", "SavedEvaluation", "read"]
 
 FORMAT = "noiser.evaluation"
 SCHEMA = 1

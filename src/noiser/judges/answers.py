@@ -14,8 +14,6 @@ from noiser.errors import CacheError, ParameterError
 from noiser.files import write_text
 from noiser.judges.protocol import Usage
 
-__all__ = ["AnswerStore", "Bill", "Entry", "Exchange", "Ledger", "StoredAnswer", "key_of"]
-
 FORMAT = 1
 """Raised whenever a stored answer would mean something else than before."""
 

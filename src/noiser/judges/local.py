@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -19,8 +18,6 @@ from noiser.model.checkpoint import quiet_transformers
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode
 from noiser.spans import word_spans
-
-__all__ = ["LocalJudge", "check_settings"]
 
 Tokens = tuple[int, ...]
 
@@ -156,19 +153,20 @@ class LocalJudge:
         begun = torch.cat([ids.repeat_interleave(firsts.shape[1], 0), firsts.reshape(-1, 1)], dim=1)
         rest = self._generate(begun, _WORD_TOKENS - 1)
         return [  # after the end of a text comes another text
-            (first, *(() if first in self._ends else more))
+            (first, *(() if first in self.lm.end_tokens else more))
             for first, more in zip(firsts.flatten().tolist(), rest, strict=True)
         ]
 
     def _read(self, tokens: Tokens) -> tuple[Reading, str]:
         """What a reply says, and its text."""
-        reply, cut = self._decode(tokens), tokens[-1] not in self._ends
+        reply, cut = self._decode(tokens), tokens[-1] not in self.lm.end_tokens
         if self.style == "chat":
             return parse_reply(reply, cut=cut), reply
         return _first_word(reply, self._decode(tokens[:1]), cut=cut), reply
 
     def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
         """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
+        stops = self.lm.end_tokens
         with self.lm.running(), quiet_transformers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about settings of the model's own that are not used here
             out = self.lm.model.generate(
@@ -185,23 +183,16 @@ class LocalJudge:
                 early_stopping=False,
                 min_new_tokens=None,
                 max_new_tokens=longest,
-                eos_token_id=sorted(self._ends) or None,
-                pad_token_id=min(self._ends, default=0),
+                eos_token_id=sorted(stops) or None,
+                pad_token_id=min(stops, default=0),
                 return_dict_in_generate=False,
             )
         rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
-        ends = [next((at for at, token in enumerate(row) if token in self._ends), len(row) - 1) for row in rows]
+        ends = [next((at for at, token in enumerate(row) if token in stops), len(row) - 1) for row in rows]
         return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.lm.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    @cached_property
-    def _ends(self) -> frozenset[int]:
-        """Tokens with which the model ends a text or its turn."""
-        declared: Any = getattr(self.lm.model.generation_config, "eos_token_id", None)
-        ids = [*(declared if isinstance(declared, list) else [declared]), self.lm.tokenizer.eos_token_id]
-        return frozenset(i for i in ids if isinstance(i, int) and i < self.lm.vocabulary_size)
 
     def _verdict(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,27 +10,28 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from noiser.cache import cache_root
 from noiser.checks import check_count
 from noiser.errors import DependencyError, JudgeError, ParameterError
+from noiser.files import cache_root
 from noiser.judges.answers import AnswerStore, Bill, Exchange, Ledger, StoredAnswer, key_of
 from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, PromptTemplate, Usage, Verdict, render
 from noiser.judges.replies import parse_reply
 
 try:
-    from noiser.endpoint import Endpoint, EndpointError, Retries
-    from noiser.judges.completion import ask
+    import openai
+
+    from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponseError
 except ImportError as error:
     raise DependencyError(
         f"The openai judge needs a package that is not installed: {error}. Install it: pip install 'noiser[openai]'."
     ) from error
 
-__all__ = ["BUDGET", "OpenAIJudge"]
 
 BUDGET = "budget"
 """The `reason` of a verdict that the budget did not allow."""
 
 _CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
+_MOST_TOKENS = 10**9  # larger counts are mistakes
 
 
 class _Question(NamedTuple):
@@ -239,3 +241,65 @@ def _verdict(question: _Question, outcome: StoredAnswer | str, cached: bool) -> 
         cached=cached,
         **asked,
     )
+
+
+# ---- a chat completion: one question, and the answer in a response --------------------------------------------------
+
+
+def ask(
+    endpoint: Endpoint,
+    client: openai.OpenAI,
+    question: Mapping[str, Any],
+    timeout: float,
+    retries: Retries,
+    stop: threading.Event,
+) -> StoredAnswer:
+    """The answer to a question, without the key; waiting and trying end when `stop` is set.
+
+    Raises:
+        EndpointError: there is none.
+    """
+
+    def send() -> StoredAnswer:
+        raw = client.chat.completions.with_raw_response.create(
+            model=question["model"],
+            messages=question["messages"],
+            extra_body=dict(question["parameters"]),
+            timeout=timeout,
+        )
+        kind = raw.http_response.headers.get("content-type", "no content type")
+        return read_completion(raw.http_response.text, kind)
+
+    reply, finish, model, usage = endpoint.call(send, retries, stop)
+    return StoredAnswer(endpoint.redact(reply), endpoint.redact(finish), endpoint.redact(model), usage)
+
+
+def read_completion(body: str, kind: str = "application/json") -> StoredAnswer:
+    """The answer in the body of a response. Raises UnreadableResponseError when there is none."""
+    try:
+        data = json.loads(body, parse_int=float)  # Python refuses integers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        raise UnreadableResponseError(f"not valid JSON ({kind}): {body}") from error
+    try:
+        choice = data["choices"][0]
+        message = choice["message"]
+        content, refusal = message.get("content"), message.get("refusal")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UnreadableResponseError(f"no choices in it: {body}") from error
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    if not isinstance(content, str | None):
+        raise UnreadableResponseError(f"a content that is not text: {body}")
+    finish = "refusal" if refusal and not content else str(choice.get("finish_reason"))
+    model = data.get("model")
+    reply = content or (refusal if isinstance(refusal, str) else "")
+    return StoredAnswer(reply, finish, model if isinstance(model, str) else "", _usage(data))
+
+
+def _usage(data: Mapping[str, Any]) -> Usage | None:
+    try:
+        counts = [float(data["usage"][name]) for name in Usage._fields]
+    except (LookupError, TypeError, ValueError):
+        return None
+    return Usage(*map(int, counts)) if all(0 <= count <= _MOST_TOKENS for count in counts) else None

@@ -11,21 +11,6 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from noiser.judges.replies import matches
 from noiser.registry import Registry
 
-__all__ = [
-    "JUDGES",
-    "PAPER_V1",
-    "PROMPTS",
-    "TOP5_V1",
-    "WORDS_V1",
-    "Judge",
-    "JudgeRequest",
-    "PromptTemplate",
-    "Usage",
-    "Verdict",
-    "render",
-    "words_as_data",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTemplate:

@@ -7,8 +7,6 @@ import re
 import unicodedata
 from typing import Any, NamedTuple
 
-__all__ = ["Reading", "matches", "normal_form", "parse_reply"]
-
 _STRIPPED = " \t\n.,;:!?…'\"`*_~-–—()[]{}<>«»‹›„“”‚‘’¡¿。、，！？；：·「」『』（）【】《》〈〉،؛؟।॥"
 _SPELLINGS = str.maketrans({"’": "'", "ʼ": "'", "‐": "-", "‑": "-"})
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")

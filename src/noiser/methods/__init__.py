@@ -6,17 +6,15 @@ from typing import Any
 
 from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
-from noiser.methods.context_cite import ContextCite
 from noiser.methods.deeplift import DeepLift
 from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
-from noiser.methods.kernel_shap import KernelShap
-from noiser.methods.lime import Lime
 from noiser.methods.noiser import Noiser
 from noiser.methods.noiser_joint import NoiserJoint
 from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method
 from noiser.methods.random import Position, Random
-from noiser.methods.shapley_sampling import ShapleySampling
+from noiser.methods.shapley import KernelShap, ShapleySampling
+from noiser.methods.surrogates import ContextCite, Lime
 
 __all__ = [
     "METHODS",
@@ -69,7 +67,9 @@ METHODS.register(
     _noiser_relative,
     summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
 )
-METHODS.register("noiser_joint", NoiserJoint, summary="units removed alone and together: first and last steps, and random halves")
+METHODS.register(
+    "noiser_joint", NoiserJoint, summary="units removed alone, last and first, and in random halves; copies are found"
+)
 METHODS.register(
     "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
 )

@@ -14,8 +14,6 @@ from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
 from noiser.methods.protocol import Scores, mean_over_targets, sum_over_units
 
-__all__ = ["AttentionRollout", "LastAttention", "rollout"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LastAttention:

@@ -23,8 +23,6 @@ from noiser.engine.interception import Interception, Rule, divide_gradient, wide
 from noiser.errors import UnsupportedModelError
 from noiser.methods.protocol import Scores, sum_over_units
 
-__all__ = ["AttnLrp", "identity", "relevance_rules"]
-
 Softmax = Literal["taylor", "constant"]
 AnyFunction = Callable[..., Any]
 

@@ -17,8 +17,6 @@ from noiser.engine.elementwise import Expression
 from noiser.engine.interception import Interception, ProductForward, is_plain, product, widened
 from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
-__all__ = ["DeepLift", "rescale"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeepLift:

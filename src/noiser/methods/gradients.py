@@ -27,17 +27,6 @@ from noiser.errors import ParameterError
 from noiser.methods.noise import draw_noise
 from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
-__all__ = [
-    "GradientScore",
-    "GradientShap",
-    "InputXGradient",
-    "IntegratedGradients",
-    "Reduce",
-    "SequentialIntegratedGradients",
-    "gauss_legendre",
-    "reduce_dimensions",
-]
-
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]
 
@@ -80,9 +69,8 @@ class IntegratedGradients:
     """Integral of the gradient on the straight path from a baseline input to the input (Sundararajan et al. 2017).
 
     With x' the input in which every token that is not frozen (nor of the target span) holds the baseline row, the
-    contribution of dimension j of
-    token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x - x')) dα over α from 0 to 1 (equation 1). All contributions
-    together are F(x) - F(x'); what the quadrature leaves of that is `info["delta"]`.
+    contribution of dimension j of token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x - x')) dα over α from 0 to 1
+    (equation 1). All contributions together are F(x) - F(x'); what the quadrature leaves of that is `info["delta"]`.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature.
@@ -183,7 +171,7 @@ class GradientShap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequentialIntegratedGradients:
+class SequentialIntegratedGradients(IntegratedGradients):
     """Integrated gradients for one unit at a time, all other tokens as they are (Enguehard 2023, section 2.2).
 
     With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension j of its token i is
@@ -193,25 +181,8 @@ class SequentialIntegratedGradients:
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
-        reduce: from dimensions to a token's score: "sum", signed, or "l2", the norm.
-        baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or "mean".
-        score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
-
-    Raises:
-        ParameterError: `n_steps` is not a positive integer, or (when called) the tokenizer lacks the baseline's token.
-        UnknownNameError: an unknown name, with the nearest one.
+        reduce, baseline, score: as for `IntegratedGradients`, which has the errors too.
     """
-
-    looks_inside: ClassVar[bool] = True
-
-    n_steps: int = 50
-    reduce: Reduce = "sum"
-    baseline: Baseline = "zero"
-    score: GradientScore = "prob"
-
-    def __post_init__(self) -> None:
-        check_count("n_steps", self.n_steps)
-        _check_path(self)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
@@ -251,7 +222,7 @@ def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce)
     return contributions.norm(dim=-1) if reduce == "l2" else contributions.sum(-1)
 
 
-def _check_path(method: IntegratedGradients | GradientShap | SequentialIntegratedGradients) -> None:
+def _check_path(method: IntegratedGradients | GradientShap) -> None:
     """Checks the names that all methods of paths have."""
     check_choice("reduce", method.reduce, get_args(Reduce))
     check_choice("baseline", method.baseline, BASELINES)

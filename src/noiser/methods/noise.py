@@ -8,8 +8,6 @@ from torch import Tensor
 
 from noiser.errors import ParameterError
 
-__all__ = ["as_noise", "check_noise", "count_samples", "draw_k", "draw_noise"]
-
 
 def draw_noise(
     samples: int, longest_unit: int, dim: int, generator: torch.Generator

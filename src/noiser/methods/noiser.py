@@ -19,8 +19,6 @@ from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, d
 from noiser.methods.protocol import Scores
 from noiser.methods.search import Answer, Bisection, Certified, Mode, Probe, Search
 
-__all__ = ["Bounding", "Noiser"]
-
 Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
 _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
 

@@ -14,8 +14,6 @@ from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
 
-__all__ = ["NoiserJoint"]
-
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
 

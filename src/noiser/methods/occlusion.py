@@ -11,8 +11,6 @@ from noiser.checks import check_choice
 from noiser.engine import ABSENCES, Absence, Effects, EffectTable, Query, ScoreName, Steps, without
 from noiser.methods.protocol import Scores
 
-__all__ = ["Occlusion"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Occlusion:

@@ -14,19 +14,6 @@ from noiser.engine import Query, Steps
 from noiser.errors import ParameterError, UnsupportedModelError
 from noiser.registry import Entry, Registry
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "Movable",
-    "Scores",
-    "describe",
-    "make_method",
-    "mean_over_targets",
-    "movable_groups",
-    "movable_positions",
-    "sum_over_units",
-]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:

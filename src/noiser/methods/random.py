@@ -9,8 +9,6 @@ import torch
 from noiser.engine import Query, Steps
 from noiser.methods.protocol import Scores
 
-__all__ = ["Position", "Random"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Random:

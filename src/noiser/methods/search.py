@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-__all__ = ["SMALLEST", "Answer", "Bisection", "Certified", "Mode", "Probe", "Root", "Search"]
 
 Mode = Literal["min", "max", "each"]
 
@@ -38,28 +36,6 @@ class Answer(NamedTuple):
 
     flips: bool
     lead: float
-
-
-@runtime_checkable
-class Search(Protocol):
-    """A search as it is run: rounds of probes until there are none."""
-
-    @property
-    def tied(self) -> bool:
-        """Whether a unit flips at every k."""
-        ...
-
-    def probes(self) -> list[Probe]:
-        """What has to be evaluated next; empty when the search is over."""
-        ...
-
-    def update(self, answers: Mapping[Probe, Answer]) -> None:
-        """Takes the answers to all of `probes()`."""
-        ...
-
-    def thresholds(self, count: int) -> Float[Tensor, " units"]:
-        """The k of every unit that was searched to the end; NaN for the others."""
-        ...
 
 
 SMALLEST = 2.0**-40
@@ -321,3 +297,7 @@ def _crossing(leads: Mapping[float, float]) -> float:
             return low + (high - low) * lead / (lead - loss) if lead > loss else high
     k, lead = points[-1]
     return k / max(1 - lead, 1 / FARTHEST)
+
+
+Search = Bisection | Certified
+"""A search as it is run: rounds of probes until there are none."""

@@ -14,29 +14,13 @@ from noiser.judges.protocol import Judge, Verdict
 from noiser.metrics.judged import (
     JudgedPrompts,
     JudgedRows,
-    ScoredWords,
     Status,
     Top,
     described,
     judged_columns,
     mean_of,
-    scored_words,
 )
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.minimum import Minimum, MinimumTopK, minimum_top_k
-
-__all__ = [
-    "ANSWERABILITY",
-    "ANSWERABILITY_TOP5",
-    "Answerability",
-    "Answered",
-    "Minimum",
-    "MinimumTopK",
-    "ScoredWords",
-    "answerability",
-    "minimum_top_k",
-    "scored_words",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,24 +12,6 @@ import numpy as np
 
 from noiser.errors import ParameterError
 
-__all__ = [
-    "FEWEST",
-    "INFLUENTIAL",
-    "Estimate",
-    "Statistic",
-    "corrected",
-    "estimate",
-    "exchange_p",
-    "faithfulness_score",
-    "holm",
-    "log_mean_ratio",
-    "log_ratio",
-    "mean",
-    "mean_gap",
-    "summed_log_ratios",
-    "without_influential",
-]
-
 K = TypeVar("K")
 
 Columns = Any

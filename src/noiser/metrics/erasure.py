@@ -23,8 +23,6 @@ from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import highest
 from noiser.model import LanguageModel
 
-__all__ = ["ERASURE", "ERASURE_CURVES", "SHARES", "ErasureCurves", "ErasureScores", "erasure_curves", "erasure_scores"]
-
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The bins of ERASER."""
 

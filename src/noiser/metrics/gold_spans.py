@@ -17,8 +17,6 @@ from noiser.metrics.localisation import units_by_name
 from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.top_k import check_top
 
-__all__ = ["GOLD_SPANS", "GoldSpans", "gold_spans"]
-
 GOLD = ("gold", "antecedent")
 """Names of the spans that decide the answer: the second is LongRA's."""
 

@@ -21,17 +21,6 @@ from noiser.metrics.metric import Case, Measured
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "JudgedPrompts",
-    "JudgedRows",
-    "ScoredWords",
-    "Status",
-    "Top",
-    "described",
-    "judged_columns",
-    "mean_of",
-    "scored_words",
-]
 
 Status = Literal["correct", "wrong", "unscored"]
 Top = Literal[1, 5]

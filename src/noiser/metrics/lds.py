@@ -19,8 +19,6 @@ from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import FaithfulnessProbe
 from noiser.model import LanguageModel
 
-__all__ = ["LDS", "lds"]
-
 MASKS = 64
 
 

@@ -14,8 +14,6 @@ from noiser.errors import ParameterError, UnitError
 from noiser.metrics.metric import Case, Measured, Metric, Scale
 from noiser.types import Span
 
-__all__ = ["LOCALISATION", "Localisation", "localisation", "units_by_name"]
-
 REST = "rest"
 
 

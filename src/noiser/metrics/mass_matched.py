@@ -20,8 +20,6 @@ from noiser.metrics.metric import DRAWS, RATES, Case, Measured, Metric, Scale, S
 from noiser.metrics.probe import DistanceName, permuted_scores, position_scores, random_scores, ranks
 from noiser.model import LanguageModel
 
-__all__ = ["MASS_MATCHED", "MASS_MATCHED_RANK", "RATES", "Curve", "MassMatched", "keep_rates", "mass_matched"]
-
 By = Literal["score", "rank"]
 Reference = Literal["random", "permuted", "position"]
 

@@ -12,20 +12,7 @@ from noiser.metrics.bootstrap import Statistic, mean
 from noiser.metrics.probe import FaithfulnessProbe, Profile
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.clean import Passes
-
-__all__ = [
-    "DRAWS",
-    "RATES",
-    "TOP",
-    "Case",
-    "Measured",
-    "Metric",
-    "Scale",
-    "Summary",
-    "joined",
-    "mean_of_columns",
-    "measure_passes",
-]
+from noiser.registry import Registry
 
 T = TypeVar("T")
 
@@ -246,3 +233,7 @@ def measure_passes(
     assert metric.measure is not None, "the metric measures all cases at once"
     measured = metric.measure(case)
     return (yield from case.answer(engine, measured, progress)) if isinstance(measured, Generator) else measured
+
+
+METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
+"""Every metric by name; packages add theirs through the entry point `noiser.metrics`."""

@@ -15,8 +15,6 @@ from noiser.metrics.judged import JudgedPrompts, JudgedRows, Status, Top, descri
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import Profile
 
-__all__ = ["MINIMUM_TOP_K", "Minimum", "MinimumTopK", "minimum_top_k"]
-
 
 class Minimum(NamedTuple):
     """One prompt's smallest sufficient share of words.

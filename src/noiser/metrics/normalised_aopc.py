@@ -23,8 +23,6 @@ from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import highest
 from noiser.model import LanguageModel
 
-__all__ = ["NORMALISED_AOPC", "NormalisedAopc", "normalised_aopc"]
-
 BEAM = 3
 """How many sets of each size the search keeps."""
 

@@ -27,17 +27,6 @@ from noiser.engine import (
 )
 from noiser.errors import NumericalError, ParameterError
 
-__all__ = [
-    "DistanceName",
-    "FaithfulnessProbe",
-    "Profile",
-    "highest",
-    "permuted_scores",
-    "position_scores",
-    "random_scores",
-    "ranks",
-]
-
 Profile = Literal["paper", "authors"]
 DistanceName = Literal["hellinger", "squared"]
 

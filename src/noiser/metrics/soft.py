@@ -18,8 +18,6 @@ from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary, mean_o
 from noiser.metrics.probe import DistanceName, Profile, random_scores
 from noiser.model import LanguageModel
 
-__all__ = ["SOFT", "SoftScores", "measure_soft_scores", "soft_scores"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoftScores:

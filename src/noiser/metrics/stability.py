@@ -13,8 +13,6 @@ from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 
-__all__ = ["STABILITY", "Stability", "stability"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stability:

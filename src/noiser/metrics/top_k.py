@@ -20,8 +20,6 @@ from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, mean_of_co
 from noiser.metrics.probe import highest
 from noiser.model import LanguageModel
 
-__all__ = ["TOP_K", "TopK", "check_top", "top_k"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TopK:

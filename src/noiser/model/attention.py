@@ -13,8 +13,6 @@ from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import eager_attention, uncompiled
 
-__all__ = ["Attention", "attention_maps", "eager_attention"]
-
 
 class Attention(NamedTuple):
     """What one pass with eager attention gives.

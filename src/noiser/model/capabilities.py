@@ -17,8 +17,6 @@ from noiser.model.packing import Branches, Group, Layout, packed_logits, run_pac
 from noiser.model.prefix import CausalModel, Prefix, empty_prefix, record_prefix
 from noiser.model.runtime import uncompiled
 
-__all__ = ["Capabilities", "embedding_table", "logits_agree", "measure_capabilities"]
-
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ImportError, AssertionError)
 _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "accelerate", "einops", "jaxtyping")
 

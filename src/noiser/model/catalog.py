@@ -10,8 +10,6 @@ from pathlib import Path
 
 from noiser.errors import DependencyError, ModelError
 
-__all__ = ["BUILT_IN", "BuiltIn", "Weights"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:

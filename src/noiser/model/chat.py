@@ -9,8 +9,6 @@ from typing import Any
 from noiser.errors import PromptError
 from noiser.model.offsets import Offset
 
-__all__ = ["content_offsets", "render_chat"]
-
 _EXPECTED = 'expected a list of {"role": ..., "content": "..."} with contents that are text'
 
 

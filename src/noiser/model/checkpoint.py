@@ -20,18 +20,6 @@ from noiser.files import parse_json
 from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
 
-__all__ = [
-    "Dtype",
-    "Options",
-    "adapter_base",
-    "check_complete",
-    "choose_device",
-    "choose_dtype",
-    "fastest_dtype",
-    "load_checkpoint",
-    "quiet_transformers",
-]
-
 Dtype = Literal["auto", "fastest", "float32", "bfloat16", "float16"] | torch.dtype
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 

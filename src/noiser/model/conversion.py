@@ -29,8 +29,6 @@ from noiser.model.memory import is_out_of_memory
 from noiser.model.store import build_entry, cache_errors, entry_path, file_sha256, is_disk_error, is_whole
 from noiser.version import version_of
 
-__all__ = ["Converted", "GgufHead", "built_in_entry", "read_head"]
-
 _TOKENIZER_BYTES = 100_000_000
 """Room for the tokenizer and configuration files, generously: the largest seen is 34 MB."""
 

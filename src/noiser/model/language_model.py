@@ -27,8 +27,6 @@ from noiser.types import ModelIdentity
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["LanguageModel", "check_finite", "dtype_name", "wrap"]
-
 
 class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
@@ -109,6 +107,13 @@ class LanguageModel:
         """The most tokens that the model can read, or None where its configuration sets no limit."""
         length = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens with which the model ends a text or its turn."""
+        declared: Any = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
+        return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -19,8 +19,6 @@ from noiser.model.language_model import LanguageModel, dtype_name
 from noiser.model.store import checkpoint_state, file_sha256, folder_sha256
 from noiser.types import ModelIdentity
 
-__all__ = ["load_model"]
-
 
 class _Loaded(NamedTuple):
     name: str

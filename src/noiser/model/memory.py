@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["available_memory", "free_memory", "is_out_of_memory"]
-
 _SAID = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 """What PyTorch's allocators, the operating system and cuBLAS say."""
 

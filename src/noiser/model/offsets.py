@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
-__all__ = ["Offset", "align", "common_length", "cover", "join_overlapping", "mend", "offsets_by_decoding"]
-
 _WINDOW = 200  # characters that are aligned together where a tokenizer changes a text
 
 Offset = tuple[int, int]

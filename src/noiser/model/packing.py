@@ -22,8 +22,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from noiser.model.prefix import CausalModel, Prefix, join_prefixes
 from noiser.model.runtime import attention_implementation, opaque
 
-__all__ = ["Branches", "Group", "Layout", "Packed", "packed_logits", "run_packed"]
-
 NAME = "noiser_packed"
 
 BLOCK_COST = {"cpu": 4e3}

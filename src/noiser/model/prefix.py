@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["CausalModel", "Prefix", "empty_prefix", "join_prefixes", "record_prefix"]
-
 
 @runtime_checkable
 class CausalModel(Protocol):

@@ -21,8 +21,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ProductForward", "fast_products", "is_plain", "precise_logits", "product"]
-
 SMALLEST = 2**16
 """Numbers in weights that are worth the longer call."""
 

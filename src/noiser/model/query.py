@@ -13,8 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from noiser.errors import ModelError, ParameterError, PromptError, TargetError
-from noiser.model.clean import Passes, run_clean, without_sharing
-from noiser.model.generate import Continuation, greedy_continuation
+from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import available_memory
 from noiser.model.sources import find_sources
@@ -22,8 +21,6 @@ from noiser.model.text import Encoding, encode, encode_target, extend, token_tex
 from noiser.model.units import make_target_spans, make_units
 from noiser.objectives import Objective
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
-
-__all__ = ["Query", "build_query", "check_length", "group_consecutive", "query_passes", "target_texts", "with_foil"]
 
 SpecialTokens = Literal["frozen", "perturbed"]
 

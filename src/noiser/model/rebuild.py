@@ -9,8 +9,6 @@ from noiser.model.query import Query, check_length, group_consecutive, target_te
 from noiser.model.text import Encoding, encode, encode_target, extend
 from noiser.types import Span
 
-__all__ = ["rebuild_query"]
-
 
 def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
     """The query that an attribution answers, to be asked once more.

@@ -12,16 +12,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-__all__ = [
-    "attention_implementation",
-    "eager_attention",
-    "evaluation_mode",
-    "is_compiled",
-    "model_lock",
-    "opaque",
-    "uncompiled",
-]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()

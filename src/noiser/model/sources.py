@@ -12,8 +12,6 @@ from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
 from noiser.types import Prompt, Source
 
-__all__ = ["TEMPLATE", "check_sources", "find_sources", "place_sources", "without_sources"]
-
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
 """How sources and question make a prompt. Sources stand below each other, each under its title, if it has one."""
 

@@ -18,23 +18,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from noiser.cache import cache_root, only_process, sha256_of
 from noiser.errors import CacheError
-from noiser.files import write_text
-
-__all__ = [
-    "FORMAT",
-    "build_entry",
-    "cache_errors",
-    "cache_root",
-    "checkpoint_state",
-    "entry_path",
-    "file_sha256",
-    "folder_sha256",
-    "is_disk_error",
-    "is_whole",
-    "sha256_of",
-]
+from noiser.files import cache_root, only_process, sha256_of, write_text
 
 FORMAT = 1
 """Raised whenever a conversion would write something else than before."""

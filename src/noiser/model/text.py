@@ -16,12 +16,10 @@ from noiser.model.tokenizing import (
     continuation_text,
     longest_token,
     special_tokens,
-    token_texts,
     tokenize,
 )
+from noiser.model.tokenizing import token_texts as token_texts
 from noiser.types import Prompt
-
-__all__ = ["Encoding", "encode", "encode_target", "extend", "token_texts"]
 
 
 @dataclass(frozen=True, kw_only=True)

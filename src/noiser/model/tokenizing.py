@@ -12,18 +12,6 @@ from weakref import WeakKeyDictionary
 
 from noiser.model.offsets import Offset, align, common_length, mend, offsets_by_decoding
 
-__all__ = [
-    "Tokens",
-    "content_ids",
-    "continuation_offsets",
-    "continuation_text",
-    "longest_token",
-    "preserve_tokenizer_state",
-    "special_tokens",
-    "token_texts",
-    "tokenize",
-]
-
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
 _CHUNK = 64  # tokens whose offsets are searched together

@@ -13,8 +13,6 @@ from noiser.model.text import Encoding
 from noiser.spans import sentence_spans, snap, word_spans
 from noiser.types import AutoUnit, Source, Span, TargetUnit, Unit
 
-__all__ = ["make_target_spans", "make_units", "split_unit"]
-
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BLUE", "INK", "ORANGE", "PAPER", "SOFT", "Picture", "canvas", "inline_svg", "png", "svg"]
 
 INK, SOFT, LINE, PAPER = "#14161b", "#59606e", "#d9dde5", "#ffffff"
 ORANGE, BLUE = "#e69f00", "#56b4e9"  # of Okabe and Ito, for colour-blind readers

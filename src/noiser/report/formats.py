@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from noiser.report.table import LEGENDS, READING, Table, Value, cells_frame, clean, format_cell
 
-__all__ = ["csv_text", "document", "escaped", "markdown", "tabular"]
-
 
 def csv_text(tables: Iterable[Table]) -> str:
     """All tables as one CSV: the lines of `cells_frame`.

@@ -9,8 +9,6 @@ from noiser.report.grid import COSTS, MeasuredNumber, data_title, method_title, 
 from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import Column, Number, Table, Value
 
-__all__ = ["FORWARDS", "NUMBERS", "families", "frontier"]
-
 NUMBERS = {"faithfulness": "faithfulness", "area": "area", "rank_area": "area by rank", "aopc": "AOPC"}
 """The metrics' numbers that may stand against cost, and the headers of their columns."""
 

@@ -10,30 +10,13 @@ from typing import NamedTuple
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.errors import UnknownNameError
+from noiser.metrics import METRICS
 from noiser.metrics.bootstrap import holm, mean
-from noiser.metrics.catalog import METRICS
 from noiser.metrics.metric import Metric, Scale, Summary
 from noiser.registry import unversioned
 from noiser.report.paper import MODELS, Printed, bounding_of, comparable, model_of
 from noiser.report.rows import Cell, Results
 from noiser.report.table import Column, Form, Legend, Number, Quoted, Row, Table, Value, clean
-
-__all__ = [
-    "COSTS",
-    "MeasuredNumber",
-    "Topic",
-    "correct",
-    "data_title",
-    "grid",
-    "mark_best",
-    "method_title",
-    "metric_of",
-    "named",
-    "summaries_of",
-    "table_of_columns",
-    "topics",
-    "without_boundings",
-]
 
 METHOD_TITLES: Mapping[str, str] = {
     "noiser": "Noiser",

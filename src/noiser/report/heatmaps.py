@@ -17,7 +17,6 @@ from noiser.report.rows import Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PromptAttributions", "heatmaps", "own_attributions"]
 
 _MOST = 6
 """Prompts per model that are shown."""

@@ -17,8 +17,6 @@ from noiser.report.grid import method_title
 from noiser.report.heatmaps import PromptAttributions
 from noiser.report.table import READING, Quoted, Table, Value, clean, clean_text, format_cell
 
-__all__ = ["page"]
-
 
 def page(
     title: str,

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
 from noiser.registry import unversioned
 
-__all__ = ["MODELS", "Printed", "bounding_of", "comparable", "data_of", "method_of", "model_of", "published"]
-
 MODELS = ("Qwen2-0.5B", "Llama3.2-1B", "Qwen2-1.5B", "gemma-2-2B", "gemma-2-9B", "Llama3-8B")
 """The paper's six models, as it names them."""
 

@@ -19,8 +19,6 @@ from noiser.bench.store import Store, StoredAttribution
 from noiser.metrics.bootstrap import Estimate, estimate, mean, without_influential
 from noiser.metrics.metric import Summary
 
-__all__ = ["ATTRIBUTION", "Cell", "Frame", "Results"]
-
 REFERENCES = ("random_", "rank_random_")
 """How the columns of a reference that is drawn begin."""
 

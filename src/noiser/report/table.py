@@ -14,25 +14,6 @@ import pandas as pd
 from noiser.attribution.display import visible
 from noiser.metrics.bootstrap import Estimate
 
-__all__ = [
-    "DASH",
-    "LEGENDS",
-    "READING",
-    "CellText",
-    "Column",
-    "Count",
-    "Form",
-    "Number",
-    "Quoted",
-    "Row",
-    "Table",
-    "Value",
-    "cells_frame",
-    "clean",
-    "clean_text",
-    "format_cell",
-]
-
 _BREAKS = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 DASH = "–"

@@ -33,8 +33,6 @@ from noiser.report.paper import Printed, bounding_of, data_of, model_of, publish
 from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import DASH, Column, Count, Form, Number, Quoted, Row, Table, Value, format_cell
 
-__all__ = ["CATEGORY", "TableSpec", "tables"]
-
 
 class SpecNumber(NamedTuple):
     """A column: a metric's number by name, its header, how it is written, and the paper's number."""

@@ -19,8 +19,6 @@ from noiser.report.table import Table
 from noiser.report.tables import tables
 from noiser.version import __version__
 
-__all__ = ["FORMATS", "Format", "render", "write_report"]
-
 Format = Literal["md", "latex", "csv"]
 
 FORMATS: tuple[Format, ...] = ("md", "latex", "csv")

@@ -1,4 +1,4 @@
-"""Shapley values as a weighted linear regression (Lundberg and Lee 2017)."""
+"""Shapley values: by weighted regression (Lundberg and Lee 2017), and by sampling orders (Castro et al. 2009)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.engine import ABSENCES, Absence, Query, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName
+from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
-
-__all__ = ["KernelShap"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +26,9 @@ class KernelShap:
 
         Σ_z π(z) (f(z) - f(0) - z·φ)²   with   Σ φ = f(X) - f(0),    π(z) = (n - 1) / (C(n, |z|) |z| (n - |z|)),
 
-    (their theorem 2). With all 2^n coalitions that is the Shapley value itself. With fewer, sizes are taken whole
-    from the outside in (one unit missing, one unit kept, ...) while they deserve it by their weight, and the rest of
-    `samples` is drawn from π in complementary pairs. The sum is met exactly in any case.
+    (Lundberg and Lee 2017, theorem 2). With all 2^n coalitions that is the Shapley value itself. With fewer, sizes are
+    taken whole from the outside in (one unit missing, one unit kept, ...) while they deserve it by their weight, and
+    the rest of `samples` is drawn from π in complementary pairs. The sum is met exactly in any case.
 
     The coalitions are shared by all targets. π is a Pólya urn: a unit that joins a game of k units, s of them kept,
     is kept with probability s / k. So coalitions drawn for the first target become coalitions for a later one,
@@ -79,11 +77,58 @@ class KernelShap:
             shapley_regression(kept[1:, seen], values[g, 1:] - empty[g], game.weights, coalitions.clean[g] - empty[g])
             for g, seen in enumerate(coalitions.seen)
         ]
-        info = {"exact": exact, "baseline_value": empty.tolist()}
+        return Scores(scores=coalitions.table(rows), info={"exact": exact, "baseline_value": empty.tolist()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapleySampling:
+    """Scores each unit by its mean marginal contribution when units join the baseline input in random orders.
+
+    φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased estimate of the
+    Shapley value (Castro, Gómez and Tejada 2009). In every order, and so in their mean, the scores sum to
+    f(X) - f(all units replaced). Each random order is walked forwards and backwards (antithetic: what interacts with
+    what came first is seen from both ends). `Attribution.stderr` is the standard error over these pairs.
+
+    The orders are shared by all targets; among the units before a target they are random orders too.
+
+    Args:
+        permutations: random orders, each used twice: 2 (units - 1) inputs an order.
+        baseline: what replaces a unit; as for `KernelShap`.
+        score: what f is; as for `KernelShap`.
+
+    Raises:
+        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
+    """
+
+    permutations: int = 25
+    baseline: Absence = "zero"
+    score: ScaleName = "prob"
+
+    def __post_init__(self) -> None:
+        check_count("permutations", self.permutations)
+        check_choice("baseline", self.baseline, ABSENCES)
+        check_choice("score", self.score, get_args(ScaleName))
+
+    def inputs_for(self, units: int) -> int:
+        """The most inputs that are run for so many units."""
+        return min(1 + 2 * self.permutations * (units - 1), 2**units - 1)
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Runs the coalitions of every order once for all targets."""
+        coalitions = Coalitions(query, self.baseline, self.score)
+        units = len(query.units)
+        ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
+        ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
+        values = yield from coalitions.values(_joining(ranks.flatten(0, 1)).flatten(0, 1))
+        values = values.unflatten(1, (-1, 2, units + 1))
+        pairs = [_marginals(found, ranks).mean(1)[:, seen] for found, seen in zip(values, coalitions.seen, strict=True)]
         return Scores(
-            scores=coalitions.table(rows),
-            info=info,
+            scores=coalitions.table([pair.mean(0) for pair in pairs]),
+            stderr=coalitions.table([_standard_error(pair) for pair in pairs]),
         )
+
+
+# ---- coalitions for a regression ------------------------------------------------------------------------------------
 
 
 class Weighted(NamedTuple):
@@ -195,3 +240,23 @@ def shapley_regression(
     solution = np.linalg.lstsq((scale[:, None] * centred).numpy(), (scale * rest).numpy())[0]
     beta = torch.as_tensor(solution, dtype=torch.float64)
     return gain / units + beta - beta.mean()
+
+
+# ---- orders ---------------------------------------------------------------------------------------------------------
+
+
+def _joining(ranks: Int[Tensor, "orders units"]) -> Bool[Tensor, "orders steps units"]:
+    """The coalitions of each order: nobody, the first unit, the first two, ..., everybody."""
+    return ranks[:, None, :] < torch.arange(ranks.shape[1] + 1)[None, :, None]
+
+
+def _marginals(
+    values: Float64[Tensor, "pairs 2 steps"], ranks: Int[Tensor, "pairs 2 units"]
+) -> Float64[Tensor, "pairs 2 units"]:
+    """What each unit added when it joined."""
+    return values.diff(dim=-1).gather(-1, ranks)
+
+
+def _standard_error(pairs: Float64[Tensor, "pairs seen"]) -> Float64[Tensor, " seen"]:
+    count = len(pairs)
+    return pairs.std(0) / count**0.5 if count > 1 else torch.full_like(pairs[0], torch.nan)
