@@ -6,7 +6,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -266,11 +265,7 @@ def number_format(values: Iterable[float | None]) -> Callable[[float], str]:
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     decimals = min(6, max(0, 3 - math.floor(math.log10(largest)))) if largest else 2
     spec = f"z.{decimals}f" if not largest or 1e-4 <= largest < 1e6 else ".2e"
-    return partial(_formatted, spec)
-
-
-def _formatted(spec: str, value: float) -> str:
-    return format(value, spec)
+    return lambda value: format(value, spec)
 
 
 def provenance(att: AttributionRecord) -> list[str]:

@@ -191,11 +191,9 @@ class _Block:
     def _case(self, sampled: Sampled, settings: Mapping[str, Any]) -> Case:
         """The stored attribution of an example, on the model that all metrics share."""
         if sampled.id not in self._cases:
-            self._cases[sampled.id] = self.attributor.case(sampled.item, self._restored(sampled))
+            attribution = Attribution.from_dict(self.stored[sampled.id]["attribution"])
+            self._cases[sampled.id] = self.attributor.case(sampled.item, attribution)
         return dataclasses.replace(self._cases[sampled.id], cache=self.memos[sampled.id], **settings)
-
-    def _restored(self, sampled: Sampled) -> Attribution:
-        return Attribution.from_dict(self.stored[sampled.id]["attribution"])
 
     # ---- what is handed over ------------------------------------------------------------------------------------
 
