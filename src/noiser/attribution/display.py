@@ -201,13 +201,7 @@ def _total(scores: Sequence[float]) -> float | None:
 
 
 def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Table:
-    """Scores, standard errors, thresholds and bars of the units that have a score for target `row`.
-
-    Args:
-        att: what is shown.
-        row: the target.
-        most: how many units to show at most, the strongest; None for all.
-    """
+    """Scores, standard errors, thresholds and bars of all units with a score for a target, or the `most` strongest."""
     scores: list[float] = att.scores[row].tolist()
     show = number_format(scores)
     columns = [Column("score", _texts(scores, show))]
@@ -222,10 +216,7 @@ def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Ta
 def joint_table(attributions: Sequence[AttributionRecord], row: int, most: int | None = None) -> Table:
     """Units by methods, for attributions of the same units; each column has a colour scale of its own.
 
-    Args:
-        attributions: of the same units.
-        row: the target.
-        most: how many units of each to show at most, the strongest; None for all.
+    Of each method the `most` strongest units are there; None for all.
     """
     every = range(len(attributions[0].units))
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]

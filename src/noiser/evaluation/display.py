@@ -30,13 +30,7 @@ class View(NamedTuple):
 
 
 def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipped]) -> View:
-    """What is shown of an evaluation.
-
-    Args:
-        title: safe to show.
-        lines: the numbers, as `Evaluation.summary` has them.
-        skipped: what could not be measured.
-    """
+    """What is shown of an evaluation: its numbers, as `Evaluation.summary` has them, and what could not be measured."""
     rows = [("number", "value", "interval", "p", "without 3", "n", "no signal", "better", "meaning")]
     reasons: dict[str, list[str]] = {}
     for line in lines:
