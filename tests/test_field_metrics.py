@@ -18,7 +18,8 @@ import metrics_reference as reference
 import noiser
 from noiser.engine import REMOVALS, expected_norm
 from noiser.metrics import METRICS, Case, gold_spans, lds, normalised_aopc, top_k
-from noiser.metrics.lds import _masks, _spearman
+from noiser.metrics.lds import _masks
+from noiser.metrics.stability import rank_correlations
 from noiser.model import build_query
 from tiny import tiny, tiny_tokenizer
 
@@ -250,7 +251,8 @@ def test_examples_without_gold_say_so():
 def test_the_worked_examples_of_the_manual():
     text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
     masks = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]]).double()
-    found = _spearman(masks @ torch.tensor([3.0, 1, 0]).double(), torch.tensor([2.0, 0.5, 1.5, -1]).double())
+    sums = masks @ torch.tensor([3.0, 1, 0]).double()
+    found, _ = rank_correlations(sums, torch.tensor([2.0, 0.5, 1.5, -1]).double())
     assert f"**{found:.3f}**" in text
     _, att = attributed(prompt="The quick fox sings", unit="word")
     gold = gold_spans(with_scores(att, [6.0, 5, 4, 3]), {"gold": [(4, 9), (14, 19)]}, k=(1, 2))

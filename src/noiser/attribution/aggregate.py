@@ -142,15 +142,11 @@ def _mean_stderr(members: Members) -> Reduced:
     return members.norm(dim=-1) / members.shape[-1]
 
 
-def _abs_max(members: Members) -> Reduced:
-    return members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1)
-
-
 REDUCTIONS: dict[str, Callable[[Members], Reduced]] = {
     "sum": lambda members: members.sum(-1),
     "mean": lambda members: members.mean(-1),
     "max": lambda members: members.amax(-1),
-    "abs_max": _abs_max,
+    "abs_max": lambda members: members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1),
     "min": lambda members: members.amin(-1),
     "l2": _l2,
 }

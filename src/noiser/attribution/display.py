@@ -6,7 +6,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -202,13 +201,7 @@ def _total(scores: Sequence[float]) -> float | None:
 
 
 def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Table:
-    """Scores, standard errors, thresholds and bars of the units that have a score for target `row`.
-
-    Args:
-        att: what is shown.
-        row: the target.
-        most: how many units to show at most, the strongest; None for all.
-    """
+    """Scores, standard errors, thresholds and bars of all units with a score for a target, or the `most` strongest."""
     scores: list[float] = att.scores[row].tolist()
     show = number_format(scores)
     columns = [Column("score", _texts(scores, show))]
@@ -223,10 +216,7 @@ def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Ta
 def joint_table(attributions: Sequence[AttributionRecord], row: int, most: int | None = None) -> Table:
     """Units by methods, for attributions of the same units; each column has a colour scale of its own.
 
-    Args:
-        attributions: of the same units.
-        row: the target.
-        most: how many units of each to show at most, the strongest; None for all.
+    Of each method the `most` strongest units are there; None for all.
     """
     every = range(len(attributions[0].units))
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
@@ -266,11 +256,7 @@ def number_format(values: Iterable[float | None]) -> Callable[[float], str]:
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     decimals = min(6, max(0, 3 - math.floor(math.log10(largest)))) if largest else 2
     spec = f"z.{decimals}f" if not largest or 1e-4 <= largest < 1e6 else ".2e"
-    return partial(_formatted, spec)
-
-
-def _formatted(spec: str, value: float) -> str:
-    return format(value, spec)
+    return lambda value: format(value, spec)
 
 
 def provenance(att: AttributionRecord) -> list[str]:

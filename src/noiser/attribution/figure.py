@@ -44,12 +44,7 @@ class _Box(NamedTuple):
 
 
 def figure(attributions: Sequence[AttributionRecord], target: int, width: float) -> Figure:
-    """A heat map with a colour scale for each attribution, below each other.
-
-    Args:
-        attributions: of one prompt.
-        target: index of the target.
-        width: in inches.
+    """A heat map with a colour scale for each attribution of one prompt, below each other; `width` is in inches.
 
     Raises:
         DependencyError: matplotlib is not installed.

@@ -71,14 +71,6 @@ def _sum(scores: Row, valid: Valid) -> Row:
     return _shares(scores.masked_fill(cancels, 0), valid)
 
 
-def _positive(scores: Row, valid: Valid) -> Row:
-    return _shares(scores.clamp(min=0), valid)
-
-
-def _abs_sum(scores: Row, valid: Valid) -> Row:
-    return _shares(scores.abs(), valid)
-
-
 def _minmax(scores: Row, valid: Valid) -> Row:
     if not valid.any():
         return scores
@@ -89,15 +81,11 @@ def _minmax(scores: Row, valid: Valid) -> Row:
     return torch.where(spread == 0, uniform, (scores - low) / spread.masked_fill(spread == 0, 1))
 
 
-def _softmax(scores: Row, valid: Valid) -> Row:
-    return scores.masked_fill(~valid, -torch.inf).softmax(-1)
-
-
 NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
     "sum": _sum,
-    "positive": _positive,
-    "abs_sum": _abs_sum,
+    "positive": lambda scores, valid: _shares(scores.clamp(min=0), valid),
+    "abs_sum": lambda scores, valid: _shares(scores.abs(), valid),
     "minmax": _minmax,
-    "softmax": _softmax,
+    "softmax": lambda scores, valid: scores.masked_fill(~valid, -torch.inf).softmax(-1),
     "none": lambda scores, _: scores,
 }

@@ -40,19 +40,9 @@ Lines = Sequence[Mapping[str, Any]]
 def work_on(
     assignment: JobAssignment, *, lm: LanguageModel, plan: Plan, data: DataEntry, judge_of: JudgeOf
 ) -> Iterator[Finished]:
-    """Does what is missing of a job.
+    """Does what is missing of a job, whose model and data set these are; yields every chunk when it is finished.
 
     Metrics measure attributions as they are stored, so that a row is the same whenever it is made.
-
-    Args:
-        assignment: the job, and what is stored of it.
-        lm: its model.
-        plan: the plan.
-        data: its data set's entry.
-        judge_of: makes the judge of a metric.
-
-    Yields:
-        Every chunk when it is finished.
     """
     memos: dict[str, dict[Hashable, Any]] = {sampled.id: {} for sampled in assignment.examples}
     for entry in plan.methods_for(assignment.task.model, assignment.task.data):
@@ -191,11 +181,9 @@ class _Block:
     def _case(self, sampled: Sampled, settings: Mapping[str, Any]) -> Case:
         """The stored attribution of an example, on the model that all metrics share."""
         if sampled.id not in self._cases:
-            self._cases[sampled.id] = self.attributor.case(sampled.item, self._restored(sampled))
+            attribution = Attribution.from_dict(self.stored[sampled.id]["attribution"])
+            self._cases[sampled.id] = self.attributor.case(sampled.item, attribution)
         return dataclasses.replace(self._cases[sampled.id], cache=self.memos[sampled.id], **settings)
-
-    def _restored(self, sampled: Sampled) -> Attribution:
-        return Attribution.from_dict(self.stored[sampled.id]["attribution"])
 
     # ---- what is handed over ------------------------------------------------------------------------------------
 

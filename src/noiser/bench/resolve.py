@@ -40,11 +40,7 @@ def make(entry: MethodEntry) -> Method:
 
 
 def resolve(plan: Plan, source: str) -> dict[str, Any]:
-    """A plan with versioned names and every default, as JSON has it.
-
-    Args:
-        plan: the plan.
-        source: what errors call it.
+    """A plan with versioned names and every default, as JSON has it; `source` is what errors call it.
 
     Raises:
         PlanError: an unknown name, with the nearest one, or a parameter that is refused.

@@ -92,13 +92,7 @@ def select_all(model: str, candidates: Candidates) -> Selection:
 def select(model: str, lm: LanguageModel, candidates: Candidates) -> Iterator[Selection]:
     """Asks the model in the order of the draw, until as many of its answers are right as are wanted.
 
-    Args:
-        model: its label.
-        lm: the model.
-        candidates: what to choose from; goes on where an earlier selection stopped.
-
-    Yields:
-        What is known so far, from time to time, and at the end.
+    Goes on where an earlier selection stopped; yields what is known so far from time to time, and at the end.
     """
     entry, examples = candidates.entry, candidates.examples
     begun = candidates.selection or replace(select_all(model, candidates), chosen=())

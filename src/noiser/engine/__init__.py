@@ -45,6 +45,7 @@ from noiser.engine.requests import (
     Values,
     ValueTable,
 )
+from noiser.engine.runs import QueryRun
 from noiser.engine.scheduler import Outcome, Progress, SharedProgress, complete, run_interleaved
 from noiser.model.query import Query
 
@@ -78,6 +79,7 @@ __all__ = [
     "Perturbation",
     "Progress",
     "Query",
+    "QueryRun",
     "Relevance",
     "RelevanceTable",
     "RemovalName",

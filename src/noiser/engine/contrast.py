@@ -41,15 +41,7 @@ def of_each_branch(request: Request) -> Request:
 
 
 def contrasted(query: Query, request: Request, target: Any, foil: Any, clean: Sequence[CleanStats]) -> Any:
-    """The answer about the contrast.
-
-    Args:
-        query: with a foil branch.
-        request: as it was made.
-        target: the answer about the target.
-        foil: the answer about the foil.
-        clean: what the model says of either without perturbation.
-    """
+    """The answer about the contrast, from those about target and foil; `clean` is what the model says of either."""
     assert query.foil_branch is not None
     prompt = query.prompt_tokens
     match target, foil:

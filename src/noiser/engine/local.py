@@ -187,7 +187,8 @@ class Session(QueryRun):
             case Call():
                 return request.function(self)
             case _:
-                raise _unanswerable(request)
+                name = type(request).__name__
+                raise ParameterError(f"A local model cannot answer {name}; expected one of noiser.engine's.")
 
     def ask(self, request: Request) -> Any:
         """The answer to a request of a function that cannot wait; its passes run by themselves, without progress."""
@@ -243,10 +244,6 @@ class Session(QueryRun):
         for i, part in zip(wanted, copied.split([numbers[i].numel() for i in wanted]) if wanted else (), strict=True):
             numbers[i] = part.view(numbers[i].shape)
         return readout.table(numbers, targets)
-
-
-def _unanswerable(request: Request) -> ParameterError:
-    return ParameterError(f"A local model cannot answer {type(request).__name__}; expected one of noiser.engine's.")
 
 
 def _elsewhere(request: Request) -> UnsupportedModelError:

@@ -30,13 +30,7 @@ class View(NamedTuple):
 
 
 def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipped]) -> View:
-    """What is shown of an evaluation.
-
-    Args:
-        title: safe to show.
-        lines: the numbers, as `Evaluation.summary` has them.
-        skipped: what could not be measured.
-    """
+    """What is shown of an evaluation: its numbers, as `Evaluation.summary` has them, and what could not be measured."""
     rows = [("number", "value", "interval", "p", "without 3", "n", "no signal", "better", "meaning")]
     reasons: dict[str, list[str]] = {}
     for line in lines:
@@ -49,17 +43,16 @@ def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipp
         rows.append((name, value, interval, p, without, str(line["n"]), *read))
         if line["reason"]:
             reasons.setdefault(line["reason"], []).append(name)
-    notes = [f"{_names(names, len(lines))}: {reason}." for reason, names in reasons.items()]
+    notes = [
+        f"{'All numbers' if len(names) == len(lines) else ', '.join(names)}: {reason}."
+        for reason, names in reasons.items()
+    ]
     notes += [f"Skipped: {len(skipped)}."] if skipped else []
     for example, prompt, metric, error in skipped[:_SHOWN]:
         missing = label(metric or "everything")
         notes.append(f"  prompt {example} ({label(str(prompt))[:60]}), {missing}: {label(error)}")
     notes += [f"  and {len(skipped) - _SHOWN} more"] if len(skipped) > _SHOWN else []
     return View(title, rows, notes)
-
-
-def _names(names: Sequence[str], every: int) -> str:
-    return "All numbers" if len(names) == every else ", ".join(names)
 
 
 def _number(value: float) -> str:

@@ -17,7 +17,7 @@ from noiser.evaluation import store
 from noiser.evaluation.display import View, as_html, as_page, as_text, view
 from noiser.evaluation.examples import Skipped
 from noiser.files import write_text
-from noiser.metrics.bootstrap import INFLUENTIAL, Estimate, corrected, estimate, without_influential
+from noiser.metrics.bootstrap import INFLUENTIAL, Estimate, corrected, difference, estimate, without_influential
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
 
@@ -148,13 +148,8 @@ class Evaluation:
         gaps: dict[str, Estimate] = {}
         for name, summary in self.summaries.items():
             if name in other.summaries:
-
-                def gap(*columns: Any, summary: Summary = summary) -> Any:
-                    count = len(summary.columns)
-                    return summary.statistic(*columns[:count]) - summary.statistic(*columns[count:])
-
                 columns = [*self._columns(summary), *other._columns(summary)]
-                gaps[name] = self._estimate(gap, columns, contrast=True)
+                gaps[name] = self._estimate(difference(summary.statistic), columns, contrast=True)
         return corrected(gaps)
 
     def _prompts(self) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
-from noiser.checks import check_choice, check_count, check_shares
+from noiser.checks import check_choice, check_count, check_probability, check_shares
 from noiser.engine import REMOVALS, LocalEngine, RemovalName, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
@@ -78,8 +78,9 @@ def evaluate(
     items = read_examples(examples)
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
-    _check(seed, masks, confidence, names)
-    _check_reading(profile, normalization, removal, unit, max_new_tokens, target_unit)
+    if not names:
+        raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
+    _check(seed, masks, confidence, profile, normalization, removal, unit, max_new_tokens, target_unit)
     run = _Run(
         Attributor(
             lm=lm,
@@ -134,17 +135,10 @@ def evaluate(
     )
 
 
-def _check(seed: int, masks: int | None, confidence: float, names: Sequence[str]) -> None:
-    check_count("seed", seed, least=0)
-    if masks is not None:
-        check_count("masks", masks)
-    if not 0 < confidence < 1:
-        raise ParameterError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95.")
-    if not names:
-        raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
-
-
-def _check_reading(
+def _check(
+    seed: int,
+    masks: int | None,
+    confidence: float,
     profile: str,
     normalization: str | None,
     removal: str,
@@ -153,6 +147,10 @@ def _check_reading(
     target_unit: TargetUnit,
 ) -> None:
     """What every prompt would fail at."""
+    check_count("seed", seed, least=0)
+    if masks is not None:
+        check_count("masks", masks)
+    check_probability("confidence", confidence)
     check_choice("profile", profile, get_args(Profile))
     check_choice("removal", removal, REMOVALS)
     if normalization is not None:

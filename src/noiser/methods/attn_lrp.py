@@ -93,9 +93,7 @@ def identity(x: Float[Tensor, "*shape"], f: Expression) -> Float[Tensor, "*shape
 def relevance_rules(softmax: Softmax, seen: list[str]) -> Mapping[str, Rule]:
     """The rules of AttnLRP for everything but elementwise nonlinearities, by the plain names of torch's functions.
 
-    Args:
-        softmax: see `AttnLrp`.
-        seen: gets an entry for every call of an attention's softmax.
+    Every call of an attention's softmax is noted in `seen`.
     """
     products = ("mul", "multiply", "rmul", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "inner", "outer")
     added = ("baddbmm", "addmm", "addbmm", "addcmul")

@@ -290,7 +290,7 @@ class Root:
 
 
 def _crossing(leads: Mapping[float, float]) -> float:
-    """Where a lead is lost, by a straight line through the points around that place, or behind the last."""
+    """Where a lead is lost, by a straight line through the points around that place, or after the last."""
     points = sorted(leads.items())
     for (low, lead), (high, loss) in pairwise(points):
         if loss <= 0:
@@ -300,4 +300,4 @@ def _crossing(leads: Mapping[float, float]) -> float:
 
 
 Search = Bisection | Certified
-"""A search as it is run: rounds of probes until there are none."""
+"""A search while it runs: rounds of probes until none are left."""

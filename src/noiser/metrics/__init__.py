@@ -1,9 +1,5 @@
 """Metrics: whether an attribution can be believed. An Attribution and a model in, numbers out."""
 
-from __future__ import annotations
-
-from functools import partial
-
 from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, Answerability, answerability
 from noiser.metrics.bootstrap import Estimate, estimate, faithfulness_score, log_ratio
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, ErasureCurves, ErasureScores, erasure_curves, erasure_scores
@@ -57,29 +53,26 @@ __all__ = [
 ]
 
 
-def _the(metric: Metric) -> Metric:
-    return metric
+def _register(name: str, metric: Metric, summary: str) -> None:
+    METRICS.register(name, lambda: metric, summary=summary)
 
 
-for _name, _metric, _summary in (
-    (
-        "faithfulness",
-        joined(SOFT, MASS_MATCHED, MASS_MATCHED_RANK),
-        "soft scores, and mass-matched curves by score and by rank",
-    ),
-    ("soft_scores", SOFT, "Soft-NS, Soft-NC and the log-ratios to random scores (the paper's faithfulness)"),
-    ("mass_matched", MASS_MATCHED, "Soft-NS and Soft-NC when every method keeps the same amount"),
-    ("mass_matched_rank", MASS_MATCHED_RANK, "the same by the order of the scores alone"),
-    ("erasure", ERASURE, "sufficiency and comprehensiveness by hard erasure"),
-    ("erasure_curves", ERASURE_CURVES, "deletion and insertion curves"),
-    ("lds", LDS, "whether scores add up to the log-odds of random parts of the input"),
-    ("top_k", TOP_K, "fall of log p(target) without the k highest units, and with only them"),
-    ("normalised_aopc", NORMALISED_AOPC, "deletion area between the best and the worst order of the prompt"),
-    ("gold_spans", GOLD_SPANS, "recall@k, AUPRC and MRR of the spans that decide the answer"),
-    ("localisation", LOCALISATION, "share of the score on the spans that an example names"),
-    ("stability", STABILITY, "rank correlation of two runs with different seeds"),
-    ("answerability", ANSWERABILITY, "whether a judge says the same from the top half of the words"),
-    ("answerability_top5", ANSWERABILITY_TOP5, "the same among five answers"),
-    ("minimum_top_k", MINIMUM_TOP_K, "the smallest share of words from which a judge says the same"),
-):
-    METRICS.register(_name, partial(_the, _metric), summary=_summary)
+_register(
+    "faithfulness",
+    joined(SOFT, MASS_MATCHED, MASS_MATCHED_RANK),
+    "soft scores, and mass-matched curves by score and by rank",
+)
+_register("soft_scores", SOFT, "Soft-NS, Soft-NC and the log-ratios to random scores (the paper's faithfulness)")
+_register("mass_matched", MASS_MATCHED, "Soft-NS and Soft-NC when every method keeps the same amount")
+_register("mass_matched_rank", MASS_MATCHED_RANK, "the same by the order of the scores alone")
+_register("erasure", ERASURE, "sufficiency and comprehensiveness by hard erasure")
+_register("erasure_curves", ERASURE_CURVES, "deletion and insertion curves")
+_register("lds", LDS, "whether scores add up to the log-odds of random parts of the input")
+_register("top_k", TOP_K, "fall of log p(target) without the k highest units, and with only them")
+_register("normalised_aopc", NORMALISED_AOPC, "deletion area between the best and the worst order of the prompt")
+_register("gold_spans", GOLD_SPANS, "recall@k, AUPRC and MRR of the spans that decide the answer")
+_register("localisation", LOCALISATION, "share of the score on the spans that an example names")
+_register("stability", STABILITY, "rank correlation of two runs with different seeds")
+_register("answerability", ANSWERABILITY, "whether a judge says the same from the top half of the words")
+_register("answerability_top5", ANSWERABILITY_TOP5, "the same among five answers")
+_register("minimum_top_k", MINIMUM_TOP_K, "the smallest share of words from which a judge says the same")

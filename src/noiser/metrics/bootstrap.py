@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from noiser.checks import check_probability
 from noiser.errors import ParameterError
 
 K = TypeVar("K")
@@ -89,8 +90,7 @@ def estimate(
     Raises:
         ParameterError: columns of different lengths, or a confidence outside (0, 1).
     """
-    if not 0 < confidence < 1:
-        raise ParameterError(f"confidence is {confidence!r}; expected a number between 0 and 1, such as 0.95.")
+    check_probability("confidence", confidence)
     if len({len(column) for column in columns}) != 1:
         raise ParameterError(
             f"The columns have {[len(column) for column in columns]} numbers; expected one per prompt in each."
@@ -230,6 +230,16 @@ def mean(values: Columns) -> Columns:
 def mean_gap(a: Columns, b: Columns) -> Columns:
     """Statistic: mean(a) - mean(b)."""
     return mean(a) - mean(b)
+
+
+def difference(statistic: Statistic) -> Statistic:
+    """Statistic of twice as many columns: that of the first half of them minus that of the second."""
+
+    def gap(*columns: Columns) -> Columns:
+        half = len(columns) // 2
+        return statistic(*columns[:half]) - statistic(*columns[half:])
+
+    return gap
 
 
 def log_mean_ratio(values: Columns, reference: Columns) -> Columns:

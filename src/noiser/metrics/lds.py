@@ -6,7 +6,6 @@ Park et al. 2023 (TRAK), for a model's context Cohen-Wang et al. 2024 (ContextCi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -17,6 +16,7 @@ from noiser.checks import check_count
 from noiser.engine import Progress, RemovalName, Steps
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import FaithfulnessProbe
+from noiser.metrics.stability import rank_correlations
 from noiser.model import LanguageModel
 
 MASKS = 64
@@ -66,7 +66,7 @@ def _correlations(case: Case) -> Steps[Float[Tensor, " targets"]]:
         lambda: probe.values_of(kept, "logit", case.removal, case.seed),
     )
     sums = [mask.double() @ scores.double().nan_to_num() for mask, scores in zip(kept, probe.scores, strict=True)]
-    return torch.tensor([_spearman(a, b) for a, b in zip(sums, logits, strict=True)])
+    return torch.tensor([rank_correlations(a, b)[0] for a, b in zip(sums, logits, strict=True)])
 
 
 def _masks(probe: FaithfulnessProbe, masks: int, seed: int) -> list[Bool[Tensor, "masks units"]]:
@@ -79,15 +79,6 @@ def _masks(probe: FaithfulnessProbe, masks: int, seed: int) -> list[Bool[Tensor,
         mask[:, valid] = drawn | ~drawn.any(-1, keepdim=True)
         kept.append(mask)
     return kept
-
-
-def _spearman(a: Float64[Tensor, " masks"], b: Float64[Tensor, " masks"]) -> float:
-    from scipy import stats
-
-    if len(a.unique()) < 2 or len(b.unique()) < 2:
-        return float("nan")
-    result: Any = stats.spearmanr(a.numpy(), b.numpy())
-    return float(result.statistic)
 
 
 def _measure(case: Case) -> Steps[Measured]:

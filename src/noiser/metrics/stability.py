@@ -46,12 +46,13 @@ def stability(att_a: Attribution, att_b: Attribution) -> Stability:
         ParameterError: the two are not about the same units and targets.
     """
     _check(att_a, att_b)
-    pairs = [_correlations(a, b) for a, b in zip(att_a.scores, att_b.scores, strict=True)]
+    pairs = [rank_correlations(a, b) for a, b in zip(att_a.scores, att_b.scores, strict=True)]
     spearmans, kendalls = zip(*pairs, strict=True)
     return Stability(spearmans=torch.tensor(spearmans), kendalls=torch.tensor(kendalls))
 
 
-def _correlations(a: Float[Tensor, " units"], b: Float[Tensor, " units"]) -> tuple[float, float]:
+def rank_correlations(a: Float[Tensor, " units"], b: Float[Tensor, " units"]) -> tuple[float, float]:
+    """Spearman's ρ and Kendall's τ-b over the units that both have; NaN where either has fewer than two values."""
     from scipy import stats
 
     valid = ~(a.isnan() | b.isnan())

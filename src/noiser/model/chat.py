@@ -17,10 +17,6 @@ def render_chat(tokenizer: Any, messages: Sequence[Any]) -> str:
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer with a chat template.
-        messages: the chat, oldest first.
-
     Raises:
         PromptError: malformed messages, no template, or one that refuses the messages.
     """

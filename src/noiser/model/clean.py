@@ -82,7 +82,7 @@ def without_sharing(passes: Passes[T]) -> T:
 
 
 class Continuation(NamedTuple):
-    """A greedy continuation, and what running it has left behind.
+    """A greedy continuation, and what the run that made it can be reused for.
 
     Attributes:
         model: the model that ran.

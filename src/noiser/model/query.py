@@ -235,14 +235,7 @@ def query_passes(
 
 
 def with_foil(lm: LanguageModel, query: Query, encoding: Encoding, ids: tuple[int, ...]) -> Query:
-    """The question why the whole target rather than another whole continuation.
-
-    Args:
-        lm: the model.
-        query: about the target alone.
-        encoding: the prompt.
-        ids: the other continuation's tokens.
-    """
+    """The question why the whole target of a query, rather than another whole continuation with these tokens."""
     first = query.prompt_tokens
     positions = range(first, first + len(ids))
     branch = replace(

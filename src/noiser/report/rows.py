@@ -16,7 +16,7 @@ import pandas as pd
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
 from noiser.bench.records import Cost, Row, Selection
 from noiser.bench.store import Store, StoredAttribution
-from noiser.metrics.bootstrap import Estimate, estimate, mean, without_influential
+from noiser.metrics.bootstrap import Estimate, difference, estimate, mean, without_influential
 from noiser.metrics.metric import Summary
 
 REFERENCES = ("random_", "rank_random_")
@@ -198,17 +198,14 @@ class Results:
 
     def paired(self, one: Cell, other: Cell, summary: Summary) -> Estimate:
         """A number of one cell minus that of another, on the examples that both have with all their columns."""
-        key, count = (one, other, summary), len(summary.columns)
-
-        def gap(*drawn: Any) -> Any:
-            return summary.statistic(*drawn[:count]) - summary.statistic(*drawn[count:])
-
+        key = (one, other, summary)
         if key not in self._cache:
             ours, theirs = self.numbers(one), self.numbers(other)
             if not ours.index.equals(theirs.index):
                 common = ours.index.intersection(theirs.index, sort=False)
                 ours, theirs = ours.loc[common], theirs.loc[common]
             columns = self._columns(summary.columns, ours, theirs)
+            gap = difference(summary.statistic)
             self._cache[key] = estimate(gap, *columns, confidence=self.confidence, contrast=True)
         return self._cache[key]
 
