@@ -375,14 +375,20 @@ def test_visitors_at_once_each_get_their_own_answer_or_are_told_to_wait():
     """Over HTTP; some stop, some go away, some ask nothing. Who is told that too many wait asks again."""
     count, busy = share(100, least=6), Counter()
     questions = [
-        Question(prompt=f"{PROMPTS[i % 6]} {'the fox ' * (i % 5)}".strip(), seed=i, all_thresholds=False)
+        Question(
+            prompt=f"{PROMPTS[i % 6]} {'the fox ' * (i % 5)}".strip(),
+            methods=("noiser" if i % 10 in (4, 5) else "occlusion",),
+            seed=i,
+            all_thresholds=False,
+        )
         for i in range(count)
     ]
 
     def visit(visitors, number):
         """What is shown in the end; None to who went away."""
         question, kind = questions[number], number % 10
-        fields = {"Seed": number, "Thresholds of all units": False, "Prompt": " " if kind == 9 else question.prompt}
+        fields = {"Methods": [*question.methods], "Seed": number, "Thresholds of all units": False}
+        fields["Prompt"] = " " if kind == 9 else question.prompt
         while True:
             messages = visitors.ask(f"visitor{number}", fields)
             if kind in (4, 5):
@@ -406,7 +412,7 @@ def test_visitors_at_once_each_get_their_own_answer_or_are_told_to_wait():
         if number % 10 == 5 and "Stopped." in data[0]:
             return "stopped"
         question = questions[number]
-        att = noiser.attribute(tiny("llama"), method=question.method("noiser"), **question.asked)
+        att = noiser.attribute(tiny("llama"), method=question.methods[0], **question.asked)
         return "right" if data[2] == result_html(Answer(question, "llama", (att,), (), 0.0)) else "wrong"
 
     with served() as address, ThreadPoolExecutor(count) as pool:
