@@ -8,12 +8,16 @@ Prints the address, then serves until it is ended.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import noiser
 from noiser.app import serve
@@ -30,6 +34,51 @@ def served(*arguments: str):
             yield re.search(r"http://\S+", process.stdout.readline())[0]
         finally:
             process.terminate()
+
+
+class Visitors:
+    """Ask a page over HTTP what its script asks in a browser.
+
+    Args:
+        address: of the page, which asks for no password.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        config = self._exchange("config")
+        props = {component["id"]: component["props"] for component in config["components"]}
+        events = {event["api_name"]: event for event in config["dependencies"]}
+        self._numbers = {name: event["id"] for name, event in events.items()}
+        fields = [props[each] for each in events["ask"]["inputs"]]
+        self._fields = {field["label"]: "" if field.get("value") is None else field["value"] for field in fields}
+
+    def ask(self, visitor: str, values: dict[str, Any]) -> Iterator[list[Any] | None]:
+        """A visitor's question, by the labels of its fields: None for each message, and what is shown in the end."""
+        self._send("queue/join", "ask", visitor, [*(self._fields | values).values()])
+        with self._open(f"gradio_api/queue/data?session_hash={visitor}") as stream:
+            for line in stream:
+                message = json.loads(line.removeprefix(b"data:") if line.strip() else "{}")
+                if message.get("msg") == "process_completed":
+                    assert message["success"], message
+                    yield message["output"]["data"]
+                    return
+                yield None
+
+    def stop(self, visitor: str) -> None:
+        """The visitor presses Stop."""
+        self._send("run/predict", "stop", visitor, [])
+
+    def _send(self, path: str, event: str, visitor: str, data: list[Any]) -> None:
+        body = {"data": data, "fn_index": self._numbers[event], "session_hash": visitor}
+        self._exchange(f"gradio_api/{path}", json.dumps(body).encode())
+
+    def _exchange(self, path: str, body: bytes | None = None) -> Any:
+        with self._open(path, body) as reply:
+            return json.load(reply)
+
+    def _open(self, path: str, body: bytes | None = None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        return urllib.request.urlopen(urllib.request.Request(self._address + path, body, headers), timeout=300)
 
 
 def long_reader() -> noiser.LanguageModel:

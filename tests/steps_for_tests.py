@@ -4,6 +4,8 @@
 
 Each step runs in a child of this process, which has imported all that it needs. Prints what it counted; fails where a
 step leaves something half-written, where it ends in a traceback, or where the next try does not give the same files.
+Every second kill comes at a random moment, and the others before a random one of the operations that write files, which
+are over too quickly to be met by chance.
 """
 
 from __future__ import annotations
@@ -106,15 +108,34 @@ def files(step: str, out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in published if path.suffix != ".lock"}
 
 
-def child(step: str, folder: Path, out: Path) -> int:
+def watch_writing(out: Path, last: int) -> Counter[str]:
+    """Counts the operations of this process that change the folder, and kills it before the one of that number."""
+    counted, prefix = Counter[str](), os.fspath(out)
+
+    def on_event(event: str, arguments: tuple) -> None:
+        writes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir") or (
+            event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        if writes and str(arguments[0]).startswith(prefix):
+            counted["operations"] += 1
+            if counted["operations"] == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(on_event)
+    return counted
+
+
+def child(step: str, folder: Path, out: Path, last: int = 0) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = BROKEN
     try:
         sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        counted = watch_writing(out, last)
         STEPS[step](folder, out)
         code = DONE
+        (folder / f"operations-{step}").write_text(str(counted["operations"]))
     except NoiserError as error:
         code = REFUSED if str(error) else BROKEN
     except BaseException:
@@ -139,14 +160,17 @@ def check_whole(step: str, out: Path, expected: dict[str, bytes]) -> None:
 
 
 def kill(step: str, folder: Path, times: int, expected: dict[str, bytes], seconds: float) -> Counter[str]:
-    draw, counted, out = random.Random(5), Counter[str](), folder / "killed"
-    for _ in range(times):
-        pid = child(step, folder, out)
-        time.sleep(draw.uniform(0, 1.3 * seconds))
-        os.kill(pid, signal.SIGKILL)
+    draw, counted, out = random.Random(5), Counter[str](), folder / f"killed-{step}"
+    operations = int((folder / f"operations-{step}").read_text())
+    for number in range(times):
+        last = draw.randrange(operations) + 1 if number % 2 else 0
+        pid = child(step, folder, out, last)
+        if not last:
+            time.sleep(draw.uniform(0, seconds))
+            os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert code in (DONE, -signal.SIGKILL), code
-        counted["killed" if code else "over before the kill"] += 1
+        counted[("killed while it wrote" if last else "killed") if code else "over before the kill"] += 1
         check_whole(step, out, expected)
         counted["found something to go on with"] += bool(code and files(step, out))
         if draw.random() < 0.3 or not code:

@@ -14,10 +14,13 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -505,14 +508,15 @@ def test_a_link_asks_nothing_by_itself_inside_a_frame(address, browser):
 
 
 @contextmanager
-def tls_proxy(port, folder):
-    """A proxy with TLS that passes on the browser's Host, as docs/web.md asks; its port."""
+def python_proxy(page_port, port, certificate, key):
+    """A small proxy with TLS that passes on the browser's Host, as docs/web.md asks."""
 
     class Proxy(BaseHTTPRequestHandler):
         def do_GET(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as server:
-                server.request(self.command, self.path, body, dict(self.headers) | {"X-Forwarded-Proto": "https"})
+            forwarded = {"X-Forwarded-Proto": "https", "X-Forwarded-For": self.client_address[0]}
+            with closing(http.client.HTTPConnection("127.0.0.1", page_port, timeout=60)) as server:
+                server.request(self.command, self.path, body, dict(self.headers) | forwarded)
                 with server.getresponse() as reply:
                     self.send_response(reply.status)
                     for name, value in reply.getheaders():
@@ -528,25 +532,101 @@ def tls_proxy(port, folder):
         def log_message(self, *_):
             pass
 
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    name = ["-subj", f"/CN={HOST}", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name], check=True, capture_output=True)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Proxy) as server:
         server.daemon_threads, server.block_on_close = True, False
         server.handle_error = lambda *_: None  # the browser goes away in the middle of a stream
         server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
+        yield
         server.shutdown()
 
 
+NGINX = """
+{user}daemon off;
+pid nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+access_log off;
+{paths}
+{server}
+}}
+"""
+CADDY = "{{\nadmin off\nauto_https disable_redirects\n}}\n{server}"
+
+
+@contextmanager
+def documented_proxy(program, page_port, port, certificate, key):
+    """nginx or Caddy with the configuration of docs/web.md, at another name, on other ports."""
+    text = (Path(__file__).parents[1] / "docs/web.md").read_text(encoding="utf-8")
+    server = re.search(f"```{program}\n(.*?)```", text, re.DOTALL)[1]
+    site = f"{HOST}:{port}" if program == "caddy" else HOST
+    for old, new in {
+        "listen 443": f"listen 127.0.0.1:{port}",
+        "/etc/ssl/noiser.example.org.pem": str(certificate),
+        "/etc/ssl/noiser.example.org.key": str(key),
+        "noiser.example.org": site,
+        "127.0.0.1:7860": f"127.0.0.1:{page_port}",
+    }.items():
+        assert old in server or (old, program) == ("listen 443", "caddy")
+        server = server.replace(old, new)
+    folder, paths = certificate.parent, ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    user = "user root;\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else ""
+    paths = "\n".join(f"{name}_temp_path {folder}/{name};" for name in paths)
+    (folder / "conf").write_text((NGINX if program == "nginx" else CADDY).format(server=server, user=user, paths=paths))
+    command = {
+        "nginx": ["nginx", "-p", folder, "-c", folder / "conf"],
+        "caddy": ["caddy", "run", "--adapter", "caddyfile", "--config", folder / "conf"],
+    }[program]
+    kept = os.environ | {"XDG_CONFIG_HOME": str(folder), "XDG_DATA_HOME": str(folder)}  # what Caddy keeps at home
+    options = {"cwd": folder, "env": kept}
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log, stdout=log, **options) as process:
+        try:
+            for _ in range(200):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
+            else:
+                raise AssertionError((folder / "log").read_text())
+            yield
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def tls_proxy(program, page_port, folder):
+    """A proxy with TLS in front of the page, as docs/web.md says; its port."""
+    if program != "python" and shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    name = ["-subj", f"/CN={HOST}", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name], check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    proxy = python_proxy if program == "python" else partial(documented_proxy, program)
+    with proxy(page_port, port, certificate, key):
+        yield port
+
+
+def wrong_password(port, source):
+    """The status of a wrong password that comes from an address of this machine, through the proxy."""
+    trusting = ssl._create_unverified_context()
+    raw = socket.create_connection(("127.0.0.1", port), source_address=(source, 0), timeout=60)
+    connection = http.client.HTTPSConnection(HOST, port)
+    with closing(connection), trusting.wrap_socket(raw, server_hostname=HOST) as connection.sock:
+        body, kind = "username=me&password=wrong", {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/login", body, kind)
+        return connection.getresponse().status
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
-def test_behind_a_proxy_with_tls_and_a_name_of_its_own(browser, tmp_path):
+@pytest.mark.parametrize("program", ["python", "nginx", "caddy"])
+def test_behind_a_proxy_with_tls_and_a_name_of_its_own(browser, tmp_path, program):
     with (
         served("--allowed-host", HOST, "--auth", "me:secret") as address,
-        tls_proxy(port_of(address), tmp_path) as port,
+        tls_proxy(program, port_of(address), tmp_path) as port,
         opened(browser, f"https://{HOST}:{port}/?prompt={PROMPT}", ignore_https_errors=True) as page,
     ):
         page.get_by_label("username").fill("me")
@@ -560,6 +640,14 @@ def test_behind_a_proxy_with_tls_and_a_name_of_its_own(browser, tmp_path):
         cookies = page.context.cookies()
         assert any(cookie["secure"] for cookie in cookies)
         assert {cookie["sameSite"] for cookie in cookies} == {"Lax"}
+        with other_site(ATTACKS.replace("ADDRESS", f"https://{HOST}:{port}/")) as attacker:
+            page.goto(f"http://evil.example:{attacker}/")
+            page.wait_for_function("document.title == 'done'")
+            seen = page.evaluate("seen")
+        assert seen["read"] == seen["join"] == seen["script"] == "blocked"
+        if sys.platform == "linux":  # where all of 127.0.0.0/8 is this machine
+            assert [wrong_password(port, "127.0.0.2") for _ in range(6)] == [400] * 5 + [429]
+            assert wrong_password(port, "127.0.0.3") == 400  # somebody else need not wait
 
 
 def test_after_a_stop_of_the_first_question_the_next_one_is_answered(visit):

@@ -349,6 +349,37 @@ def test_another_configuration_or_tokenizer_with_the_same_weights_is_refused(tmp
         run_bench(plan, tmp_path / "out", Heard(), workers=0)
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_commits_that_it_began_with_or_not_at_all(tmp_path, models, monkeypatch):
+    """The hub has a newer commit of the model, which is its own judge too: the same weights, another tokenizer."""
+    repository, plan, newer = tmp_path / "hub/models--org--tiny", tmp_path / "plan.toml", "1" * 40
+    judged = '[[metrics]]\nname = "answerability"\ndata = "own"\njudge = "local:org/tiny"\n'
+    for commit in (COMMIT, newer):
+        shutil.copytree(models / "llama", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    with (repository / "snapshots" / newer / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(limit, commit):
+        (repository / "refs/main").write_text(commit)
+        text = plan_text(models, limit=limit).replace(f"{models}/llama", "org/tiny")
+        text = text.replace(f'[[models]]\nname = "{models}/gemma3"\ndtype = "float32"\n', "")
+        plan.write_text(text + judged, encoding="utf-8")
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+
+    run(2, COMMIT)
+    run(4, newer)
+    stored = Store(tmp_path / "out").run
+    assert {each["revision"] for each in (stored["models"]["tiny"]["identity"], stored["judges"]["answerability"])} == {
+        COMMIT
+    }
+    monkeypatch.setattr("noiser.bench.worker.stored_commit", lambda identity: {})  # as if the old one were gone
+    with pytest.raises(StoredFileError, match=f"'tiny' is not the one .*: revision was '{COMMIT}' and is '{newer}'"):
+        run(6, newer)
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 

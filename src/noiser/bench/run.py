@@ -193,11 +193,16 @@ class _Run:
     def setup(self) -> Setup:
         """What workers need to know of the plan and of what is stored."""
         spent = {label: self.store.spent(label) for label in self.plan.labels("metrics")}
-        return Setup(plan=self.plan, identities=self._identities, spent=spent)
+        judges = {label: self._judges[label] for label in self._judges.keys() & self.store.used()["metrics"]}
+        return Setup(plan=self.plan, identities=self._identities, judges=judges, spent=spent)
 
     @property
     def _identities(self) -> dict[str, Mapping[str, Any]]:
         return {label: known["identity"] for label, known in self.store.run["models"].items()}
+
+    @property
+    def _judges(self) -> dict[str, Mapping[str, Any]]:
+        return self.store.run.get("judges", {})
 
     # ---- examples ---------------------------------------------------------------------------------------------------
 
@@ -237,11 +242,10 @@ class _Run:
         self.store.write_run({**self.store.run, "models": {**models, ready.model: known}})
 
     def _on_judge_ready(self, ready: JudgeReady) -> None:
-        judges = self.store.run.get("judges", {})
-        if ready.metric in judges and ready.metric in self.store.used()["metrics"]:
-            check_identity(f"The judge of {ready.metric!r}", ready.identity, judges[ready.metric])
+        if ready.metric in self._judges and ready.metric in self.store.used()["metrics"]:
+            check_identity(f"The judge of {ready.metric!r}", ready.identity, self._judges[ready.metric])
         else:
-            self.store.write_run({**self.store.run, "judges": {**judges, ready.metric: dict(ready.identity)}})
+            self.store.write_run({**self.store.run, "judges": {**self._judges, ready.metric: dict(ready.identity)}})
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 

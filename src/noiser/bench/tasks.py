@@ -143,6 +143,7 @@ class Setup:
     Attributes:
         plan: the plan.
         identities: of models by label, as stored; another identity is refused.
+        judges: the same of the models of local judges, by metric.
         spent: tokens that judges took before, by metric and question; they count against budgets.
         spending: what they share of what their judges take from now on; None for one worker alone.
         threads: CPU threads of each worker; None leaves them as they are.
@@ -150,6 +151,7 @@ class Setup:
 
     plan: Plan
     identities: Mapping[str, Mapping[str, Any]]
+    judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     spent: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict[str, dict[str, tuple[int, int]]])
     spending: SpendingLog | None = None
     threads: int | None = None

@@ -23,6 +23,9 @@ from noiser.model import LanguageModel, load_model
 _SAMPLES = 64
 """Numbers of each weight tensor that its hash is made of."""
 
+_COMMIT = 40
+"""Digits of a commit; a hash of files has 64."""
+
 
 class Worker:
     """Does tasks one after the other and keeps the model between them.
@@ -87,7 +90,8 @@ class Worker:
             with contextlib.suppress(AttributeError, RuntimeError):
                 torch.cuda.empty_cache()
             entry = self.setup.plan.entry("models", label)
-            self._loaded = (label, load_model(entry.name, **entry.load_options))
+            options = entry.load_options | stored_commit(self.setup.identities.get(label))
+            self._loaded = (label, load_model(entry.name, **options))
             _ = self._loaded[1].packs  # measured once, which no example is charged for
         lm = self._loaded[1]
         if label in self.setup.identities and label not in self._checked:
@@ -108,14 +112,17 @@ class Worker:
                     share(partial(self.setup.spending.exchange, entry.label))
             return self._judges[entry.label]
         if name and name not in self._judge_models:
-            self._judge_models[name] = load_model(name)
+            self._judge_models[name] = load_model(name, **stored_commit(self.setup.judges.get(entry.label)))
         if name and entry.label not in self._known_judges:
             self._known_judges.add(entry.label)
             self._new_judges.append(JudgeReady(entry.label, identity_of(self._judge_models[name])))
         return make_judge("local", lm=self._judge_models[name] if name else lm, **entry.judge_args)
 
 
-_SHA256 = 64  # digits; a commit has 40
+def stored_commit(identity: Mapping[str, Any] | None) -> dict[str, str]:
+    """The commit that stored rows are about, as an option of `load_model`: the hub may have a newer one by now."""
+    revision = (identity or {}).get("revision") or ""
+    return {"revision": revision} if len(revision) == _COMMIT else {}
 
 
 def identity_of(lm: LanguageModel) -> dict[str, Any]:
@@ -133,10 +140,11 @@ def identity_of(lm: LanguageModel) -> dict[str, Any]:
 def check_identity(what: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Raises StoredFileError where the model, called `what`, is not the one that rows are stored of.
 
-    A revision that is a hash of files tells of another configuration or tokenizer, too; the first edition had none.
+    A revision, the hub's commit or a hash of files, tells of another configuration or tokenizer, too; the first edition
+    had none of a folder.
     """
     keys = ["weights", "dtype", "architecture"]
-    keys += ["revision"] if all(len(each.get("revision") or "") == _SHA256 for each in (identity, stored)) else []
+    keys += ["revision"] if identity.get("revision") and stored.get("revision") else []
     differing = [key for key in keys if identity[key] != stored.get(key)]
     if differing:
         changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in differing)
