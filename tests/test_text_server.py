@@ -8,6 +8,7 @@ import torch
 import noiser
 from completion_server import CompletionServer
 from noiser.errors import ModelError, UnsupportedModelError
+from test_cite import SOURCES
 from test_contract import CHAT, PROMPT
 from test_server_model import alone, folder, local
 from test_vllm import assert_same
@@ -70,6 +71,19 @@ def test_a_server_that_takes_ids_needs_no_text(local, folder):
                 noiser.attribute(lm, prompt, method=METHODS["occlusion"], **options) for lm in (served, local)
             )
             torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-3, equal_nan=True)
+
+
+def test_cites_sources_by_taking_them_out(local, folder):
+    method = noiser.Occlusion(baseline="delete", score="logprob")
+    options = {"method": method, "answer": " The fox sings. It rains.", "unit": "sentence", "contrast": False}
+    with serving(local, folder, rows=True) as server:
+        found = noiser.cite(load(server, logprobs=2), "Who sings?", SOURCES, **options)
+    lm = noiser.wrap(local.model, local.tokenizer)
+    lm.takes_embeddings = False  # so that what is lost without any source is found by deletion here, too
+    expected = noiser.cite(lm, "Who sings?", SOURCES, **options)
+    assert [each.text for each in found.attribution.targets] == [" The fox sings.", " It rains."]
+    torch.testing.assert_close(found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=1e-3)
+    assert found.losses == pytest.approx(expected.losses, abs=1e-4)
 
 
 def test_a_target_is_exact_however_few_are_sent(server, local):
