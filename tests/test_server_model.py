@@ -72,6 +72,16 @@ def test_target_and_foil_are_exact_however_few_are_sent(server, local):
         assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
 
 
+@pytest.mark.parametrize(("most", "sent"), [(1000, 1000), (200, 20)])
+def test_as_many_are_sent_as_the_server_allows(local, folder, most, sent):
+    for settings in ({}, {"embeddings": False}):
+        with CompletionServer(local.model, str(folder), tokenizer=local.tokenizer, most=most) as server:
+            served = load(server, logprobs=None, **settings)
+            assert served.model.backend.logprobs == sent
+            with pytest.raises(ModelError, match="greater than max allowed"):
+                load(server, logprobs=1001, **settings)
+
+
 @pytest.mark.parametrize("count", [3, 20, 300])
 def test_a_distance_is_off_by_less_than_what_was_not_sent_allows(server, local, count):
     method = noiser.Occlusion(score="hellinger")

@@ -25,6 +25,10 @@ except ImportError as error:
 
 __all__ = ["load_server"]
 
+MANY, FEW = 1000, 20
+"""How many log-probabilities are sent: many are nearly as cheap, and few are the most that vLLM's servers send unless
+they are told otherwise."""
+
 
 class _Served(NamedTuple):
     """What a server says about its model."""
@@ -42,7 +46,7 @@ def load_server(
     tokenizer: str | None = None,
     api_key: str | None = None,
     api_key_env: str | None = None,
-    logprobs: int = 20,
+    logprobs: int | None = None,
     concurrency: int = 32,
     timeout: float = 600.0,
     max_retries: int = 10,
@@ -59,8 +63,8 @@ def load_server(
             that the server names.
         api_key: a key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL` is this address.
         api_key_env: the environment variable that holds it.
-        logprobs: how many log-probabilities are sent for each sequence; -1 for all. More than 20 need a server with
-            `--max-logprobs`.
+        logprobs: how many log-probabilities are sent for each sequence; -1 for all. None: 1,000, or 20 where the server
+            does not send so many, as vLLM's without `--max-logprobs`.
         concurrency: how many requests are under way.
         timeout: seconds of silence after which a request counts as lost.
         max_retries: how often a request is sent again, after waits that double from `backoff` up to a minute.
@@ -74,7 +78,7 @@ def load_server(
     """
     check_count("concurrency", concurrency)
     check_count("max_retries", max_retries, least=0)
-    if logprobs != -1:
+    if logprobs not in (None, -1):
         check_count("logprobs", logprobs)
     endpoint = Endpoint.choose(address, api_key, api_key_env, user="A served model", error=ModelError)
     retries = Retries(max_retries, backoff, 60.0)
@@ -82,18 +86,25 @@ def load_server(
     checkpoint = Checkpoint.of(tokenizer or served.root, options)
     length = None if served.length is None else served.length - 1  # one more is generated
     name, tokens = f"{served.model} at {endpoint.address}", checkpoint.tokenizer()
-    settings: dict[str, Any] = {
-        "logprobs": logprobs, "concurrency": concurrency, "timeout": timeout, "retries": retries,
-    }  # fmt: skip
-    if not embeddings:
-        settings["logprobs"] = len(tokens) if logprobs == -1 else logprobs
-        backend = text_backend(endpoint, served.model, tokens, len(tokens), **settings)
-        return TextModel(backend, checkpoint, tokens, name=name, scores=backend.scores, context_length=length)
-    table = checkpoint.embedding_table()
-    table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
-    backend = CompletionBackend(endpoint, served.model, tokens, len(table), **settings)
-    dtype = str(table.dtype).removeprefix("torch.")
-    return serve(backend, checkpoint, tokens, table, name=name, dtype=dtype, context_length=length)
+    settings = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
+
+    def load(count: int) -> ServedModel:
+        if not embeddings:
+            count = len(tokens) if count == -1 else count
+            backend = text_backend(endpoint, served.model, tokens, len(tokens), logprobs=count, **settings)
+            return TextModel(backend, checkpoint, tokens, name=name, scores=backend.scores, context_length=length)
+        table = checkpoint.embedding_table()
+        table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
+        backend = CompletionBackend(endpoint, served.model, tokens, len(table), logprobs=count, **settings)
+        dtype = str(table.dtype).removeprefix("torch.")
+        return serve(backend, checkpoint, tokens, table, name=name, dtype=dtype, context_length=length)
+
+    if logprobs is not None:
+        return load(logprobs)
+    try:
+        return load(MANY)
+    except ModelError:  # perhaps since it is too many
+        return load(FEW)
 
 
 def _served(endpoint: Endpoint, model: str | None, timeout: float, retries: Retries) -> _Served:
