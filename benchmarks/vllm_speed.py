@@ -1,11 +1,13 @@
 """A model in this process against the same model in vLLM, and what it costs to get distributions out of vLLM.
 
     scripts/vllm python benchmarks/vllm_speed.py --output build/vllm.json
+    scripts/vllm python benchmarks/vllm_speed.py --server http://127.0.0.1:8000/v1   # vllm serve ... --max-logprobs -1
 
-Three tables. Prompts: the same prompts by both, in turn, and how far the scores are apart. What comes back: calls of
-vLLM for the same sequences, which differ in how many log-probabilities it hands over and how; and the error of
-Hellinger distances that are read of so many (the rest is taken to be spread evenly, as `noiser.model.served` does).
-Prefix cache: one attribution with and without it.
+Three tables, or with --server a fourth. Prompts: the same prompts by both, in turn, and how far the scores are apart.
+What comes back: calls of vLLM for the same sequences, which differ in how many log-probabilities it hands over and how;
+and the error of Hellinger distances that are read of so many (the rest is taken to be spread evenly, as
+`noiser.model.served` does). Prefix cache: one attribution with and without it. Server: the same attribution, by how
+many log-probabilities are sent.
 """
 
 from __future__ import annotations
@@ -113,14 +115,34 @@ def prefix_cache(lm: Any, prompt: str) -> list[dict[str, Any]]:
     return [{"prefix cache": name, "s": value} for name, value in seconds.items()]
 
 
+def by_server(address: str, name: str, prompt: str) -> list[dict[str, Any]]:
+    """Seconds of an attribution through a server, by what it sends, and how far scores are from the local model's."""
+    local = noiser.load_model(name, dtype="float32", device="cpu")
+    method = noiser.Occlusion(score="hellinger")
+    expected = noiser.attribute(local, prompt, method=method).scores
+    results: list[dict[str, Any]] = []
+    for sent in (1, *COUNTS, -1):
+        lm = noiser.load_model(address, tokenizer=name, device="cpu", logprobs=sent)
+        begin = time.perf_counter()
+        att = noiser.attribute(lm, prompt, method=method)
+        seconds = time.perf_counter() - begin
+        left_out, error = att.info.get("left_out", 0.0), float((att.scores - expected).abs().max())
+        results.append({"sent": sent, "s": seconds, "left out": left_out, "error": error})
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     parser.add_argument("--methods", nargs="+", default=["occlusion", "noiser_relative"])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--only-prompts", action="store_true", help="the first table alone")
+    parser.add_argument("--server", help="the address of a server with the first model, for the fourth table alone")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.server:
+        print(table(by_server(options.server, options.models[0], PROMPTS[0])))
+        return
     everything: dict[str, Any] = {}
     for name in options.models:
         local = noiser.load_model(name, dtype="float32", device="cpu")

@@ -23,13 +23,26 @@ class CompletionServer:
         trouble: called with the number of the request; None for an answer, a status, text in place of JSON, or "cut".
         port: 0 for any.
         tokenizer: for prompts that are text.
-        echoes: whether it scores a text that it is given.
-        obeys: whether it follows `allowed_token_ids`.
+        obeys: whether it follows `allowed_token_ids` and `logit_bias`.
+        takes: what a prompt may be: "ids" (or text), "text", "text without echo", or "nothing": no logprobs at all.
+        rows: whether log-probabilities come as llama.cpp sends them.
+        most: how many log-probabilities it sends at most.
     """
 
-    def __init__(self, network, root="", trouble=lambda number: None, port=0, obeys=True, tokenizer=None, echoes=True):
+    def __init__(
+        self,
+        network,
+        root="",
+        trouble=lambda number: None,
+        port=0,
+        obeys=True,
+        tokenizer=None,
+        takes="ids",
+        rows=False,
+        most=384,
+    ):
         self.network, self.root, self.trouble, self.obeys = network, root, trouble, obeys
-        self.tokenizer, self.echoes = tokenizer, echoes
+        self.tokenizer, self.takes, self.rows, self.most = tokenizer, takes, rows, most
         self.lock = threading.Lock()
         self.bodies, self.headers = [], []
         self.at_once = self.most_at_once = self.answers = 0
@@ -48,6 +61,11 @@ class CompletionServer:
         self.server.server_close()
         self.thread.join()
 
+    def accepts(self, body):
+        if self.takes == "nothing":
+            return "logprobs" not in body
+        return self.takes == "ids" or isinstance(body["prompt"], str)
+
     @torch.no_grad()
     def complete(self, body):
         assert (body["max_tokens"], body["temperature"]) == (1, 0)
@@ -62,9 +80,14 @@ class CompletionServer:
         with self.lock:
             row = self.network(**inputs).logits[0, -1].log_softmax(-1)
         count = len(row) if body["logprobs"] == -1 else body["logprobs"]
-        allowed = body.get("allowed_token_ids") if self.obeys else None
+        allowed = [*body.get("allowed_token_ids", []), *map(int, body.get("logit_bias", {}))] if self.obeys else []
         said = allowed[0] if allowed else int(row.argmax())
-        top = {f"token_id:{i}": float(row[i]) for i in row.topk(count).indices.tolist()}
+        if self.rows:
+            ids = row.topk(min(count, len(row))).indices.tolist()
+            top = [{"id": i, "token": self.tokenizer.decode([i]), "logprob": float(row[i])} for i in ids]
+            entry = {"id": said, "token": "?", "logprob": float(row[said]), "top_logprobs": top}
+            return {"choices": [{"index": 0, "text": "", "logprobs": {"content": [entry]}}]}
+        top = {f"token_id:{i}": float(row[i]) for i in row.topk(min(count, len(row))).indices.tolist()}
         logprobs = {
             "tokens": [f"token_id:{said}"],
             "token_logprobs": [float(row[said])],
@@ -79,9 +102,9 @@ class CompletionServer:
         ids.append(int(rows[-1].argmax()))
         tokens = [self.tokenizer.decode([i]) for i in ids]
         values = [None, *(float(row[i]) for row, i in zip(rows, ids[1:], strict=True))]
-        tops = [row.topk(body["logprobs"]) for row in rows]
+        tops = [row.topk(min(body["logprobs"], len(row))) for row in rows]
         top = [{self.tokenizer.decode([i]): v for v, i in zip(*map(torch.Tensor.tolist, t), strict=True)} for t in tops]
-        first = 0 if body.get("echo") and self.echoes else len(ids) - 1
+        first = 0 if body.get("echo") and self.takes in ("ids", "text") else len(ids) - 1
         logprobs = {"tokens": tokens[first:], "token_logprobs": values[first:], "top_logprobs": [None, *top][first:]}
         return {"model": "tiny", "choices": [{"index": 0, "text": "", "logprobs": logprobs, "finish_reason": "length"}]}
 
@@ -110,6 +133,10 @@ def _handler(owner: CompletionServer):
                 trouble = owner.trouble(number)
                 if trouble == CUT:
                     self.close_connection = True
+                elif body["logprobs"] > owner.most:
+                    self._send(400, b'{"error": {"message": "greater than max allowed"}}')
+                elif not owner.accepts(body):
+                    self._send(422, b'{"detail": "Unsupported fields in the request"}')
                 elif isinstance(trouble, int):
                     self._send(trouble, b'{"error": {"message": "no"}}')
                 elif trouble is not None:

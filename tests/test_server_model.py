@@ -15,7 +15,7 @@ import noiser
 from completion_server import CUT, CompletionServer
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
-from noiser.model.server import read_logprobs
+from noiser.model.completions import read_scored
 from test_contract import CHAT, PROMPT, method_of
 from test_vllm import assert_same, saved
 
@@ -70,6 +70,16 @@ def test_target_and_foil_are_exact_however_few_are_sent(server, local):
         expected = noiser.attribute(local, PROMPT, method=noiser.Occlusion(score="logprob"), **options)
         torch.testing.assert_close(found.scores, expected.scores, atol=2e-5, rtol=1e-3)
         assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
+
+
+@pytest.mark.parametrize(("most", "sent"), [(1000, 1000), (200, 20)])
+def test_as_many_are_sent_as_the_server_allows(local, folder, most, sent):
+    for settings in ({}, {"embeddings": False}):
+        with CompletionServer(local.model, str(folder), tokenizer=local.tokenizer, most=most) as server:
+            served = load(server, logprobs=None, **settings)
+            assert served.model.backend.logprobs == sent
+            with pytest.raises(ModelError, match="greater than max allowed"):
+                load(server, logprobs=1001, **settings)
 
 
 @pytest.mark.parametrize("count", [3, 20, 300])
@@ -174,9 +184,13 @@ def test_commands_take_an_address(server, local):
     assert "--engine-arg: got 'speed', expected key=value" in " ".join(refused.output.split())
 
 
-def test_log_probabilities_are_read_by_id():
+def test_log_probabilities_are_read_in_columns_and_in_rows():
     body = '{"choices": [{"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-9999.0], "top_logprobs": [%s]}}]}'
-    assert read_logprobs(body % '{"token_id:3": -0.5}') == {3: -0.5, 7: -9999.0}
-    for wrong in ('{" the": -0.5}', '{"token_id:3": 2.5}', '{"token_id:3": NaN}', "null"):
+    assert read_scored(body % '{"token_id:3": -0.5}') == [("token_id:7", -9999.0, {"token_id:3": -0.5})]
+    for wrong in ('{"token_id:3": 2.5}', '{"token_id:3": NaN}', '{"token_id:3": "no"}', "7"):
         with pytest.raises(Exception, match="log-probabilities"):
-            read_logprobs(body % wrong)
+            read_scored(body % wrong)
+    body = '{"choices": [{"logprobs": {"content": [{"id": 7, "token": " a", "logprob": -9.0, "top_logprobs": [%s]}]}}]}'
+    assert read_scored(body % '{"id": 3, "logprob": -0.5}') == [("token_id:7", -9.0, {"token_id:3": -0.5})]
+    with pytest.raises(Exception, match="log-probabilities"):
+        read_scored(body % '{"id": 3}')

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from enum import Enum
 from types import ModuleType, SimpleNamespace
 
@@ -24,6 +17,8 @@ from noiser.bench.worker import identity_of, tokens_per_second
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
+from server_processes import free_port, running
+from test_cite import SOURCES
 from test_contract import CHAT, CHAT_TEMPLATE, METHOD_NAMES, PROMPT, method_of
 from tiny import tiny_model, tiny_tokenizer
 
@@ -34,6 +29,7 @@ QUESTIONS = {
     "several targets": {"max_new_tokens": 3},
     "words": {"unit": "word", "target": " sings a song"},
     "a foil": {"target": " sings", "foil": " dog"},
+    "spans": {"target": " sings a song", "target_unit": "word"},
 }
 
 
@@ -109,11 +105,27 @@ def test_every_position_that_is_read_is_a_sequence_and_shorter_ones_come_first(s
     assert llm.calls[-1][:count] == [*range(first, first + count)]
 
 
-def test_evaluates_as_the_local_model_does(served, local):
-    options = {"method": "occlusion", "metrics": ["faithfulness"], "masks": 2}
+@pytest.mark.parametrize("removal", ["zero", "noise", "delete"])
+def test_evaluates_as_the_local_model_does(served, local, removal):
+    options = {"method": "occlusion", "metrics": ["faithfulness"], "masks": 2, "removal": removal}
     found, expected = (noiser.evaluate(lm, [PROMPT], **options) for lm in (served, local))
     assert not found.skipped
-    assert found.records[0]["soft_ns"] == pytest.approx(expected.records[0]["soft_ns"], abs=1e-4)
+    assert_same_records(found, expected, atol=1e-4)
+
+
+def assert_same_records(found, expected, atol):
+    for one, other in zip(found.records, expected.records, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in other.items():
+            if isinstance(value, float):
+                assert one[name] == pytest.approx(value, abs=atol, nan_ok=True), name
+
+
+def test_cites_sources_as_the_local_model_does(served, local):
+    found, expected = (noiser.cite(lm, "Who sings?", SOURCES, max_new_tokens=3) for lm in (served, local))
+    assert found.answer == expected.answer
+    assert found.losses == pytest.approx(expected.losses, abs=1e-4)
+    torch.testing.assert_close(found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", sorted({*METHOD_NAMES} - {*PREDICTING}))
@@ -243,7 +255,7 @@ def both(request):
 def test_vllm_gives_the_local_models_numbers(both, name):
     method = make_method(name, **REAL.get(name, {}))
     words = {"unit": "word", "target": " basketball in Los Angeles"}
-    for options in ({}, words, {"target": " football", "foil": " golf"}):
+    for options in ({}, words, words | {"target_unit": "all"}, {"target": " football", "foil": " golf"}):
         if name == "noiser_relative" and "foil" in options:
             continue
         found, expected = (noiser.attribute(lm, QUESTION, method=method, **options) for lm in both)
@@ -262,6 +274,21 @@ def test_vllm_reads_chats_and_many_prompts(both):
         assert_same(one, other, atol=1e-3)
 
 
+@QUIET
+@pytest.mark.slow
+def test_vllm_cites_and_evaluates(both):
+    sources = ["LeBron James plays basketball for Los Angeles.", "Serena Williams plays tennis."]
+    options = {"answer": " LeBron James plays basketball.", "contrast": False}
+    found, expected = (noiser.cite(lm, "What sport does LeBron James play?", sources, **options) for lm in both)
+    assert found.losses == pytest.approx(expected.losses, abs=2e-3)
+    assert_same(found.attribution, expected.attribution, atol=2e-3)
+    for removal in ("zero", "noise", "delete"):
+        options = {"method": "occlusion", "metrics": ["faithfulness"], "masks": 2, "removal": removal}
+        found, expected = (noiser.evaluate(lm, [QUESTION], **options) for lm in both)
+        assert not found.skipped
+        assert_same_records(found, expected, atol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def server():
     """`vllm serve` with SmolLM2, on a port of its own."""
@@ -272,23 +299,12 @@ def server():
 
     converted = built_in_entry(BUILT_IN["smollm2-135m-instruct"])
     converted.ensure()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(converted.folder)]
     command += ["--served-model-name", "smol", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enable-prompt-embeds", "--max-model-len", "512", "--block-size", "32", "--enforce-eager"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        until = time.monotonic() + 600
-        while time.monotonic() < until and process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                break
-            time.sleep(1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+    with running(command, port) as address:
+        yield address
 
 
 @QUIET
@@ -313,7 +329,7 @@ def test_vllms_server_gives_the_local_models_numbers(server):
 def test_vllms_server_scores_text_from_which_words_are_deleted(server):
     local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
     served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu", embeddings=False)
-    assert served.identity.architecture == "echo"
+    assert served.identity.architecture == "any token"
     method = noiser.Occlusion(baseline="delete", score="logprob")
     options = {"method": method, "unit": "word", "target": " basketball and"}
     found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))

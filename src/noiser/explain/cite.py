@@ -6,7 +6,7 @@ from typing import Literal
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_probability
-from noiser.engine import Effects, EffectTable, LocalEngine, Query, Replace, Steps
+from noiser.engine import Effects, EffectTable, LocalEngine, Query, Steps, without
 from noiser.engine.scheduler import Progress, complete
 from noiser.errors import TargetError
 from noiser.explain.attribute import attribution_steps
@@ -171,7 +171,8 @@ def _steps(
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
     positions = tuple(sorted(position for unit in inside for position in unit.token_indices))
-    removal: EffectTable = yield Effects([Replace(positions)], score="logprob")
+    absent = without(positions, None, "zero" if lm.takes_embeddings else "delete")
+    removal: EffectTable = yield Effects([absent], score="logprob")
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(least_share, relied, "sentence")

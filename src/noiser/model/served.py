@@ -23,7 +23,18 @@ from noiser.types import ModelIdentity
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Backend", "Input", "Prediction", "ServedModel", "ServedNetwork", "measure_embedding_scale"]
+    from noiser.model.table import Checkpoint
+
+__all__ = [
+    "Backend",
+    "Input",
+    "Prediction",
+    "ServedModel",
+    "ServedNetwork",
+    "TextModel",
+    "measure_embedding_scale",
+    "serve",
+]
 
 BATCH_TOKENS = 2**15
 """The most tokens of one call of a backend, which makes batches of its own: enough to keep eight cards at work."""
@@ -38,10 +49,12 @@ class Input(NamedTuple):
     Attributes:
         sequence: embeddings, or token ids.
         tokens: token ids whose log-probabilities must be exact, where a backend does not send all.
+        clean: whether it is unperturbed, so that these tokens are targets that must be known at least here.
     """
 
     sequence: Float[Tensor, "length dim"] | Int[Tensor, " length"]
     tokens: tuple[int, ...] = ()
+    clean: bool = False
 
 
 class Prediction(NamedTuple):
@@ -170,17 +183,21 @@ class ServedModel(LanguageModel):
 
         They are sent in the order of their length within a group, so that a prefix cache finds the shorter ones.
         """
-        groups = [group for branches in passes for group in branches.groups]
+        groups = [
+            (group, branches.clean and not number)
+            for branches in passes
+            for number, group in enumerate(branches.groups)
+        ]
         inputs = [
-            Input(sequence[: row + 1], tokens)
-            for group in groups
+            Input(sequence[: row + 1], tokens, clean)
+            for group, clean in groups
             for sequence in group.embeddings
             for row, tokens in zip(group.rows, group.tokens or [()] * len(group.rows), strict=True)
         ]
         with self.running():
             prediction: Prediction = self.model(inputs)
         check_finite(prediction.logits.softmax(-1), self.dtype)
-        counts = [len(group.embeddings) * len(group.rows) for group in groups]
+        counts = [len(group.embeddings) * len(group.rows) for group, _ in groups]
         parts = iter(prediction.logits.split(counts))
         return [
             Packed(
@@ -190,6 +207,74 @@ class ServedModel(LanguageModel):
             )
             for branches in passes
         ]
+
+
+class TextModel(ServedModel):
+    """A model that reads token ids or text alone: tokens can be taken out of it, but not changed.
+
+    To the rest of the package it has an embedding table like any other, in which the row of a token is its number:
+    taking out rows takes out tokens, and whatever else is done to them is refused.
+
+    Args:
+        backend: takes such embeddings.
+        checkpoint: which it is, and how it ends a text.
+        tokenizer: its tokenizer.
+        name: how to load it again.
+        scores: which targets the backend can score.
+        context_length: the most tokens that it can read.
+    """
+
+    takes_embeddings = False
+
+    def __init__(
+        self,
+        backend: Backend,
+        checkpoint: Checkpoint,
+        tokenizer: Any,
+        *,
+        name: str,
+        scores: str,
+        context_length: int | None,
+    ) -> None:
+        numbers = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
+        network = ServedNetwork(backend, None, numbers, 1.0, checkpoint.generation_config())
+        identity = ModelIdentity(name, checkpoint.revision, "text", scores)
+        super().__init__(network, tokenizer, identity=identity, context_length=context_length)
+
+
+def serve(
+    backend: Backend,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    table: Float[Tensor, "vocab dim"],
+    *,
+    name: str,
+    dtype: str,
+    context_length: int | None,
+) -> ServedModel:
+    """A model that takes embeddings.
+
+    Args:
+        backend: runs it.
+        checkpoint: where its configuration comes from.
+        tokenizer: its tokenizer.
+        table: its embedding table, in the type that it reads.
+        name: how to load it again.
+        dtype: of its weights, for its identity.
+        context_length: the most tokens that it can read.
+
+    Raises:
+        UnsupportedModelError: see `measure_embedding_scale`.
+    """
+    config = checkpoint.config()
+    scale = measure_embedding_scale(backend, table, config)
+    architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
+    return ServedModel(
+        ServedNetwork(backend, config, table, scale, checkpoint.generation_config()),
+        tokenizer,
+        identity=ModelIdentity(name, checkpoint.revision, dtype, architecture),
+        context_length=context_length,
+    )
 
 
 def measure_embedding_scale(backend: Backend, table: Float[Tensor, "vocab dim"], config: Any) -> float:

@@ -11,9 +11,8 @@ import torch
 
 from noiser.errors import DependencyError, ModelError, ParameterError
 from noiser.model.checkpoint import Options
-from noiser.model.served import Input, Prediction, ServedModel, ServedNetwork, measure_embedding_scale
+from noiser.model.served import Input, Prediction, ServedModel, serve
 from noiser.model.table import Checkpoint
-from noiser.types import ModelIdentity
 
 __all__ = ["VllmBackend", "load_vllm"]
 
@@ -52,7 +51,7 @@ class VllmBackend:
             raise _not_installed(error) from error
         prompts = [
             {"prompt_embeds": sequence} if sequence.is_floating_point() else {"prompt_token_ids": sequence.tolist()}
-            for sequence, _ in inputs
+            for sequence, *_ in inputs
         ]
         # Numbers that were never used before: what an interrupted call has left may run beside this one.
         numbers = [next(self._numbers) for _ in inputs]
@@ -120,19 +119,14 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}") from error
     settings = llm.llm_engine.vllm_config.model_config
     table = checkpoint.embedding_table().to(settings.dtype)
-    backend, config = VllmBackend(llm), checkpoint.config()
-    scale = measure_embedding_scale(backend, table, config)
-    network = ServedNetwork(backend, config, table, scale, checkpoint.generation_config())
     quantization = f", {settings.quantization}" if settings.quantization else ""
-    return ServedModel(
-        network,
+    return serve(
+        VllmBackend(llm),
+        checkpoint,
         checkpoint.tokenizer(),
-        identity=ModelIdentity(
-            f"vllm:{name}",
-            checkpoint.revision,
-            f"{str(settings.dtype).removeprefix('torch.')}{quantization}",
-            next(iter(getattr(config, "architectures", None) or []), type(config).__name__),
-        ),
+        table,
+        name=f"vllm:{name}",
+        dtype=f"{str(settings.dtype).removeprefix('torch.')}{quantization}",
         context_length=settings.max_model_len - 1,  # one more is generated
     )
 
