@@ -320,7 +320,14 @@ class Session:
         readout: Readout[T] | None = None
         parts: dict[int, list[Tensor]] = {}
         missing = [p.samples for p in perturbations]
-        packed = self.share or (self.lm.device.type == "cpu" and self.lm.packs)
+        hides = any(perturbation.hidden for perturbation in perturbations)
+        if hides and not self.lm.hides_tokens(len(self.query.token_ids)):
+            raise UnsupportedModelError(
+                f"Attention to single tokens cannot be taken away in {self.lm.identity.name}; expected a model in this "
+                "process whose sequences can run packed (LanguageModel.packs). Take another baseline than 'hidden', "
+                "such as 'zero'."
+            )
+        packed = self.share or hides or (self.lm.device.type == "cpu" and self.lm.packs)
         if wanted and not packed and self._prefix is None and self._reuses_prefix:
             yield from self._run_clean()
         batches = self.plan(perturbations, wanted, packed=packed)
@@ -369,6 +376,7 @@ class Session:
                     self._piece_inputs(piece, perturbations),
                     self.rows(perturbations[piece.perturbation]),
                     self._exact(self._tokens_of(perturbations[piece.perturbation])),
+                    perturbations[piece.perturbation].hidden,
                 )
                 for piece in batch.pieces
             ]
@@ -517,7 +525,7 @@ class Session:
         # One token at least is run after a prefix: a sequence cannot be empty.
         if not self._reuses_prefix:
             return 0
-        return min(*perturbation.positions, min(self.rows(perturbation)))
+        return min(perturbation.first(self.query.sources_stop), min(self.rows(perturbation)))
 
     def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
         perturbation = perturbations[piece.perturbation]

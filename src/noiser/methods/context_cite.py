@@ -32,7 +32,7 @@ class ContextCite:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up.
+            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
         score: what is predicted: "logit", the log-odds; "logprob"; "prob"; or "hellinger", minus the distance to the
             whole clean distribution.

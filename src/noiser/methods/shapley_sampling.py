@@ -31,7 +31,7 @@ class ShapleySampling:
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs an order.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up.
+            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
         score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
             difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 
