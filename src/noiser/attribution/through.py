@@ -18,7 +18,7 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.errors import ParameterError
 
-__all__ = ["Paths", "influence", "paths"]
+__all__ = ["Paths", "flow", "influence", "paths"]
 
 
 class Paths(NamedTuple):
@@ -61,6 +61,19 @@ def influence(graph: Paths) -> Float64[Tensor, "targets prompt"]:
     """The sum over all paths from each prompt unit to each target."""
     identity = torch.eye(len(graph.generated), dtype=torch.float64)
     return torch.linalg.solve_triangular(identity - graph.generated, graph.prompt, upper=False, unitriangular=True)
+
+
+def flow(graph: Paths, target: int) -> Float64[Tensor, "targets units_and_targets"]:
+    """What of the paths to one target uses each edge, [to, from]: the prompt's units first, then the targets.
+
+    With e the unit vector of the target, r = (I - W_gᵀ)^-1 e is the weight of all paths from each target to it, and an
+    edge into target t carries r[t] times its own weight. What leaves the prompt adds up to `influence`.
+    """
+    wanted = torch.zeros(len(graph.generated), 1, dtype=torch.float64)
+    wanted[target] = 1
+    system = torch.eye(len(graph.generated), dtype=torch.float64) - graph.generated.T
+    reach = torch.linalg.solve_triangular(system, wanted, upper=True, unitriangular=True)
+    return reach * torch.cat([graph.prompt, graph.generated], 1)
 
 
 def _target_spans(att: AttributionRecord) -> list[tuple[int, int]]:
