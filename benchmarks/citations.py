@@ -20,6 +20,7 @@ Each line of the file is one text and way; those that are there are not run agai
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -54,8 +55,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "full: every sentence zero": {"unit": "sentence", "method": noiser.Occlusion(score="logprob")},
 }
 CATEGORIES = ("once", "twice", "conflict")
-SENTENCES = 6
-"""Of a planted prompt."""
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
@@ -182,9 +181,11 @@ def similarities(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[s
     }
 
 
-def truth_rows(lm: LanguageModel, category: str, done: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
-    """A row for each prompt of a category that counts, and each method."""
-    examples = [e for e in load("planted").examples if e.category == category and e.meta["sentences"] == SENTENCES]
+def truth_rows(
+    lm: LanguageModel, category: str, sentences: int, done: Callable[[str], bool]
+) -> Iterator[dict[str, Any]]:
+    """A row for each prompt of a category and length that counts, and each method."""
+    examples = [e for e in load("planted").examples if e.category == category and e.meta["sentences"] == sentences]
     used = [e for e in examples if _says(lm, e.prompt, e.target) and not _says(lm, str(e.without), e.target)]
     spans = [sorted(span for places in e.spans.values() for span in places) for e in used]
     sources = [[e.prompt[a:b] for a, b in places] for e, places in zip(used, spans, strict=True)]
@@ -282,6 +283,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=10, help="sentences of the answer")
     parser.add_argument("--texts", type=int, default=1)
     parser.add_argument("--masks", type=int, default=24, help="random halves for LDS")
+    parser.add_argument("--sentences", nargs="+", type=int, default=[3, 6, 12], help="of planted prompts")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     rows = [json.loads(line) for line in chosen.results.read_text().splitlines()] if chosen.results.exists() else []
@@ -297,12 +299,11 @@ def main() -> None:
         lm = noiser.load_model(name, dtype="bfloat16", device="cpu")
         lm.packs  # noqa: B018 - measured once, and not here
         if chosen.part == "truth":
-            for category in CATEGORIES:
-                done = {
-                    r["way"] for r in rows if (r["part"], r["model"], r.get("category")) == ("truth", name, category)
-                }
-                for row in truth_rows(lm, category, done.__contains__):
-                    keep(part="truth", model=name, category=category, **row)
+            for category, sentences in itertools.product(CATEGORIES, chosen.sentences):
+                key = {"part": "truth", "model": name, "category": category, "sentences": sentences}
+                done = {row["way"] for row in rows if key.items() <= row.items()}
+                for row in truth_rows(lm, category, sentences, done.__contains__):
+                    keep(**key, **row)
             continue
         for seed in range(chosen.texts):
             key = {"part": "cost", "model": name, "tokens": chosen.tokens, "seed": seed}
