@@ -140,17 +140,21 @@ def test_saved_and_loaded(tmp_path):
 
 
 def log_probabilities(lm, prompt, answer, removed=()):
-    """Of each token of the answer, with the rows of some characters of the prompt at zero."""
+    """Of each token of the answer, with some characters of the prompt hidden from what stands after the sources."""
     query = noiser.model.build_query(lm, prompt, target=answer)
     ids = [*query.encoding.token_ids[: query.prompt_tokens], *query.target_ids]
-    rows = lm.model.get_input_embeddings()(torch.tensor(ids)).detach().clone()
+    hidden = torch.zeros(len(ids), dtype=torch.bool)
     for index, (start, end) in enumerate(query.encoding.offsets[: query.prompt_tokens]):
         piece = query.encoding.text[start:end]
         inside = any(a <= start + len(piece.rstrip() or piece) - 1 < b for a, b in removed)
         if inside and not query.encoding.frozen[index]:
-            rows[index] = 0
+            hidden[index] = True
+    after = torch.tensor([start >= prompt.index(SOURCES[-1]) + len(SOURCES[-1]) for start, _ in query.encoding.offsets])
+    after = torch.cat([after, torch.ones(len(ids) - len(after), dtype=torch.bool)])
+    mask = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1) | (after[:, None] & hidden)
     with torch.no_grad():
-        logits = lm.model(inputs_embeds=rows[None]).logits[0].float().log_softmax(-1)
+        mask = torch.where(mask, -torch.inf, 0.0)[None, None]
+        logits = lm.model(torch.tensor([ids]), attention_mask=mask).logits[0].float().log_softmax(-1)
     first = query.prompt_tokens
     return [float(logits[first + i - 1, token]) for i, token in enumerate(query.target_ids)], query.target_texts
 
@@ -197,6 +201,25 @@ def test_any_method_cites():
     found = noiser.cite(tiny("llama"), QUESTION, SOURCES, method=method, answer=ANSWER, unit="source", contrast=False)
     assert found.attribution.method.startswith("context_cite@")
     assert found.scores.shape == (2, 3)
+
+
+@pytest.mark.parametrize(("packs", "baseline"), [(True, "hidden"), (False, "zero")])
+def test_sources_are_hidden_where_the_model_can_hide_them(packs, baseline):
+    lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
+    lm.packs = packs
+    options = {"answer": ANSWER, "unit": "source", "contrast": False}
+    found = noiser.cite(lm, QUESTION, SOURCES, **options)
+    assert found.attribution.parameters["baseline"] == baseline
+    chosen = noiser.cite(lm, QUESTION, SOURCES, method=noiser.Occlusion(score="logprob", baseline=baseline), **options)
+    torch.testing.assert_close(found.scores, chosen.scores)
+
+
+def test_only_question_and_answer_are_run_for_each_source():
+    lm = tiny("llama")
+    att = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="source", contrast=False).attribution
+    query = noiser.model.build_query(lm, att.prompt, target=ANSWER, target_unit="sentence", sources=SOURCES)
+    after = len(query.token_ids) - query.sources_stop
+    assert att.info["token_forwards"] == (1 + len(SOURCES)) * after  # all sources at once, and each by itself
 
 
 def written(lm, prompt, count):

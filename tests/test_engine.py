@@ -17,6 +17,7 @@ from noiser.engine import (
     AddNoise,
     Delete,
     Gradients,
+    Hide,
     KeepDimensions,
     Remover,
     Replace,
@@ -25,7 +26,7 @@ from noiser.engine import (
     expected_norm,
     readouts,
 )
-from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError
+from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model import build_query, packing, wrap
 from noiser.model.prefix import record_prefix
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
@@ -194,6 +195,63 @@ def test_what_cannot_be_deleted_is_an_error():
         distributions(Session(lm, query), [Delete(tuple(range(len(query.token_ids))))])
     with pytest.raises(ParameterError, match="deletes 2 tokens, which have no gradient"):
         Session(lm, query).ask(Gradients(Delete((1, 2))))
+
+
+HIDING = [family for family in FAMILIES if family not in ("mamba", "falcon", "opt")]
+"""Mamba has no attention, Falcon cannot be packed, and OPT counts positions by the mask, so that this test cannot."""
+
+
+def masked(lm, query, hidden, begin):
+    """Distributions if positions from `begin` on do not attend to earlier hidden ones, by transformers alone."""
+    length = len(query.token_ids)
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    columns = torch.zeros(length, dtype=torch.bool)
+    columns[list(hidden)] = True
+    unseen = (distance < 0) | (columns[None] & (distance > 0) & (torch.arange(length) >= begin)[:, None])
+    window = getattr(lm.model.config, "sliding_window", None)
+    masks = {"full_attention": unseen, "sliding_attention": unseen | (distance >= (window or length))}
+    ready = {name: torch.where(mask, -torch.inf, 0.0)[None, None] for name, mask in masks.items()}
+    kinds = getattr(lm.model.config, "layer_types", None)
+    mask = ready if kinds and len(set(kinds)) > 1 else ready["sliding_attention" if window else "full_attention"]
+    with lm.running():
+        logits = lm.model(inputs_embeds=lm.embed(query.token_ids)[None], attention_mask=mask, use_cache=False).logits[0]
+    return logits[list(query.logit_positions)].softmax(-1)
+
+
+@pytest.mark.parametrize("tile", [1, packing.TILE], ids="tiles of {}".format)
+@pytest.mark.parametrize("family", HIDING)
+def test_later_tokens_do_not_attend_to_hidden_ones(family, tile, monkeypatch):
+    monkeypatch.setattr(packing, "TILE", tile)
+    lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=64)
+    sources = ["The brown fox sings", "the dog plays"]
+    for query in (
+        build_query(lm, PROMPT, max_new_tokens=3, sources=sources),
+        build_query(lm, PROMPT, target=" fox in the rain"),
+    ):
+        last = len(query.token_ids) - 1
+        hides = [Hide((1,)), Hide((2, 3, 7)), Hide(tuple(range(1, 9))), Hide((4, last - 2)), Replace((2, 3))]
+        found = distributions(Session(lm, query), hides)
+        for hide, each in zip(hides[:-1], found, strict=False):
+            expected = masked(lm, query, hide.positions, query.sources_stop)
+            torch.testing.assert_close(each[0], expected, atol=2e-6, rtol=1e-4)
+        assert (found[3][0] - clean(lm, query)).abs().max() > 2e-5
+
+
+def test_hiding_in_sources_runs_what_comes_after_them():
+    lm = tiny("llama")
+    query = build_query(lm, PROMPT, target=" fox sings", sources=["The brown fox sings", "the dog plays"])
+    assert query.encoding.text[query.encoding.offsets[query.sources_stop][0] :] == " along. fox sing"
+    session = Session(lm, query)
+    distributions(session, [Hide((1,)), Hide((2, 3))])
+    assert session.counters.token_forwards == 2 * (len(query.token_ids) - query.sources_stop)
+
+
+def test_what_cannot_be_hidden_is_an_error():
+    with pytest.raises(ParameterError, match="hides 2 tokens, which have no gradient"):
+        Session(tiny("llama"), build_query(tiny("llama"), PROMPT)).ask(Gradients(Hide((1, 2))))
+    lm = tiny("mamba")
+    with pytest.raises(UnsupportedModelError, match=r"cannot be taken away in Mamba.*such as 'zero'"):
+        attribute(lm, PROMPT, target="dog", method=Occlusion(baseline="hidden"))
 
 
 def test_every_removal_is_the_perturbation_of_its_name():

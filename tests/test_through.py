@@ -9,6 +9,7 @@ import torch
 
 import noiser
 from attribution_for_tests import NAN, make, spans_of
+from noiser.attribution.reasoning import edges
 from noiser.errors import ParameterError
 from noiser.types import Target
 from tiny import tiny
@@ -105,3 +106,44 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
     fine = noiser.attribute(lm, prompt, method="occlusion", **(options | {"target_unit": "token"}))
     with pytest.raises(ParameterError, match="is not inside one target"):
         fine.through()
+
+
+def by_hand():
+    """The last sentence: a quarter from the fox, a quarter from the dog, half from the first, which is the fox's."""
+    return reasoning(((4.0, 0, NAN, NAN, NAN), (0, 1, 1, NAN, NAN), (-1, -1, 0, -1, NAN), (0.25, 0.25, 0.5, 0, 0)))
+
+
+def test_edges_carry_the_paths_that_use_them():
+    found = {(edge.source, edge.target): edge.flow for edge in edges(by_hand(), 3)}
+    assert found == pytest.approx({(0, 2): 0.5, (0, 5): 0.25, (1, 5): 0.25, (2, 5): 0.5})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_leaves_the_prompt_is_its_influence(seed):
+    scores = random_scores(seed)
+    att = reasoning(scores.tolist())
+    for target in range(4):
+        leaving = [sum(e.flow for e in edges(att, target) if e.source == unit) for unit in range(2)]
+        assert leaving == pytest.approx(by_enumeration(scores)[target].tolist())
+
+
+def test_picture_has_a_line_for_each_sentence_and_an_arc_for_each_edge():
+    pytest.importorskip("matplotlib")
+    att = by_hand()
+    drawing = att.plot_through()
+    texts = [text.get_text() for text in drawing.axes[0].texts]
+    assert texts[1::2] == [text.strip() for text in (*PROMPT, *STEPS)]
+    assert texts[::2] == ["75%", "25%", "50%", "0%", "0%", ""]
+    arcs = drawing.axes[0].patches
+    assert sorted(arc.get_linewidth() for arc in arcs) == pytest.approx([1.75, 1.75, 3.0, 3.0])
+    first = max(arcs, key=lambda arc: arc.height)  # from the first line to the last
+    assert (first.center[1] - first.height / 2, first.center[1] + first.height / 2) == (10, 110)
+    assert len(att.plot_through(least=0.4).axes[0].patches) == 2
+    assert len(att.plot_through(target=0).axes[0].patches) == 1
+    for options, message in (
+        ({"target": 4}, "indices of the 4 targets"),
+        ({"width": 0}, "expected inches"),
+        ({"least": 2}, "least is 2"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            att.plot_through(**options)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.attribution import figure, html, inseq, store, through
+from noiser.attribution import figure, html, inseq, reasoning, store, through
 from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import label
 from noiser.attribution.markdown import markdown
@@ -243,6 +243,25 @@ class Attribution(AttributionRecord):
             ParameterError: different prompts, or no such target.
         """
         return figure.figure([self, *others], target, width)
+
+    def plot_through(self, *, target: int = -1, width: float = 6.5, least: float = 0.05) -> Figure:
+        """The graph of `through` as a figure: the prompt's units and what was written, and how they lead to a target.
+
+        One line for each unit of the prompt and each target up to the one that is asked about, in order. Arcs lead from
+        a line to those that were written from it, as thick as the part of the paths to the target that goes that
+        way. The number before a line is that part for all arcs that leave it: for a line of the prompt its score in
+        `through`.
+
+        Args:
+            target: index of the target that the graph leads to; -1 for the last.
+            width: in inches; the height follows from the number of lines.
+            least: arcs that carry a smaller part are left out.
+
+        Raises:
+            DependencyError: matplotlib is not installed.
+            ParameterError: no such target, or what `through` raises.
+        """
+        return reasoning.reasoning_figure(self, target % len(self.targets) if target < 0 else target, width, least)
 
     def _repr_html_(self) -> str:
         return html.fragment(self)

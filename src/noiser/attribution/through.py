@@ -61,6 +61,19 @@ def influence(graph: Paths) -> Float64[Tensor, "targets prompt"]:
     return torch.linalg.solve_triangular(identity - graph.generated, graph.prompt, upper=False, unitriangular=True)
 
 
+def flow(graph: Paths, target: int) -> Float64[Tensor, "targets units_and_targets"]:
+    """What of the paths to one target uses each edge, [to, from]: the prompt's units first, then the targets.
+
+    With e the unit vector of the target, r = (I - W_gᵀ)^-1 e is the weight of all paths from each target to it, and an
+    edge into target t carries r[t] times its own weight. What leaves the prompt adds up to `influence`.
+    """
+    wanted = torch.zeros(len(graph.generated), 1, dtype=torch.float64)
+    wanted[target] = 1
+    system = torch.eye(len(graph.generated), dtype=torch.float64) - graph.generated.T
+    reach = torch.linalg.solve_triangular(system, wanted, upper=True, unitriangular=True)
+    return reach * torch.cat([graph.prompt, graph.generated], 1)
+
+
 def _target_spans(att: AttributionRecord) -> list[tuple[int, int]]:
     """(start, end) of each target's characters in the text; one that is not in it, such as the last, is after it."""
     spans: list[tuple[int, int]] = []

@@ -17,7 +17,7 @@ def cite(
     source: Annotated[list[Path], typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable.")],
     model: o.Model = "gemma-3-270m",
     method: Annotated[
-        str | None, typer.Option("--method", help="A method's name; occlusion of log-probabilities unless given.")
+        str | None, typer.Option("--method", help="A method's name; hides one source at a time unless given.")
     ] = None,
     set_: o.MethodSettings = None,
     answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
@@ -42,7 +42,8 @@ def cite(
     from noiser.explain import cite as run
     from noiser.methods import make_method
 
-    chosen = make_method(method or "occlusion", **({} if method else {"score": "logprob"}) | parameters)
+    defaults = {} if method else {"score": "logprob", "baseline": "hidden"}
+    chosen = make_method(method or "occlusion", **defaults | parameters) if method or parameters else None
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         citations = run(

@@ -109,13 +109,13 @@ def point_gradients(session: QueryRun, request: Gradients) -> Passes[GradientTab
     """Answers `Gradients`.
 
     Raises:
-        ParameterError: the perturbation deletes tokens.
+        ParameterError: the perturbation deletes or hides tokens.
     """
     point, targets = request.point, session.targets_of(request.point)
-    if point.deleted:
+    if point.deleted or point.hidden:
         raise ParameterError(
-            f"The perturbation deletes {len(point.deleted)} tokens, which have no gradient; expected one that deletes "
-            "none. Ask for `Effects` or `Values` of it."
+            f"The perturbation {'hides' if point.hidden else 'deletes'} {len(point.positions)} tokens, which have no "
+            "gradient; expected one that changes their embeddings. Ask for `Effects` or `Values` of it."
         )
     yield from session.prepare_prefix([point])
     rows = session.embeddings

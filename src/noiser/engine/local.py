@@ -224,7 +224,14 @@ class Session(QueryRun):
         readout: Readout[T] | None = None
         parts: dict[int, list[Tensor]] = {}
         missing = [p.samples for p in perturbations]
-        packed = self.share or (self.lm.device.type == "cpu" and self.lm.packs)
+        hides = any(perturbation.hidden for perturbation in perturbations)
+        if hides and not self.lm.hides_tokens(len(self.query.token_ids)):
+            raise UnsupportedModelError(
+                f"Attention to single tokens cannot be taken away in {self.lm.identity.name}; expected a model in this "
+                "process whose sequences can run packed (LanguageModel.packs). Take another baseline than 'hidden', "
+                "such as 'zero'."
+            )
+        packed = self.share or hides or (self.lm.device.type == "cpu" and self.lm.packs)
         if wanted and not packed and self._prefix is None and self._reuses_prefix:
             yield from self._run_clean()
         batches = self.plan(perturbations, wanted, packed=packed)

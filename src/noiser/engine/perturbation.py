@@ -27,8 +27,9 @@ Baseline = Literal["zero", "pad", "unk", "mean"]
 
 BASELINES: tuple[str, ...] = get_args(Baseline)
 
-Absence = Literal["zero", "pad", "unk", "mean", "delete"]
-"""How a unit is absent: its rows are a baseline's, or "delete": its tokens are not there, and later ones move up."""
+Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]
+"""How a unit is absent: its rows are a baseline's; "delete": its tokens are not there, and later ones move up; or
+"hidden": what comes after the sources does not attend to them, see `Hide`."""
 
 ABSENCES: tuple[str, ...] = get_args(Absence)
 
@@ -65,20 +66,29 @@ class Perturbation(ABC):
         """Those of the positions whose tokens are taken out, ascending: every later token moves up."""
         return ()
 
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Those of the positions to which tokens after the sources do not attend, ascending; see `Hide`."""
+        return ()
+
     @abstractmethod
     def rows(
         self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow, /
     ) -> Float[Tensor, "samples positions dim"]:
-        """The changed rows of the positions that are not deleted.
+        """The changed rows of the positions that are neither deleted nor hidden.
 
         Called when a batch runs, so that a long list of perturbations takes no memory.
         """
 
     @property
     def replaced(self) -> tuple[int, ...]:
-        """Those of the positions that are not deleted, for which there are `rows`; ascending."""
-        deleted = set(self.deleted)
-        return tuple(position for position in self.positions if position not in deleted) if deleted else self.positions
+        """Those of the positions that are neither deleted nor hidden, for which there are `rows`; ascending."""
+        without = {*self.deleted, *self.hidden}
+        return tuple(position for position in self.positions if position not in without) if without else self.positions
+
+    def first(self, sources_stop: int) -> int:  # noqa: ARG002 - of `Hide`
+        """The first position that differs from the clean sequence; `sources_stop` is that after the last source."""
+        return self.positions[0]
 
     def index(self, position: int) -> int:
         """Where the token of a clean position stands in the changed sequence.
@@ -163,10 +173,35 @@ class Delete(Perturbation):
         return clean[None]
 
 
+@dataclass(frozen=True, eq=False)
+class Hide(Perturbation):
+    """No later token after the sources attends to the tokens, in any layer; for `Effects` and `Values`.
+
+    The sources read each other as they always do, so only what comes after the last of them is run again: the question
+    and the answer. (Geva et al. 2023, arXiv 2304.14767, knock attention out in this way.) In a prompt without sources
+    no later token at all attends to the hidden ones. A token always attends to itself.
+    """
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """All of the positions."""
+        return self.positions
+
+    def first(self, sources_stop: int) -> int:
+        """The first token that no longer attends to one of them."""
+        return max(self.positions[0] + 1, sources_stop)
+
+    def rows(self, clean: Float[Tensor, "positions dim"], _: BaselineRow, /) -> Float[Tensor, "samples positions dim"]:
+        """No row changes."""
+        return clean[None]
+
+
 def without(positions: tuple[int, ...], targets: tuple[int, ...] | None, baseline: Absence) -> Perturbation:
     """The input without some tokens, as `baseline` says."""
     if baseline == "delete":
         return Delete(positions, targets)
+    if baseline == "hidden":
+        return Hide(positions, targets)
     return Replace(positions, targets, baseline=baseline)
 
 

@@ -154,6 +154,7 @@ class QueryRun:
                     self._piece_inputs(piece, perturbations),
                     self.rows(perturbations[piece.perturbation]),
                     self._exact(self._tokens_of(perturbations[piece.perturbation])),
+                    perturbations[piece.perturbation].hidden,
                 )
                 for piece in batch.pieces
             ]
@@ -302,7 +303,7 @@ class QueryRun:
         # One token at least is run after a prefix: a sequence cannot be empty.
         if not self._reuses_prefix:
             return 0
-        return min(*perturbation.positions, min(self.rows(perturbation)))
+        return min(perturbation.first(self.query.sources_stop), min(self.rows(perturbation)))
 
     def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
         perturbation = perturbations[piece.perturbation]

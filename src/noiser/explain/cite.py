@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_probability
-from noiser.engine import Effects, EffectTable, LocalEngine, Query, Steps, without
+from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, Steps, without
 from noiser.engine.scheduler import Progress, complete
 from noiser.errors import TargetError
 from noiser.explain.attribute import attribution_steps
@@ -20,8 +21,9 @@ from noiser.types import Prompt, Sources
 
 __all__ = ["LEAST_SHARE", "MEMORY", "METHOD", "citation_passes", "cite"]
 
-METHOD = Occlusion(score="logprob")
-"""One run per source: the cheapest method that reads log-probabilities."""
+METHOD = Occlusion(score="logprob", baseline="hidden")
+"""One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
+become zeros; from a text server it is taken out."""
 
 MEMORY = 3.0
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed: it
@@ -38,7 +40,7 @@ def cite(
     question: Prompt,
     sources: Sources,
     *,
-    method: str | Method = METHOD,
+    method: str | Method | None = None,
     answer: str | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
@@ -53,17 +55,19 @@ def cite(
 ) -> Citations:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
 
-    The sources are put into the prompt, the model answers, and each source is taken away: what a sentence's
-    log-probability loses is the source's score. Sources that carry the score are then taken apart into sentences. With
-    all sources taken away, a sentence that loses less than `memory` is from the model's memory, and cites nothing.
+    The sources are put into the prompt, the model answers, and each source is hidden from question and answer: what a
+    sentence's log-probability loses is the source's score. Sources that carry the score are then taken apart into
+    sentences. With all sources hidden, a sentence that loses less than `memory` is from the model's memory, and cites
+    nothing.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         question: a text; it becomes a user's message if the tokenizer has a chat template. Or chat messages, whose last
             one gets the sources.
         sources: texts or (title, text) pairs.
-        method: what scores the sources, by name or with its hyper-parameters. The default is the cheapest; one source
-            at a time, it gives little to two sources that say the same. "context_cite" and "kernel_shap" see that.
+        method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
+            source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
+            `KernelShap(baseline="hidden")` see that.
         answer: a text whose sentences are cited, in place of the model's own answer.
         max_new_tokens: the longest answer. Without a chat template it is one line at most.
         template: how sources and question make a prompt; has "{sources}" and "{question}". None: the sources already
@@ -89,7 +93,7 @@ def cite(
         engine,
         question,
         sources,
-        method=make_method(method),
+        method=None if method is None else make_method(method),
         answer=answer,
         max_new_tokens=max_new_tokens,
         template=template,
@@ -109,7 +113,7 @@ def citation_passes(
     question: Prompt,
     sources: Sources,
     *,
-    method: Method,
+    method: Method | None = None,
     answer: str | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
@@ -142,6 +146,7 @@ def citation_passes(
             f"{engine.lm.identity.name} answers nothing; expected text to cite sources for. Ask otherwise, or name the "
             "answer."
         )
+    method = method or _default(engine.lm, query)
     steps = _steps(engine.lm, query, method, seed, budget or Budget(), memory, least_share)
     attribution, losses = yield from engine.answer(query, steps, progress)
     alone = without_sources(asked, query.sources, template) if contrast else None
@@ -158,6 +163,14 @@ def citation_passes(
     )
 
 
+def _default(lm: LanguageModel, query: Query) -> Occlusion:
+    """`METHOD`, as far as the model can do it."""
+    if lm.hides_tokens(len(query.token_ids)):
+        return METHOD
+    baseline: Absence = "zero" if lm.takes_embeddings else "delete"
+    return replace(METHOD, baseline=baseline)
+
+
 def _steps(
     lm: LanguageModel,
     query: Query,
@@ -171,8 +184,7 @@ def _steps(
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
     positions = tuple(sorted(position for unit in inside for position in unit.token_indices))
-    absent = without(positions, None, "zero" if lm.takes_embeddings else "delete")
-    removal: EffectTable = yield Effects([absent], score="logprob")
+    removal: EffectTable = yield Effects([without(positions, None, _default(lm, query).baseline)], score="logprob")
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(least_share, relied, "sentence")

@@ -178,7 +178,8 @@ class _Run:
 
     def _work_of(self, units: Sequence[Span]) -> int:
         """Token-forwards of one changed sequence for each unit, or of the method's own, from its first token on."""
-        lengths = [self.query.logit_positions[-1] + 1 - unit.token_indices[0] for unit in units]
+        begin = self.query.sources_stop if getattr(self.method, "baseline", None) == "hidden" else 0
+        lengths = [self.query.logit_positions[-1] + 1 - max(unit.token_indices[0], begin) for unit in units]
         inputs_for = getattr(self.method, "inputs_for", None)
         return inputs_for(len(units)) * max(lengths) if inputs_for else sum(lengths)
 

@@ -21,7 +21,7 @@ class Occlusion:
 
     Args:
         baseline: what replaces the unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up.
+            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
         score: "prob", "logprob", the drop of log p; or "hellinger", the distance between the whole distributions,
             which is never negative.
 

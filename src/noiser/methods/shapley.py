@@ -38,7 +38,7 @@ class KernelShap:
         samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before the
             first target: exact up to 8 units. 2^n or more is exact.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up.
+            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
         score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
             difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
 

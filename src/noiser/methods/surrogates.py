@@ -36,7 +36,7 @@ class Lime:
         samples: inputs with units missing.
         mask_probability: of each unit in each of them.
         baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up.
+            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
         score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the

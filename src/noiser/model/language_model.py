@@ -150,6 +150,10 @@ class LanguageModel:
         """Whether a cached prefix gives what the whole sequence gives, for sequences of up to `length` tokens."""
         return self.capabilities.reuses_prefix and length <= (self.capabilities.longest_pass or length)
 
+    def hides_tokens(self, length: int) -> bool:
+        """Whether attention to single tokens can be taken away, in sequences of up to `length` tokens."""
+        return self.looks_inside and self.packs and self.reuses_prefix(length)
+
     def check_embeddings(self) -> None:
         """Raises UnsupportedModelError when the model reads more of its tokens than their embeddings."""
         if not self.capabilities.reads_embeddings:

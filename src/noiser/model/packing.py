@@ -47,12 +47,14 @@ class Group(NamedTuple):
         embeddings: [sequences, length, dim].
         rows: positions, counted from the beginning of the clean sequence, whose logits are wanted; the same for each.
         tokens: for each row the tokens whose probabilities must be exact, where a server does not send all.
+        hidden: positions to which no later token of the sequences attends, ascending.
     """
 
     start: int
     embeddings: Float[Tensor, "sequences length dim"]
     rows: Sequence[int]
     tokens: Sequence[tuple[int, ...]] = ()
+    hidden: tuple[int, ...] = ()
 
 
 class Branches(NamedTuple):
@@ -107,6 +109,7 @@ class _Segment(NamedTuple):
     base: int
     cached: int
     clean: int
+    hidden: tuple[int, ...] = ()
 
 
 class _Tile(NamedTuple):
@@ -135,6 +138,7 @@ class _Block(NamedTuple):
         keys: [sequences, most], indices into the keys; after those of a short tile they point anywhere.
         positions: [sequences, longest] or [1, longest], of the queries.
         key_positions: [sequences, most] or [1, most], positions of the keys.
+        hidden: whether later queries do not attend to a key; None where none is hidden.
     """
 
     queries: Int[Tensor, "sequences longest"]
@@ -142,6 +146,7 @@ class _Block(NamedTuple):
     keys: Int[Tensor, "sequences most"]
     positions: Int[Tensor, "sequences_or_one longest"]
     key_positions: Int[Tensor, "sequences_or_one most"]
+    hidden: Bool[Tensor, "sequences most"] | None
 
     def to(self, device: torch.device) -> _Block:
         """The same on a device."""
@@ -150,7 +155,8 @@ class _Block(NamedTuple):
     def seen(self, window: int | None) -> Bool[Tensor, "sequences_or_one longest most"]:
         """Whether a query sees a key."""
         distance = self.positions[:, :, None] - self.key_positions[:, None]
-        return (distance >= 0) & (distance < window) if window else distance >= 0
+        seen = (distance >= 0) & (distance < window) if window else distance >= 0
+        return seen if self.hidden is None else seen & ~(self.hidden[:, None] & (distance > 0))
 
 
 class Layout:
@@ -165,9 +171,9 @@ class Layout:
         offset, base, self._new = 0, 0, sum(self.cached)
         for pack, cached in zip(packs, self.cached, strict=True):
             clean = self._new + offset
-            for start, embeddings, *_ in pack.groups:
+            for start, embeddings, _, _, hidden in pack.groups:
                 count, length = embeddings.shape[:2]
-                self.segments.append(_Segment(start, count, length, offset, base, cached, clean))
+                self.segments.append(_Segment(start, count, length, offset, base, cached, clean, hidden))
                 offset += count * length
             base += cached
         self._device = device
@@ -238,7 +244,7 @@ def _alike(tiles: Sequence[_Tile], cost: float) -> list[list[_Tile]]:
 def _block(tiles: Sequence[_Tile], new: int) -> _Block:
     """Tiles that attend in one call; `new` is the index of the first key that is not cached."""
     counts = torch.tensor([tile.segment.copies for tile in tiles])
-    columns = zip(*((*tile.segment, tile.first, tile.stop, tile.oldest) for tile in tiles), strict=True)
+    columns = zip(*((*tile.segment[:-1], tile.first, tile.stop, tile.oldest) for tile in tiles), strict=True)
     start, _, length, offset, base, cached, clean, first, stop, oldest = (
         torch.tensor(values).repeat_interleave(counts)[:, None] for values in columns
     )
@@ -256,7 +262,21 @@ def _block(tiles: Sequence[_Tile], new: int) -> _Block:
         keys=keys,
         positions=positions[:1] if _same(positions) else positions,
         key_positions=at[:1] if _same(at) else at,
+        hidden=_hidden(tiles, keys.shape),
     )
+
+
+def _hidden(tiles: Sequence[_Tile], shape: Sequence[int]) -> Bool[Tensor, "sequences most"] | None:
+    """Which keys of each of the tiles' sequences are hidden; None where none is."""
+    if not any(tile.segment.hidden for tile in tiles):
+        return None
+    hidden = torch.zeros(*shape, dtype=torch.bool)
+    row = 0
+    for tile in tiles:
+        columns = [place - tile.oldest for place in tile.segment.hidden if tile.oldest <= place < tile.stop]
+        hidden[row : row + tile.segment.copies, columns] = True
+        row += tile.segment.copies
+    return hidden
 
 
 def _same(rows: Int[Tensor, "rows some"]) -> bool:

@@ -101,6 +101,13 @@ class Query:
         """For each target, the positions whose logits predict its tokens."""
         return [tuple(self.logit_positions[token] for token in span) for span in self.target_spans]
 
+    @cached_property
+    def sources_stop(self) -> int:
+        """The position after the last source, at most that which predicts the continuation; 0 without sources."""
+        end = max((source.end for source in self.sources), default=0)
+        inside = sum(start < end for start, _ in self.encoding.offsets[: self.prompt_tokens - 1])
+        return inside if self.sources else 0
+
     @property
     def causal_mask(self) -> Bool[Tensor, "targets units"]:
         """Whether all of a unit stands before all of a target, so that it can have a score for it."""
