@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from html.parser import HTMLParser
+from urllib.parse import parse_qsl
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import noiser
 from noiser.app import check_address
 from noiser.app import jobs as jobs_module
 from noiser.app.chart import tolerance_html
+from noiser.app.examples import EXAMPLES, example_answer, offered_examples
 from noiser.app.handlers import Handlers, TooLongError, file_of, result_html, target_choices, unit_choices
 from noiser.app.jobs import BusyError, Job, Jobs, Models, StoppedError, Turns, offered
 from noiser.app.question import MOST_CHARACTERS, MOST_TARGETS, Question, parse_chat
@@ -564,6 +566,31 @@ def test_visitors_do_not_mix(handlers):
         expected = noiser.attribute(tiny("llama"), prompt, seed=len(prompt))
         assert found[prompt].attributions[0].text == expected.text
         assert torch.equal(found[prompt].attributions[0].scores, expected.scores)
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_the_stored_answer_is_that_of_the_first_example_and_complete():
+    answer = example_answer()
+    (att,) = answer.attributions
+    assert att.text == next(iter(EXAMPLES.values())).prompt == answer.question.prompt
+    assert att.model.name == answer.model == "gemma-3-270m"
+    assert att.stderr is not None
+    assert att.thresholds is not None
+    assert not att.thresholds.isnan().any()
+    assert att.top(1)[0].text == "Bron"
+
+
+def test_an_example_asks_only_models_that_are_offered():
+    assert offered_examples(["smollm2-135m-instruct"])["A chat"].model == "smollm2-135m-instruct"
+    assert {question.model for question in offered_examples(["llama"]).values()} == {""}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_link_holds_every_example(name):
+    question = EXAMPLES[name]
+    assert Question.from_query(dict(parse_qsl(question.to_query()))) == question
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

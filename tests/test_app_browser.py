@@ -25,6 +25,7 @@ import pytest
 import app_for_tests
 import noiser
 from app_for_tests import served
+from noiser.app.examples import EXAMPLES
 from tiny import tiny
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 sync_api.expect.set_options(timeout=60_000)  # two cores may be busy with other tests
 
 PROMPT = "The quick brown fox jumps"
+FOIL = re.compile("^Foil")  # its hint is part of its name
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OTHERS = "--host-resolver-rules=MAP *.example 127.0.0.1"  # names that an attacker, or a proxy, lets point here
 
@@ -86,6 +88,7 @@ def visit(address, browser):
 def ask(page, prompt=PROMPT, *, wait=True):
     page.locator("#noiser-prompt textarea").fill(prompt)
     page.locator("#noiser-run").click()
+    sync_api.expect(page.locator(".noiser-example")).to_have_count(0)
     if wait:
         done(page)
 
@@ -101,8 +104,21 @@ def link_of(page) -> str:
     return field.input_value()
 
 
+def unit_choice(page, unit):
+    """The button that chooses what gets a score; targets have buttons of the same names."""
+    return page.locator("fieldset", has_text="A score for every").get_by_label(unit, exact=True)
+
+
+def open_settings(page):
+    """Opens the settings, unless a link or an example has."""
+    if not page.get_by_label("Model", exact=True).is_visible():
+        page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Model", exact=True).wait_for()
+
+
 def choose(page, label, *options):
     """Options of a Gradio dropdown, chosen by typing."""
+    open_settings(page)
     box = page.get_by_label(label, exact=True)
     for option in options:
         box.click()
@@ -114,6 +130,47 @@ def tip(page) -> str:
     shown = page.locator("#noiser-tip:not([hidden])")
     shown.wait_for()
     return shown.inner_text()
+
+
+# ---- before a question -----------------------------------------------------------------------------------------------
+
+
+def test_the_page_opens_with_a_stored_answer_which_a_question_replaces(visit):
+    page = visit()
+    sync_api.expect(page.locator(".noiser-example")).to_contain_text("built-in model gemma-3-270m")
+    units = page.locator("#noiser-result .map .u")
+    assert units.all_inner_texts()[:3] == ["Le", "Bron", "James"]
+    units.nth(1).hover()
+    assert re.search(r"^Bron: score .* ± .*, threshold ", tip(page))
+    assert not page.locator("#noiser-measure").is_visible()  # its model is not served here
+    ask(page)
+    assert units.all_inner_texts()[0] == "The"
+    assert page.locator("#noiser-measure").is_visible()
+
+
+def test_an_example_fills_the_form_and_asks_nothing(visit):
+    page = visit()
+    prompt = page.locator("#noiser-prompt textarea")
+    page.get_by_role("button", name="A fact", exact=True).click()
+    sync_api.expect(prompt).to_have_value(EXAMPLES["A fact"].prompt)
+    assert not page.get_by_role("textbox", name=FOIL).is_visible()  # no setting differs
+    page.get_by_role("button", name="Why not a foil?").click()
+    sync_api.expect(prompt).to_have_value("The keys to the old cabinet")
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_have_value(" is")
+    page.get_by_role("button", name="A document", exact=True).click()
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_have_value("")
+    assert unit_choice(page, "sentence").is_checked()
+    assert page.locator("#noiser-status").inner_text().strip() == ""
+    assert page.locator(".noiser-example").is_visible()
+
+
+def test_a_link_opens_the_settings_only_if_it_has_some(visit):
+    page = visit("?foil= cat")
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_have_value(" cat")
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_be_visible()
+    other = visit(f"?prompt={PROMPT}")
+    done(other)
+    assert not other.get_by_role("textbox", name=FOIL).is_visible()
 
 
 # ---- a question ------------------------------------------------------------------------------------------------------
@@ -203,7 +260,7 @@ def test_tokens_of_the_continuation_choose_the_target(visit):
 def test_compare_measure_and_link(visit):
     page = visit()
     choose(page, "Methods", "occlusion")
-    page.get_by_label("word", exact=True).check()
+    unit_choice(page, "word").check()
     ask(page)
     sync_api.expect(page.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     page.locator("#noiser-measure").click()
@@ -214,7 +271,7 @@ def test_compare_measure_and_link(visit):
     done(other)
     sync_api.expect(other.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     sync_api.expect(other.locator("#noiser-prompt textarea")).to_have_value(PROMPT)
-    assert other.get_by_label("word", exact=True).is_checked()
+    assert unit_choice(other, "word").is_checked()
     titles = "els => els.map(e => e.title)"
     assert other.locator(".map .u").evaluate_all(titles) == page.locator(".map .u").evaluate_all(titles)
 
@@ -270,7 +327,8 @@ def test_two_thousand_words(visit):
     ask(page, text, wait=False)
     alert = page.locator("#noiser-status [role=alert]")
     sync_api.expect(alert).to_contain_text("sentence (100 units")
-    page.get_by_label("sentence", exact=True).check()
+    open_settings(page)
+    unit_choice(page, "sentence").check()
     choose(page, "Methods", "occlusion")
     page.get_by_role("button", name="Remove 0").click()
     ask(page, text)

@@ -227,7 +227,7 @@ def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, lo
     return (
         f"{name} by {question.unit} would take {duration(seconds)} for this prompt of {len(encoding.token_ids)} "
         f"tokens, and the longest wait is {duration(longest_wait)}. You can {'; '.join(remedies)}; "
-        "or allow a longer wait under “More settings”."
+        "or allow a longer wait under “Settings”."
     )
 
 
