@@ -64,6 +64,7 @@ def alone(query: Query, g: int) -> Query:
     parts = {name: getattr(whole, name)[:length] for name in ("token_ids", "offsets", "frozen", "tokens")}
     units = tuple(unit for unit, seen in zip(query.units, query.causal_mask[g].tolist(), strict=True) if seen)
     one = {name: getattr(query, name)[g : g + 1] for name in ("target_ids", "target_texts", "logit_positions")}
+    one["target_spans"] = ((0,),)
     encoding = dataclasses.replace(whole, **parts)
     return dataclasses.replace(query, encoding=encoding, units=units, continuation=None, **one)
 

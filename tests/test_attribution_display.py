@@ -417,6 +417,7 @@ def test_a_long_continuation_shows_one_target_at_a_time(show):
     assert "strongest of" not in show(long_continuation(8, 50))
 
 
+@pytest.mark.slow
 def test_a_very_long_continuation_is_cut_with_a_note_and_the_rest_can_be_asked_for():
     att = long_continuation(200, 150)
     text = att.to_html()

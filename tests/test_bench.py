@@ -131,6 +131,7 @@ def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole):
         assert prompt[5:20] not in texts
 
 
+@pytest.mark.slow
 def test_warnings_are_those_of_their_example_also_where_passes_are_shared(tmp_path, plan, monkeypatch):
     plain = noiser.Occlusion.__call__
 
@@ -202,6 +203,7 @@ def test_a_prompt_that_cannot_be_attributed(tmp_path, models):
     assert (again.rows, again.errors) == (outcome.errors, outcome.errors)
 
 
+@pytest.mark.slow
 def test_jobs_go_round_by_round(tmp_path, plan):
     heard = Heard()
     run_bench(plan, tmp_path / "out", heard, workers=0)
@@ -251,6 +253,7 @@ def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(tmp_path, 
     assert not draft.exists()
 
 
+@pytest.mark.slow
 def test_a_plan_may_grow(tmp_path, models, plan, whole):
     small = plan_text(models, prompts=PROMPTS[:5], limit=3).replace(
         'name = "occlusion"', 'name = "occlusion"\nlimit = 1'
@@ -302,6 +305,7 @@ def test_an_entry_without_rows_may_still_be_put_right(tmp_path, plan, whole):
     assert run_bench(plan, tmp_path / "out", Heard(), workers=0).rows == 0
 
 
+@pytest.mark.slow
 def test_data_without_rows_may_still_be_put_right(tmp_path, models, plan):
     """Examples are chosen before a model is loaded; a mistyped one does not fix what the data are."""
     good = plan_text(models, limit=2)
@@ -1146,6 +1150,7 @@ def negate(weights: Path) -> None:
 
 
 @pytest.mark.parametrize("judge", ["{}", "org/tiny"], ids=["folder", "hub id"])
+@pytest.mark.slow
 def test_a_local_judge_with_other_weights_is_refused(tmp_path, models, monkeypatch, judge):
     """Whatever its name is: a folder, or the id of a model in the hub's local cache."""
     folder = tmp_path / "hub/models--org--tiny/snapshots" / COMMIT

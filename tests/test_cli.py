@@ -168,7 +168,7 @@ def test_two_methods_of_one_class_have_their_own_names(noiser_command):
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_stdin_that_is_no_text_is_refused(noiser_command, monkeypatch, errors):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 is"), "utf-8", errors))
-    with pytest.raises(PromptError, match=r"no text, such as .*; expected UTF-8\. Convert it first"):
+    with pytest.raises(PromptError, match=r"not text, such as .*; expected UTF-8\. Convert it first"):
         parse_prompt("-", chat=False)
     refused = noiser_command("attribute", "-", input=b"caf\xe9 is")
     assert (refused.exit_code, refused.stdout) == (2, "")

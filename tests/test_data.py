@@ -447,4 +447,4 @@ def test_planted_places_are_balanced_and_lengths_span_20_to_2000_tokens():
 
 def test_planted_is_the_same_in_every_run():
     digest = hashlib.sha256("".join(example.prompt for example in data.load("planted")).encode()).hexdigest()
-    assert digest[:16] == "a9ed84097a623a93"
+    assert digest[:16] == "336c34df2805ea50"

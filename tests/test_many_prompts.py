@@ -120,6 +120,7 @@ def test_chats_and_texts():
 
 
 @pytest.mark.parametrize("budget", [{}, {"max_forwards": 300}, {"max_seconds": 10**6}])
+@pytest.mark.slow
 def test_unit_auto(budget):
     lm = tiny("llama")
     prompts = [f"{p}. {q}. It rains." for p, q in itertools.pairwise(PROMPTS)]

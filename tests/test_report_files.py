@@ -183,6 +183,7 @@ def test_every_figure_says_its_numbers_in_words(pictures):
         assert re.search(r"\d", picture.description), picture.key
 
 
+@pytest.mark.slow
 def test_bars_have_the_tables_heights(pictures):
     found = next(table for table in tables(full()) if table.key.startswith("minimum-known"))
     values = [row.cells[0].value for row in found.rows]
@@ -266,6 +267,7 @@ def test_methods_with_one_title_are_all_drawn():
     assert names == ["Noiser", "Noiser (2)"]
 
 
+@pytest.mark.slow
 def test_missing_bar_is_a_dash_not_a_zero():
     results = full()
     rows = [one for one in results.stored if (one.method, one.metric) != ("lime", "minimum_top_k")]

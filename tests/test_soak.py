@@ -286,6 +286,7 @@ def test_judges_that_misbehave_are_unscored_or_right_and_counted_once(tmp_path, 
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_no_row_and_no_wait(tmp_path, whole, monkeypatch):
     """Every look at the wall clock is up to ten years off."""
     draw, real, looks = random.Random(4), time.time, Counter()

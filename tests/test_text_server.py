@@ -16,10 +16,8 @@ __all__ = ["alone", "folder", "local"]
 
 METHODS = {
     "occlusion": noiser.Occlusion(baseline="delete", score="logprob"),
-    "lime": noiser.Lime(baseline="delete", samples=8),
-    "kernel_shap": noiser.KernelShap(baseline="delete", samples=12),
-    "shapley_sampling": noiser.ShapleySampling(baseline="delete", permutations=2),
-    "context_cite": noiser.ContextCite(baseline="delete", samples=12),
+    "kernel_shap": noiser.KernelShap(baseline="delete", samples=4),
+    "context_cite": noiser.ContextCite(baseline="delete", samples=4),
 }
 
 
@@ -37,13 +35,12 @@ def load(server, **settings):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_deletion_gives_the_local_models_numbers(server, local, name):
-    for options in ({"target": " sings"}, {"target": " sings near"}):
-        found, expected = (
-            noiser.attribute(lm, PROMPT, method=METHODS[name], unit="word", **options) for lm in (load(server), local)
-        )
-        torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-3, equal_nan=True)
-        assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
-        assert all(body["max_tokens"] == 1 for body in server.bodies)
+    found, expected = (
+        noiser.attribute(lm, PROMPT, method=METHODS[name], unit="word", target=" sings near")
+        for lm in (load(server), local)
+    )
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-3, equal_nan=True)
+    assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
 
 
 def test_a_target_is_exact_however_few_are_sent(server, local):

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from enum import Enum
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -69,14 +71,12 @@ def assert_same(found, expected, atol=2e-5):
         assert one.probability == pytest.approx(other.probability, abs=atol)
 
 
-@pytest.mark.parametrize("name", PREDICTING)
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [*((name, "words") for name in PREDICTING), *(("occlusion", question) for question in QUESTIONS)],
+)
 def test_gives_the_local_models_numbers(served, local, name, question):
     options = QUESTIONS[question] | {"method": method_of(name)}
-    if question == "a foil" and name == "noiser_relative":
-        with pytest.raises(ParameterError, match="has no foil"):
-            noiser.attribute(served, PROMPT, **options)
-        return
     assert_same(noiser.attribute(served, PROMPT, **options), noiser.attribute(local, PROMPT, **options))
 
 
@@ -150,14 +150,53 @@ def test_says_which_model_it_is(served, folder, local):
     assert served.model.backend.llm.settings["max_num_seqs"] == 8
 
 
-def test_a_failure_of_vllm_is_a_model_error(served):
+def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(served, local):
     llm = served.model.backend.llm
-    llm.trouble = RuntimeError("EngineDeadError")
-    try:
-        with pytest.raises(ModelError, match=r"vLLM failed: RuntimeError: EngineDeadError"):
+    for trouble, expected in ((RuntimeError("Dead"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        llm.trouble = trouble
+        with pytest.raises(expected, match=r"vLLM failed: RuntimeError: Dead|^$"):
             noiser.attribute(served, PROMPT, method="occlusion")
-    finally:
-        llm.trouble = None
+        assert_same(*(noiser.attribute(lm, PROMPT, method="occlusion") for lm in (served, local)))
+
+
+def test_logits_that_did_not_come_back_are_an_error(served, monkeypatch):
+    monkeypatch.setattr(served.model.backend.llm, "collective_rpc", lambda method: [([], b"")])
+    with pytest.raises(ModelError, match=r"kept no logits of 1 of 1 sequences; expected all. They must run noiser"):
+        noiser.attribute(served, PROMPT, method="occlusion")
+
+
+def test_the_workers_keep_the_rows_of_requests_that_move_in_the_batch(monkeypatch):
+    moves = Enum("MoveDirectionality", "UNIDIRECTIONAL SWAP")
+    for name in ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.logits_processor", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.v1.sample.logits_processor"].LogitsProcessor = object
+    sys.modules["vllm.v1.sample.logits_processor"].MoveDirectionality = moves
+    sys.modules["vllm.distributed"].get_tensor_model_parallel_rank = lambda: rank
+    worker = importlib.import_module("noiser.model.vllm_worker")
+    monkeypatch.delitem(sys.modules, "noiser.model.vllm_worker")
+
+    def update(removed=(), added=(), moved=()):
+        requests = [(index, SimpleNamespace(extra_args=extra), None, []) for index, extra in added]
+        processor.update_state(SimpleNamespace(removed=removed, added=requests, moved=moved))
+
+    assert worker.KEY == noiser.model.vllm.ROW
+    processor, rank = worker.KeepLogits(None, torch.device("cpu"), False), 0
+    update(added=[(0, {worker.KEY: 10}), (1, None), (2, {worker.KEY: 12}), (3, {worker.KEY: 13})])
+    logits = torch.arange(8.0).view(4, 2)
+    assert processor.apply(logits) is logits
+    logits[:] = -1  # vLLM uses the buffer again
+    update(moved=[(0, 1, moves.SWAP)], removed=[3])  # a prompt in chunks: later logits take the place of earlier ones
+    processor.apply(torch.arange(8.0, 14.0).view(3, 2))
+    processor.update_state(None)
+    update(moved=[(2, 0, moves.UNIDIRECTIONAL)])
+    processor.apply(torch.arange(14.0, 18.0).view(2, 2))
+    rows, sent = worker.TakeLogits().take_logits()
+    assert rows == [10, 12, 13]
+    assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == [16, 17, 14, 15, 6, 7]
+    assert worker.TakeLogits().take_logits() == ([], b"")
+    processor.apply(torch.zeros(2, 2))
+    rank = 1
+    assert worker.TakeLogits().take_logits() == ([], b"")
 
 
 def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
@@ -172,7 +211,7 @@ def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
 
 def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(DependencyError, match=r"pip install 'noiser\[vllm\]'"):
+    with pytest.raises(DependencyError, match="Install it: pip install vllm; its versions"):
         noiser.load_model(f"vllm:{tmp_path}")
     vllm_for_tests.install(monkeypatch)
     with pytest.raises(ModelNotFoundError, match="Cannot find the model 'no/such'"):

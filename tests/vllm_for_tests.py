@@ -32,8 +32,10 @@ class LLM:
 
     @torch.no_grad()
     def generate(self, prompts, parameters, use_tqdm):
-        if self.trouble:
-            raise self.trouble
+        trouble, self.trouble = self.trouble, None
+        if trouble:  # some of it has run
+            self.kept |= {settings.extra_args["noiser_row"]: torch.zeros(384) for settings in parameters[:2]}
+            raise trouble
         self.calls.append([len(prompt.get("prompt_embeds", prompt.get("prompt_token_ids"))) for prompt in prompts])
         for prompt, settings in reversed(list(zip(prompts, parameters, strict=True))):
             if "prompt_embeds" in prompt:

@@ -18,6 +18,7 @@ __all__ = [
     "Target",
     "TargetUnit",
     "TargetUnitName",
+    "TextUnitName",
     "Unit",
     "UnitName",
 ]
@@ -34,6 +35,7 @@ Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message
 Sources = Sequence[str | tuple[str, str]]
 """Documents in a prompt: texts, or (title, text) pairs."""
 
+TextUnitName = Literal["token", "word", "sentence"]
 UnitName = Literal["token", "word", "sentence", "turn", "source"]
 Unit = UnitName | Sequence[tuple[int, int]]
 """What one score belongs to: a named segmentation, or the caller's (start, end) character spans."""

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from noiser.errors import ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, Method, Noiser, make_method
-from noiser.types import Prompt, TargetUnitName, UnitName
+from noiser.types import Prompt, TargetUnitName, TextUnitName
 
 __all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "json_messages", "parse_chat"]
 
@@ -50,7 +50,7 @@ class Question:
     max_new_tokens: int = 1
     target_unit: TargetUnitName = "token"
     foil: str = ""
-    unit: UnitName = "token"
+    unit: TextUnitName = "token"
     seed: int = 0
     all_thresholds: bool = True
 
@@ -122,7 +122,7 @@ def _as_text(value: Any) -> str:
 
 
 def _from_text(name: str, text: str, default: Any) -> Any:
-    choices = {"unit": get_args(UnitName), "target_unit": get_args(TargetUnitName)}.get(name, (text,))
+    choices = {"unit": get_args(TextUnitName), "target_unit": get_args(TargetUnitName)}.get(name, (text,))
     if text not in choices:
         raise UnknownNameError(name, text, choices)
     if isinstance(default, bool):

@@ -114,6 +114,7 @@ class DataEntry(Entry):
         limit: the most examples to take; None for all. Those of a lower limit are among those of a higher one.
         category: only these categories.
         without_category: all but these categories.
+        max_characters: only examples whose prompts are no longer; None for all.
         only_correct: only examples whose answer the model gives greedily, all its tokens; of planted facts, only those
             whose answer changes without them.
         explain: "continuation", the first tokens that the model says; or "answer", those that the data set gives.
@@ -127,6 +128,7 @@ class DataEntry(Entry):
     limit: Count | None = None
     category: Texts = ()
     without_category: Texts = ()
+    max_characters: Count | None = None
     only_correct: bool = False
     explain: Literal["continuation", "answer"] = "continuation"
     max_new_tokens: Count = 1
@@ -146,11 +148,11 @@ class DataEntry(Entry):
             raise ValueError("expected either name, of a data set, or prompts")
         if self.prompts is not None and (not self.prompts or not all(prompt.strip() for prompt in self.prompts)):
             raise ValueError("prompts: expected at least one text, and none that is blank")
-        of_data_sets = (self.only_correct, self.category, self.without_category, self.as_published)
+        of_data_sets = (self.only_correct, self.category, self.without_category, self.max_characters, self.as_published)
         if self.prompts is not None and (any(of_data_sets) or self.explain == "answer"):
             raise ValueError(
                 "prompts of the plan's own have no category, no answer and no published file; leave out only_correct, "
-                "category, without_category, explain and as_published"
+                "category, without_category, max_characters, explain and as_published"
             )
         return self
 
@@ -158,9 +160,11 @@ class DataEntry(Entry):
     def meaning(self) -> dict[str, Any]:
         """As for any entry; prompts may be added behind those that there are.
 
-        `target_unit` is left out where it is "token", as in folders that were made before there was another.
+        `target_unit` and `max_characters` are left out where they say nothing, as in folders from before them.
         """
-        left_out = {"prompts"} | ({"target_unit"} if self.target_unit == "token" else set())
+        left_out = {"prompts"} | {
+            key for key in ("target_unit", "max_characters") if getattr(self, key) in ("token", None)
+        }
         return {key: value for key, value in super().meaning.items() if key not in left_out} | {
             "own": self.prompts is not None
         }

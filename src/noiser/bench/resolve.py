@@ -23,7 +23,7 @@ from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
 from noiser.judges import check_judge
-from noiser.methods import METHODS, Method, make_method
+from noiser.methods import METHODS, Method, describe, make_method
 from noiser.metrics import METRICS, Metric
 from noiser.metrics.top_k import check_top
 from noiser.registry import unversioned
@@ -76,11 +76,9 @@ def _data(entry: DataEntry) -> dict[str, Any]:
 
 
 def _method(entry: MethodEntry) -> dict[str, Any]:
-    method = make(entry)
-    fields: Mapping[str, Any] = getattr(method, "__dataclass_fields__", {})
     return {
         "name": METHODS.get(entry.name).versioned_name,
-        "parameters": {name: getattr(method, name) for name in fields},
+        "parameters": dict(describe(make(entry))[1]),
         "profile": entry.profile,
         "unit": entry.unit,
     }

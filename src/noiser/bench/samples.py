@@ -43,10 +43,14 @@ def draw(
     examples = [
         example
         for example in dataset
-        if (not entry.category or example.category in entry.category) and example.category not in entry.without_category
+        if (not entry.category or example.category in entry.category)
+        and example.category not in entry.without_category
+        and (entry.max_characters is None or len(example.prompt) <= entry.max_characters)
     ]
     if not examples:
-        raise ParameterError(f"data, {entry.label!r}: no example is left; expected categories that leave some.")
+        raise ParameterError(
+            f"data, {entry.label!r}: no example is left; expected categories and a max_characters that leave some."
+        )
     need = [name for name, on in (("only_correct", entry.only_correct), ("explain", entry.explain == "answer")) if on]
     if need and not all(example.target for example in examples):
         raise ParameterError(

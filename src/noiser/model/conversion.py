@@ -71,7 +71,6 @@ class Converted:
             path = self.weights.path
             if path is None:
                 path = Path(scratch) / f"{self.name}.gguf"
-                assert self.weights.join is not None, "weights without a path are in parts"
                 with cache_errors(needed=self.weights.size):
                     self.weights.join(path)
             head = read_head(path)

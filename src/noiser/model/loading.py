@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import inspect
 import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from noiser.errors import ModelError, ModelNotFoundError, ParameterError
+from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.model.catalog import BUILT_IN, Weights
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry
@@ -81,6 +82,9 @@ def load_model(
     if kind in ("http", "https"):
         from noiser.model.server import load_server
 
+        known = [*inspect.signature(load_server).parameters][2:]
+        if unknown := sorted({*engine_args} - {*known}):
+            raise UnknownNameError("argument of a model behind a server", unknown[0], known)
         return load_server(os.fspath(name_or_path), options, **engine_args)
     if engine_args:
         raise ParameterError(
@@ -102,7 +106,7 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
     if os.path.isfile(path):  # noqa: PTH113
         path = path.resolve()
         with _reading(path):
-            converted = Converted(path.stem, Weights(path=path), file_sha256(path))
+            converted = Converted(path.stem, Weights(parts=(path,)), file_sha256(path))
         return _load_converted(str(path), converted, options)
     if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
         raise _not_found(name, "there is no such file or folder.")

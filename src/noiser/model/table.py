@@ -49,7 +49,7 @@ class Checkpoint(NamedTuple):
             converted = (
                 built_in_entry(BUILT_IN[name])
                 if name in BUILT_IN
-                else Converted(path.stem, Weights(path=path.resolve()), file_sha256(path))
+                else Converted(path.stem, Weights(parts=(path.resolve(),)), file_sha256(path))
             )
             converted.ensure()
             return cls(str(converted.folder), converted.sha256, options.trust_remote_code)

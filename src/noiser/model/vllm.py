@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ class VllmBackend:
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
+        self._numbers = itertools.count()
 
     def predict(self, inputs: Sequence[Input]) -> Prediction:
         """One call of vLLM for as many sequences as the workers may keep logits of.
@@ -52,22 +54,27 @@ class VllmBackend:
             {"prompt_embeds": sequence} if sequence.is_floating_point() else {"prompt_token_ids": sequence.tolist()}
             for sequence, _ in inputs
         ]
+        # Numbers that were never used before: what an interrupted call has left may run beside this one.
+        numbers = [next(self._numbers) for _ in inputs]
         parameters = [
-            SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args={ROW: row})
-            for row in range(len(inputs))
+            SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args={ROW: number})
+            for number in numbers
         ]
         try:
             self.llm.generate(prompts, parameters, use_tqdm=False)
             answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
         except Exception as error:  # of vLLM's many kinds
             raise ModelError(f"vLLM failed: {type(error).__name__}: {error}") from error
-        rows, sent = next((answer for answer in answers if answer[0]), ([], b""))
-        if list(rows) != list(range(len(inputs))):
+        kept, sent = next((answer for answer in answers if answer[0]), ([], b""))
+        place = {number: index for index, number in enumerate(kept)}
+        missing = [number for number in numbers if number not in place]
+        if missing:
             raise ModelError(
-                f"vLLM's workers kept the logits of {len(rows)} of {len(inputs)} sequences; expected all. They must "
+                f"vLLM's workers kept no logits of {len(missing)} of {len(inputs)} sequences; expected all. They must "
                 f"run {WORKER}.KeepLogits, as a model that noiser.load_model('vllm:...') has loaded does."
             )
-        return torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(rows), -1)
+        rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
+        return rows[[place[number] for number in numbers]]
 
 
 def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> ServedModel:
@@ -132,6 +139,6 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
 
 def _not_installed(error: ImportError) -> DependencyError:
     return DependencyError(
-        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it where you have a card: pip "
-        "install 'noiser[vllm]'; on a CPU, see docs/scale.md."
+        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
+        "versions of other packages may need an environment of their own, see docs/scale.md."
     )

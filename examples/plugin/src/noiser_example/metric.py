@@ -9,7 +9,7 @@ def concentration() -> Metric:
     """On how few units the weight lies: 1 / Σ share², in units and as a share of them."""
     return Metric(
         measure=_measure,
-        others=Scale(0, float("inf"), None, None, "mean over prompts"),  # all columns are summed up by their mean
+        others={"": Scale(0, float("inf"), None, None, "mean over prompts")},  # columns of any name, by their mean
     )
 
 
