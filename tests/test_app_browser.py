@@ -25,7 +25,8 @@ import pytest
 import app_for_tests
 import noiser
 from app_for_tests import served
-from noiser.app.examples import EXAMPLES
+from noiser.app.examples import EXAMPLES, FACT
+from noiser.attribution.display import number_format
 from tiny import tiny
 
 pytestmark = pytest.mark.slow
@@ -126,6 +127,11 @@ def choose(page, label, *options):
     page.keyboard.press("Escape")
 
 
+def score_text(att, unit) -> str:
+    score, error = float(att.scores[0, unit]), float(att.stderr[0, unit])
+    return f"score {number_format([score]).with_error(score, error)}"
+
+
 def tip(page) -> str:
     shown = page.locator("#noiser-tip:not([hidden])")
     shown.wait_for()
@@ -138,6 +144,9 @@ def tip(page) -> str:
 def test_the_page_opens_with_a_stored_answer_which_a_question_replaces(visit):
     page = visit()
     sync_api.expect(page.locator(".noiser-example")).to_contain_text("built-in model gemma-3-270m")
+    sync_api.expect(page.locator("#noiser-prompt textarea")).to_have_value(FACT)
+    legend = "orange: without it the prediction gets less likely"
+    sync_api.expect(page.locator("#noiser-result .noiser-att")).to_contain_text(legend)
     units = page.locator("#noiser-result .map .u")
     assert units.all_inner_texts()[:3] == ["Le", "Bron", "James"]
     units.nth(1).hover()
@@ -183,7 +192,7 @@ def test_type_run_hover_and_draw_the_tolerance(visit):
     units = page.locator("#noiser-result .map .u")
     assert units.all_inner_texts() == [unit.text.strip() for unit in att.units]
     units.nth(1).hover()
-    assert tip(page).startswith(f"quick: score {float(att.scores[0, 1]):.3g} ±")
+    assert tip(page).startswith(f"quick: {score_text(att, 1)}")
     assert f"threshold {float(att.thresholds[0, 1]):.3g}" in tip(page)
     assert not units.nth(1).get_attribute("title")  # no second tip on top
     page.mouse.move(5, 5)

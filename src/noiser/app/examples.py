@@ -35,6 +35,7 @@ EXAMPLES = {
     "Why not a foil?": Question(prompt="The keys to the old cabinet", target=" are", foil=" is"),
     "A chat": Question(
         prompt="system: Answer in one word.\nuser: What is the capital of France?",
+        target="Paris",
         chat=True,
         model="smollm2-135m-instruct",
         unit="word",

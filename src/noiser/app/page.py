@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import gradio as gr
 from gradio import themes
 
-from noiser.app.examples import example_answer, offered_examples
+from noiser.app.examples import FACT, example_answer, offered_examples
 from noiser.app.handlers import Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
 from noiser.app.question import MOST_TARGETS, Question
 from noiser.app.show import example_note, explain
@@ -96,6 +96,7 @@ class _Page:
         begin, fields = Question(), dict[str, Any]()
         self.examples: dict[gr.Button, Question] = {}
         fields["prompt"] = gr.Textbox(
+            FACT,
             label="Prompt",
             lines=5,
             max_lines=16,
@@ -133,10 +134,13 @@ class _Page:
                 fields["target"] = gr.Textbox(
                     begin.target,
                     label="Target",
-                    info="Why this continuation? Empty: what the model says.",
-                    min_width=140,
+                    info="Why this?",
+                    placeholder="what the model says",
+                    min_width=130,
                 )
-                fields["foil"] = gr.Textbox(begin.foil, label="Foil", info="Why not this?", min_width=140)
+                fields["foil"] = gr.Textbox(
+                    begin.foil, label="Foil", info="And not this?", placeholder="none", min_width=130
+                )
             fields["max_new_tokens"] = gr.Slider(
                 1,
                 MOST_TARGETS,
@@ -165,20 +169,22 @@ class _Page:
     def _lay_out_results(self, example: Answer) -> None:
         units, targets = unit_choices(example), target_choices(example)
         with gr.Row(elem_id="noiser-save"):
+            _html("<span>Save:</span>")
             self.save = {
-                form: gr.Button(form.upper(), size="sm", min_width=80, elem_id=f"noiser-{form}")
+                form: gr.Button(form.upper(), size="sm", min_width=0, scale=0, elem_id=f"noiser-{form}")
                 for form in ("json", "html", "png")
             }
         self.link = gr.Textbox(
             label="Link to this question",
             placeholder="There is one when you have asked.",
             interactive=False,
+            max_lines=1,
             buttons=["copy"],
             elem_id="noiser-link",
         )
         with gr.Accordion("How much noise does a unit tolerate?"):
             _html("<p>Choose a unit in the heat map, or here.</p>")
-            with gr.Row():
+            with gr.Row(elem_id="noiser-choose"):
                 self.unit = gr.Dropdown(units, label="Unit", scale=3, min_width=140, elem_id="noiser-unit")
                 self.target = gr.Dropdown(targets, label="Prediction", scale=2, min_width=120, elem_id="noiser-target")
                 self.draw = gr.Button("Draw", scale=1, min_width=90, elem_id="noiser-tolerate")
@@ -208,7 +214,7 @@ class _Page:
         restored = [self.status, self.linked, self.asked, *filled]
         blocks.load(self.restore, self.linked, restored, js="() => [noiserPage.search()]", **options)
         # Only by a link with a prompt: an event that leaves a component alone could undo what another does to it.
-        from_link = self.asked.change(self.ask, asking, shown, **options)
+        from_link = self.asked.change(self.ask, asking, shown, scroll_to_output=True, **options)
         for answered in (asked, from_link):
             answered.then(None, self.query, self.link, js="(query) => noiserPage.link(query)", **options)
         self.stop_button.click(self.stop, queue=False, **options)
