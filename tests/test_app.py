@@ -64,6 +64,7 @@ def ask(handlers, longest_wait=None, **fields):
         {"methods": ("noiser", "occlusion"), "target": " fox ", "foil": "\n", "max_new_tokens": 5},
         {"all_thresholds": False},
         {"target_unit": "sentence"},
+        {"sources": "A fox.\n---\nA dog."},
     ],
 )
 def test_a_link_restores_the_question(fields):
@@ -591,6 +592,49 @@ def test_an_example_asks_only_models_that_are_offered():
 def test_a_link_holds_every_example(name):
     question = EXAMPLES[name]
     assert Question.from_query(dict(parse_qsl(question.to_query()))) == question
+
+
+# ---- citations -------------------------------------------------------------------------------------------------------
+
+SOURCES = "The quick brown fox jumps.\n---\nThe lazy dog sleeps.\n --- no rule\n-----\n\n"
+
+
+def test_sources_stand_between_lines_of_dashes():
+    documents = Question(prompt="a", sources=SOURCES).documents
+    assert documents == ["The quick brown fox jumps.", "The lazy dog sleeps.\n --- no rule"]
+    assert Question(prompt="a", sources="---\n---").documents == []
+
+
+def test_a_question_with_sources_is_answered_as_the_library_cites(handlers):
+    answer = ask(handlers, sources=SOURCES, target=" The dog sleeps. The fox jumps.").answer
+    documents = Question(prompt="a", sources=SOURCES).documents
+    expected = noiser.cite(tiny("llama"), PROMPT, documents, answer=" The dog sleeps. The fox jumps.")
+    assert answer.citations.answer == expected.answer
+    assert answer.citations.losses == pytest.approx(expected.losses)
+    assert torch.allclose(answer.citations.scores, expected.scores)
+    shown = "".join(Tags(result_html(answer)).text)
+    assert "lazy dog sleeps" in shown
+    assert "The answer without the sources" in shown
+    for form, part in (("html", "<!doctype html>"), ("json", '"noiser.citations"'), ("md", "The dog sleeps.")):
+        file = file_of(answer, form)
+        assert file.name == f"noiser-cite.{form}"
+        assert part in file.text
+    assert not tiny("llama").model._forward_pre_hooks
+
+
+def test_citing_can_be_stopped_and_has_a_longest_wait(handlers, monkeypatch):
+    views = handlers.ask("visitor", Question(prompt=PROMPT, sources=SOURCES), None)
+    next(views)
+    handlers.jobs.stop("visitor")
+    assert "Stopped." in [view.status for view in views][-1]
+    assert "Give fewer or shorter sources" in ask(handlers, longest_wait=-1.0, sources=SOURCES).status
+    with pytest.raises(PromptError, match="The list of sources has"):
+        Question(prompt="a", sources="x" * (MOST_CHARACTERS + 1))
+
+
+def test_markdown_is_that_of_the_library(handlers):
+    answer = ask(handlers, methods=("occlusion",)).answer
+    assert file_of(answer, "md").text == answer.attributions[0].to_markdown()
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

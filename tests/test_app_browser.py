@@ -313,6 +313,26 @@ def test_downloads(visit, tmp_path):
     assert any(r > 180 and b < 120 for r, _, b in colours)  # orange
 
 
+def test_a_question_with_sources_is_answered_with_citations(visit):
+    page = visit("?sources=The fox jumps.%0A---%0AThe dog sleeps.&target= The dog sleeps. The fox jumps.")
+    sync_api.expect(page.get_by_label("Sources", exact=True)).to_be_visible()
+    ask(page, "Who sleeps?")
+    card = page.locator("#noiser-result .noiser-cite")
+    sync_api.expect(card.locator(".source")).to_have_count(2)
+    sync_api.expect(card.locator(".s")).to_have_count(2)
+    assert not page.locator("#noiser-measure").is_visible()
+    with page.expect_download() as download:
+        page.locator("#noiser-json").click()
+    citations = noiser.Citations.load(download.value.path())
+    assert citations.answer == " The dog sleeps. The fox jumps."
+    page.get_by_label("Sources", exact=True).fill("")
+    ask(page)
+    sync_api.expect(page.locator("#noiser-measure")).to_be_visible()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#noiser-markdown").click()
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.includes('| token | score |'))")
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 

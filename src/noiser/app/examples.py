@@ -19,6 +19,12 @@ Dogs have to wait outside. The café on the first floor sells soup and cake.
 Question: On which day is the museum closed?
 Answer: The museum is closed on"""
 
+_SOURCES = """The museum opens at nine and closes at six. Tickets cost eight euros.
+---
+On Mondays the museum is closed. Dogs have to wait outside.
+---
+The café on the first floor sells soup and cake. It closes at five."""
+
 _REPORT = """The weather station stands on a hill above the village of Larkfield. It was built by the students of the \
 local school. Every morning two of them climb the hill and read the instruments. They write down the temperature, \
 the wind and the rain of the last day. In spring the path is muddy, so they wear boots. In summer they go before \
@@ -41,6 +47,7 @@ EXAMPLES = {
         unit="word",
     ),
     "A document": Question(prompt=_NOTICE, unit="sentence"),
+    "Citations": Question(prompt="On which day is the museum closed?", sources=_SOURCES, model="smollm2-135m-instruct"),
     "A long prompt": Question(prompt=_REPORT, methods=("occlusion",), unit="sentence"),
 }
 """Questions for the built-in models, by the words on their buttons."""

@@ -113,6 +113,16 @@ class _Page:
             self.run = gr.Button("Ask", variant="primary", min_width=100, elem_id="noiser-run")
             # Always ready: updates that cross on a busy machine can leave a button as it was; this one must work then.
             self.stop_button = gr.Button("Stop", min_width=100, elem_id="noiser-stop")
+        with gr.Accordion("Answer from sources, and cite them", open=False, elem_id="noiser-sources") as self.sources:
+            fields["sources"] = gr.Textbox(
+                begin.sources,
+                label="Sources",
+                lines=6,
+                max_lines=16,
+                placeholder="A text\n---\nAnother text",
+                info="A line --- stands between two of them. The prompt is then a question; of the settings, "
+                "model, target, chat and seed count.",
+            )
         with gr.Accordion("Settings", open=False, elem_id="noiser-settings") as self.settings:
             fields["model"] = gr.Dropdown(list(models), value=models[0], label="Model")
             fields["methods"] = gr.Dropdown(
@@ -174,6 +184,7 @@ class _Page:
                 form: gr.Button(form.upper(), size="sm", min_width=0, scale=0, elem_id=f"noiser-{form}")
                 for form in ("json", "html", "png")
             }
+            self.copy = gr.Button("Copy as Markdown", size="sm", min_width=0, scale=0, elem_id="noiser-markdown")
         self.link = gr.Textbox(
             label="Link to this question",
             placeholder="There is one when you have asked.",
@@ -182,6 +193,11 @@ class _Page:
             buttons=["copy"],
             elem_id="noiser-link",
         )
+        with gr.Column(elem_id="noiser-probes") as self.probes:
+            self._lay_out_probes(units, targets)
+
+    def _lay_out_probes(self, units: list[tuple[str, int]], targets: list[tuple[str, int]]) -> None:
+        """What can be asked about a heat map."""
         with gr.Accordion("How much noise does a unit tolerate?"):
             _html("<p>Choose a unit in the heat map, or here.</p>")
             with gr.Row(elem_id="noiser-choose"):
@@ -203,12 +219,12 @@ class _Page:
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         asking = [self.longest_wait, *self.fields.values()]
         work = [self.status, self.run]
-        shown = [*work, self.result, self.answer, self.query, self.after, self.unit, self.target]
-        shown += [self.chart, self.evaluation]
+        shown = [*work, self.result, self.answer, self.query, self.after, self.probes]
+        shown += [self.unit, self.target, self.chart, self.evaluation]
 
         ask = [self.run.click, self.fields["prompt"].submit]
         asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
-        filled = [self.settings, *self.fields.values()]
+        filled = [self.settings, self.sources, *self.fields.values()]
         for button, question in self.examples.items():
             button.click(partial(self._filled, question), None, filled, queue=False, **options)
         restored = [self.status, self.linked, self.asked, *filled]
@@ -227,6 +243,8 @@ class _Page:
             draw(self.tolerance, [self.answer, self.unit, self.target], [*work, self.chart], **aside)
         self.measure.click(self.faithfulness, self.answer, [*work, self.evaluation], **aside)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
+        copied = self.copy.click(_saving("md"), self.answer, self.file, **options)
+        copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
         for form in ("json", "html"):
             saved = self.save[form].click(_saving(form), self.answer, self.file, **options)
             saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
@@ -249,7 +267,7 @@ class _Page:
 
         Without a link nothing is set: a quick visitor has typed something by now.
         """
-        unchanged = _nothing(1 + len(self.fields))
+        unchanged = _nothing(2 + len(self.fields))
         parameters = dict(parse_qsl(search.removeprefix("?"), keep_blank_values=True))
         if not parameters:
             return [gr.skip(), "", "", *unchanged]
@@ -260,14 +278,15 @@ class _Page:
         return [gr.skip(), search, search if parameters.get("prompt") else "", *self._filled(question)]
 
     def _filled(self, question: Question) -> list[Any]:
-        """The settings, open if any of them is not as the page begins, and the fields as a question has them."""
+        """Settings and sources, open if one is not as the page begins, and the fields as a question has them."""
         values = {name: getattr(question, name) for name in self.fields} | {
             "chat": "chat" if question.chat else "text",
             "model": question.model or self.handlers.models.names[0],
             "methods": list(question.methods),
         }
-        settings = replace(question, prompt="") != Question()
-        return [gr.update(open=True) if settings else gr.skip(), *values.values()]
+        settings = replace(question, prompt="", sources="") != Question()
+        folds = [gr.update(open=True) if opened else gr.skip() for opened in (settings, question.sources)]
+        return [*folds, *values.values()]
 
     def stop(self, request: gr.Request) -> None:
         """Stops the visitor's work, also when the visitor goes away."""
@@ -282,7 +301,7 @@ class _Page:
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
         if answer is None:
-            return *_work(view), *_nothing(8)
+            return *_work(view), *_nothing(9)
         units, targets = unit_choices(answer), target_choices(answer)
         return (
             *_work(view),
@@ -290,6 +309,7 @@ class _Page:
             answer,
             answer.question.to_query(),
             gr.update(visible=True),
+            gr.update(visible=answer.citations is None),
             gr.update(choices=units, value=units[0][1]),
             gr.update(choices=targets, value=targets[0][1]),
             "",
@@ -297,7 +317,7 @@ class _Page:
         )
 
     def _cleared(self) -> Shown:
-        return *_nothing(2), "", None, "", gr.update(visible=False), *_nothing(2), "", ""
+        return *_nothing(2), "", None, "", gr.update(visible=False), *_nothing(3), "", ""
 
     # ---- afterwards -----------------------------------------------------------------------------------------------
 
@@ -338,6 +358,6 @@ def _aside(view: View) -> Shown:
     return *_work(view), gr.skip() if view.answer is None else view.answer
 
 
-def _saving(form: Literal["json", "html"]) -> Callable[[Answer | None], str]:
+def _saving(form: Literal["json", "html", "md"]) -> Callable[[Answer | None], str]:
     """A handler that returns the answer as a file, for the page's script to hand over."""
     return lambda answer: json.dumps(file_of(answer, form)._asdict()) if answer else ""
