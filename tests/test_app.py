@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from html.parser import HTMLParser
+from urllib.parse import parse_qsl
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import noiser
 from noiser.app import check_address
 from noiser.app import jobs as jobs_module
 from noiser.app.chart import tolerance_html
+from noiser.app.examples import EXAMPLES, example_answer, offered_examples
 from noiser.app.handlers import Handlers, TooLongError, file_of, result_html, target_choices, unit_choices
 from noiser.app.jobs import BusyError, Job, Jobs, Models, StoppedError, Turns, offered
 from noiser.app.question import MOST_CHARACTERS, MOST_TARGETS, Question, parse_chat
@@ -62,6 +64,7 @@ def ask(handlers, longest_wait=None, **fields):
         {"methods": ("noiser", "occlusion"), "target": " fox ", "foil": "\n", "max_new_tokens": 5},
         {"all_thresholds": False},
         {"target_unit": "sentence"},
+        {"sources": "A fox.\n---\nA dog."},
     ],
 )
 def test_a_link_restores_the_question(fields):
@@ -564,6 +567,74 @@ def test_visitors_do_not_mix(handlers):
         expected = noiser.attribute(tiny("llama"), prompt, seed=len(prompt))
         assert found[prompt].attributions[0].text == expected.text
         assert torch.equal(found[prompt].attributions[0].scores, expected.scores)
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_the_stored_answer_is_that_of_the_first_example_and_complete():
+    answer = example_answer()
+    (att,) = answer.attributions
+    assert att.text == next(iter(EXAMPLES.values())).prompt == answer.question.prompt
+    assert att.model.name == answer.model == "gemma-3-270m"
+    assert att.stderr is not None
+    assert att.thresholds is not None
+    assert not att.thresholds.isnan().any()
+    assert att.top(1)[0].text == "Bron"
+
+
+def test_an_example_asks_only_models_that_are_offered():
+    assert offered_examples(["smollm2-135m-instruct"])["A chat"].model == "smollm2-135m-instruct"
+    assert {question.model for question in offered_examples(["llama"]).values()} == {""}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_link_holds_every_example(name):
+    question = EXAMPLES[name]
+    assert Question.from_query(dict(parse_qsl(question.to_query()))) == question
+
+
+# ---- citations -------------------------------------------------------------------------------------------------------
+
+SOURCES = "The quick brown fox jumps.\n---\nThe lazy dog sleeps.\n --- no rule\n-----\n\n"
+
+
+def test_sources_stand_between_lines_of_dashes():
+    documents = Question(prompt="a", sources=SOURCES).documents
+    assert documents == ["The quick brown fox jumps.", "The lazy dog sleeps.\n --- no rule"]
+    assert Question(prompt="a", sources="---\n---").documents == []
+
+
+def test_a_question_with_sources_is_answered_as_the_library_cites(handlers):
+    answer = ask(handlers, sources=SOURCES, target=" The dog sleeps. The fox jumps.").answer
+    documents = Question(prompt="a", sources=SOURCES).documents
+    expected = noiser.cite(tiny("llama"), PROMPT, documents, answer=" The dog sleeps. The fox jumps.")
+    assert answer.citations.answer == expected.answer
+    assert answer.citations.losses == pytest.approx(expected.losses)
+    assert torch.allclose(answer.citations.scores, expected.scores)
+    shown = "".join(Tags(result_html(answer)).text)
+    assert "lazy dog sleeps" in shown
+    assert "The answer without the sources" in shown
+    for form, part in (("html", "<!doctype html>"), ("json", '"noiser.citations"'), ("md", "The dog sleeps.")):
+        file = file_of(answer, form)
+        assert file.name == f"noiser-cite.{form}"
+        assert part in file.text
+    assert not tiny("llama").model._forward_pre_hooks
+
+
+def test_citing_can_be_stopped_and_has_a_longest_wait(handlers, monkeypatch):
+    views = handlers.ask("visitor", Question(prompt=PROMPT, sources=SOURCES), None)
+    next(views)
+    handlers.jobs.stop("visitor")
+    assert "Stopped." in [view.status for view in views][-1]
+    assert "Give fewer or shorter sources" in ask(handlers, longest_wait=-1.0, sources=SOURCES).status
+    with pytest.raises(PromptError, match="The list of sources has"):
+        Question(prompt="a", sources="x" * (MOST_CHARACTERS + 1))
+
+
+def test_markdown_is_that_of_the_library(handlers):
+    answer = ask(handlers, methods=("occlusion",)).answer
+    assert file_of(answer, "md").text == answer.attributions[0].to_markdown()
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

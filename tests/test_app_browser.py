@@ -28,6 +28,8 @@ import pytest
 import app_for_tests
 import noiser
 from app_for_tests import served
+from noiser.app.examples import EXAMPLES, FACT
+from noiser.attribution.display import number_format
 from tiny import tiny
 
 pytestmark = pytest.mark.slow
@@ -37,6 +39,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 sync_api.expect.set_options(timeout=60_000)  # two cores may be busy with other tests
 
 PROMPT = "The quick brown fox jumps"
+FOIL = re.compile("^Foil")  # its hint is part of its name
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OTHERS = "--host-resolver-rules=MAP *.example 127.0.0.1"  # names that an attacker, or a proxy, lets point here
 
@@ -89,6 +92,7 @@ def visit(address, browser):
 def ask(page, prompt=PROMPT, *, wait=True):
     page.locator("#noiser-prompt textarea").fill(prompt)
     page.locator("#noiser-run").click()
+    sync_api.expect(page.locator(".noiser-example")).to_have_count(0)
     if wait:
         done(page)
 
@@ -109,8 +113,16 @@ def unit_choice(page, unit):
     return page.locator("fieldset", has_text="A score for every").get_by_label(unit, exact=True)
 
 
+def open_settings(page):
+    """Opens the settings, unless a link or an example has."""
+    if not page.get_by_label("Model", exact=True).is_visible():
+        page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Model", exact=True).wait_for()
+
+
 def choose(page, label, *options):
     """Options of a Gradio dropdown, chosen by typing."""
+    open_settings(page)
     box = page.get_by_label(label, exact=True)
     for option in options:
         box.click()
@@ -118,10 +130,59 @@ def choose(page, label, *options):
     page.keyboard.press("Escape")
 
 
+def score_text(att, unit) -> str:
+    score, error = float(att.scores[0, unit]), float(att.stderr[0, unit])
+    return f"score {number_format([score]).with_error(score, error)}"
+
+
 def tip(page) -> str:
     shown = page.locator("#noiser-tip:not([hidden])")
     shown.wait_for()
     return shown.inner_text()
+
+
+# ---- before a question -----------------------------------------------------------------------------------------------
+
+
+def test_the_page_opens_with_a_stored_answer_which_a_question_replaces(visit):
+    page = visit()
+    sync_api.expect(page.locator(".noiser-example")).to_contain_text("built-in model gemma-3-270m")
+    sync_api.expect(page.locator("#noiser-prompt textarea")).to_have_value(FACT)
+    legend = "orange: without it the prediction gets less likely"
+    sync_api.expect(page.locator("#noiser-result .noiser-att")).to_contain_text(legend)
+    units = page.locator("#noiser-result .map .u")
+    assert units.all_inner_texts()[:3] == ["Le", "Bron", "James"]
+    units.nth(1).hover()
+    assert re.search(r"^Bron: score .* ± .*, threshold ", tip(page))
+    assert not page.locator("#noiser-measure").is_visible()  # its model is not served here
+    ask(page)
+    assert units.all_inner_texts()[0] == "The"
+    assert page.locator("#noiser-measure").is_visible()
+
+
+def test_an_example_fills_the_form_and_asks_nothing(visit):
+    page = visit()
+    prompt = page.locator("#noiser-prompt textarea")
+    page.get_by_role("button", name="A fact", exact=True).click()
+    sync_api.expect(prompt).to_have_value(EXAMPLES["A fact"].prompt)
+    assert not page.get_by_role("textbox", name=FOIL).is_visible()  # no setting differs
+    page.get_by_role("button", name="Why not a foil?").click()
+    sync_api.expect(prompt).to_have_value("The keys to the old cabinet")
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_have_value(" is")
+    page.get_by_role("button", name="A document", exact=True).click()
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_have_value("")
+    assert unit_choice(page, "sentence").is_checked()
+    assert page.locator("#noiser-status").inner_text().strip() == ""
+    assert page.locator(".noiser-example").is_visible()
+
+
+def test_a_link_opens_the_settings_only_if_it_has_some(visit):
+    page = visit("?foil= cat")
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_have_value(" cat")
+    sync_api.expect(page.get_by_role("textbox", name=FOIL)).to_be_visible()
+    other = visit(f"?prompt={PROMPT}")
+    done(other)
+    assert not other.get_by_role("textbox", name=FOIL).is_visible()
 
 
 # ---- a question ------------------------------------------------------------------------------------------------------
@@ -134,7 +195,7 @@ def test_type_run_hover_and_draw_the_tolerance(visit):
     units = page.locator("#noiser-result .map .u")
     assert units.all_inner_texts() == [unit.text.strip() for unit in att.units]
     units.nth(1).hover()
-    assert tip(page).startswith(f"quick: score {float(att.scores[0, 1]):.3g} ±")
+    assert tip(page).startswith(f"quick: {score_text(att, 1)}")
     assert f"threshold {float(att.thresholds[0, 1]):.3g}" in tip(page)
     assert not units.nth(1).get_attribute("title")  # no second tip on top
     page.mouse.move(5, 5)
@@ -255,6 +316,26 @@ def test_downloads(visit, tmp_path):
     assert any(r > 180 and b < 120 for r, _, b in colours)  # orange
 
 
+def test_a_question_with_sources_is_answered_with_citations(visit):
+    page = visit("?sources=The fox jumps.%0A---%0AThe dog sleeps.&target= The dog sleeps. The fox jumps.")
+    sync_api.expect(page.get_by_label("Sources", exact=True)).to_be_visible()
+    ask(page, "Who sleeps?")
+    card = page.locator("#noiser-result .noiser-cite")
+    sync_api.expect(card.locator(".source")).to_have_count(2)
+    sync_api.expect(card.locator(".s")).to_have_count(2)
+    assert not page.locator("#noiser-measure").is_visible()
+    with page.expect_download() as download:
+        page.locator("#noiser-json").click()
+    citations = noiser.Citations.load(download.value.path())
+    assert citations.answer == " The dog sleeps. The fox jumps."
+    page.get_by_label("Sources", exact=True).fill("")
+    ask(page)
+    sync_api.expect(page.locator("#noiser-measure")).to_be_visible()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#noiser-markdown").click()
+    page.wait_for_function("navigator.clipboard.readText().then(text => text.includes('| token | score |'))")
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +359,7 @@ def test_two_thousand_words(visit):
     ask(page, text, wait=False)
     alert = page.locator("#noiser-status [role=alert]")
     sync_api.expect(alert).to_contain_text("sentence (100 units")
+    open_settings(page)
     unit_choice(page, "sentence").check()
     choose(page, "Methods", "occlusion")
     page.get_by_role("button", name="Remove 0").click()

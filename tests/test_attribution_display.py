@@ -154,7 +154,7 @@ def test_ink_can_be_read_on_every_tint(weight, paper):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([0.3123, -0.00001], ["0.3123", "0.0000"]), ([31.2, NAN], ["31.20", "nan"]), ([0.0], ["0.00"]),
+        ([0.3123, -0.00001], ["0.312", "0.000"]), ([31.2, NAN], ["31.2", "nan"]), ([0.0], ["0.00"]),
         ([1e-7], ["1.00e-07"]), ([2e9], ["2.00e+09"]), ([12345.6], ["12346"]),
     ],
 )  # fmt: skip
@@ -163,12 +163,35 @@ def test_numbers(values, expected):
     assert [show(value) for value in values] == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "stderr", "expected"),
+    [
+        (-0.01863, 0.0123, "-0.019 ± 0.012"), (-0.01863, 0.0723, "-0.02 ± 0.07"), (0.5, NAN, "0.500"),
+        (0.5, 0.0, "0.500 ± 0.000"), (123.4, 56.0, "123 ± 56"), (0.2, 1e-9, "0.2000 ± 0.0000"),
+        (0.95, 0.003, "0.950 ± 0.003"),
+    ],
+)  # fmt: skip
+def test_a_number_has_the_digits_that_its_error_allows(value, stderr, expected):
+    assert number_format([value]).with_error(value, stderr) == expected
+
+
+def test_the_colours_are_explained_in_words():
+    signed = make((" a", " b"), ((0.4, -0.2),))
+    both = "orange: without it the prediction gets less likely; blue: more likely"
+    assert both in "".join(Page(signed.to_html()).texts)
+    positive = make((" a", " b"), ((0.4, 0.2),))
+    assert "blue:" not in "".join(Page(positive.to_html()).texts)
+    distance = replace(positive, parameters={"score": "hellinger"})
+    assert "orange: without it the model's prediction changes" in "".join(Page(distance.to_html()).texts)
+    assert "orange: speaks for “ball”; blue: speaks for “foot”" in "".join(Page(rich_example().to_html()).texts)
+
+
 def test_text_that_is_no_terminal_has_no_escape_codes(capsys):
     print(rich_example())
     out = capsys.readouterr().out
     assert ESCAPE not in out
-    assert re.search(r"Bron +0\.1200 ± 0\.0200  █+\n", out)
-    assert re.search(r"plays +-0\.0500 ± 0\.0030  ░+\n", out)
+    assert re.search(r"Bron +0\.12 ± 0\.02  █+\n", out)
+    assert re.search(r"plays +-0\.050 ± 0\.003  ░+\n", out)
     assert "LeBron plays the sport of → basket\n" in out
     assert "LeBron plays the sport of basket → ball\n" in out
     assert "rather than “foot” (0.1, rank 2) · k_min 0.1\n" in out
@@ -248,7 +271,7 @@ def test_a_terminal_without_unicode(monkeypatch):
     monkeypatch.setattr("sys.stdout", Ascii())
     text = str(rich_example())
     text.encode("ascii")
-    assert "0.1200 +/- 0.0200  #" in text
+    assert "0.12 +/- 0.02  #" in text
 
 
 def test_many_targets_and_many_units_are_cut_with_a_note():
@@ -274,10 +297,10 @@ def test_comparison_in_text(capsys):
     other = replace(one, method="occlusion@1", scores=one.scores + 1)
     print(compare_text([one, other]))
     out = capsys.readouterr().out
-    assert re.search(r"token +noiser@1 +occlusion@1\n  Le +0\.3100 +1\.310\n", out)
-    assert re.search(r"\n  basket +0\.9000 +1\.900\n", out)
+    assert re.search(r"token +noiser@1 +occlusion@1\n  Le +0\.310 +1\.310\n", out)
+    assert re.search(r"\n  basket +0\.9 +1\.9\n", out)
     words = compare_text([one, other.aggregate("word")])
-    assert re.search(r"occlusion@1\n  LeBron +2\.430", words)
+    assert re.search(r"occlusion@1\n  LeBron +2\.43 ± 0\.02 ", words)
 
 
 def test_numbers_of_a_comparison_stay_whole_in_every_width():
@@ -291,8 +314,8 @@ def test_numbers_of_a_comparison_stay_whole_in_every_width():
         assert max(map(len, text.splitlines())) <= width
         for att in compared:
             show = number_format(att.scores[1].tolist())
-            for score in att.scores[1].tolist():
-                assert re.search(rf"(?<!\S){re.escape(show(score))}(?!\S)", text), (width, att.method)
+            for score, error in zip(att.scores[1].tolist(), att.stderr[1].tolist(), strict=True):
+                assert re.search(rf"(?<!\S){re.escape(show(score, error))}(?!\S)", text), (width, att.method)
         assert bool(re.search(r"token .*sequential_integrated_gradients@1", text)) == (width == 200)
 
 
@@ -383,7 +406,7 @@ def test_html_says_in_numbers_what_it_says_in_colours():
     text = rich_example().to_html()
     assert 'title="Bron: score 0.12 ± 0.02, threshold 0.2"' in text
     assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: score -0\.05', text)
-    assert "<td>-0.0500</td><td>0.0030</td><td>0.3000</td>" in text
+    assert "<td>-0.050</td><td>0.003</td><td>0.300</td>" in text
     for fact in ("probability 0.432", "rank 1", "k_min 0.1", "rather than “foot”", "samples=10", "seed 3", "float32"):
         assert fact in text
 

@@ -31,14 +31,14 @@ def fills(drawing) -> list[tuple[int, int, int]]:
 
 def test_tokens_have_the_colours_of_their_scores():
     drawing = make(("Le", "Bron", " plays", " sport"), ((0.1, 0.3, -0.2, 0.4),)).plot()
-    assert texts(drawing) == ["Le", "Bron", "plays", "sport", "→", "target0", "-0.4000", "0.4000"]
+    assert texts(drawing) == ["Le", "Bron", "plays", "sport", "→", "target0", "-0.400", "0.400"]
     assert fills(drawing)[:4] == [tint(weight, WHITE) for weight in (0.25, 0.75, -0.5, 1.0)]
     assert (fills(drawing)[4], fills(drawing)[-1]) == (tint(-1.0, WHITE), tint(1.0, WHITE))  # the scale
 
 
 def test_scale_begins_at_0_without_negative_scores():
     drawing = make(scores=((0.1, 0.3, 0.2, 0.4),)).plot()
-    assert texts(drawing)[-2:] == ["0", "0.4000"]
+    assert texts(drawing)[-2:] == ["0", "0.400"]
     assert fills(drawing)[4] == WHITE
 
 
@@ -101,7 +101,7 @@ def test_markdown():
     att = make(("a|b", " *c*"), ((0.25, -0.5),), stderr=None)
     assert att.to_markdown() == (
         "a\\|b \\*c\\* → **target0**\n(probability 0.5 · rank 1)\n\n"
-        "| token | score |\n|---|---:|\n| a\\|b | 0.2500 |\n| \\*c\\* | -0.5000 |\n\n"
+        "| token | score |\n|---|---:|\n| a\\|b | 0.250 |\n| \\*c\\* | -0.500 |\n\n"
         "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n"
     )
 

@@ -80,8 +80,8 @@ def test_rules_are_parameters():
 def test_text_has_marks_numbers_and_rules():
     text = str(citations())
     assert text.startswith("It sings. [1][2] Now. (from memory)\n")
-    assert "  [1] 4.000 ± 0.500 (89%)\n      “A fox.” 3.000\n" in text
-    assert "  [2] Rain: 0.500" in text
+    assert "  [1] 4.0 ± 0.5 (89%)\n      “A fox.” 3.00\n" in text
+    assert "  [2] Rain: 0.5" in text
     assert "without any source: log-probability -5.00" in text
     assert "less than 3 nats" in text
     assert "Answer without the sources: I sing." in text

@@ -18,12 +18,15 @@ from noiser.attribution.store import dumps
 from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
-from noiser.explain import Tolerance, attribute, tolerance
+from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
+from noiser.explain.citations_html import fragment as citations_fragment
 from noiser.methods import Method
 from noiser.methods.search import SMALLEST
 from noiser.model import LanguageModel
+from noiser.model.sources import place_sources
 from noiser.model.text import encode
 from noiser.model.units import make_units
+from noiser.types import Prompt
 
 __all__ = [
     "Answer",
@@ -43,10 +46,15 @@ TIE = (
     "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
     "apart. The scores of this target mean little; serve the model with --dtype float32."
 )
+_TYPES = {"json": "application/json", "html": "text/html"}
 NEXT = "What you asked for meanwhile comes next."
 
 LONG = 20_000
 """Characters of a prompt that is read before it waits for the model, so that one that is too long holds up nobody."""
+
+
+MOST_CITED = 96
+"""Tokens of an answer from sources."""
 
 
 class TooLongError(NoiserError):
@@ -62,6 +70,7 @@ class Answer(NamedTuple):
         attributions: one per method that succeeded, in the order of the methods.
         failures: the methods that did not, and why.
         seconds: what it took.
+        citations: of a question with sources; its attribution is the only one.
     """
 
     question: Question
@@ -69,6 +78,7 @@ class Answer(NamedTuple):
     attributions: tuple[Attribution, ...]
     failures: tuple[tuple[str, Exception], ...]
     seconds: float
+    citations: Citations | None = None
 
 
 class View(NamedTuple):
@@ -107,7 +117,8 @@ class Handlers:
             question: what is asked.
             longest_wait: seconds; work that would take longer is given up as soon as that is known. None: no limit.
         """
-        return self._watched(visitor, lambda job: _answer(self.models, question, job, longest_wait), _show_answer)
+        work = _cited_answer if question.documents else _answer
+        return self._watched(visitor, lambda job: work(self.models, question, job, longest_wait), _show_answer)
 
     def faithfulness(self, visitor: str, answer: Answer) -> Iterator[View]:
         """Measures the attributions; the view's answer is HTML."""
@@ -213,6 +224,36 @@ def _answer(models: Models, question: Question, job: Job[Answer], longest_wait: 
         return so_far()
 
 
+def _cited_answer(models: Models, question: Question, job: Job[Answer], longest_wait: float | None) -> Answer:
+    """Answers from the sources, and cites them."""
+    prompt: Prompt = question.asked["prompt"]
+    if len(question.prompt) + len(question.sources) > LONG:
+        models.check_readable(question.model, place_sources(prompt, question.documents))
+    with models.use(question.model, job) as lm:
+        began = time.monotonic()
+
+        def progress(done: float, expected: float) -> None:
+            job.progress(done, expected)
+            if longest_wait is not None and time.monotonic() - began + (job.state.left or 0.0) > 1.2 * longest_wait:
+                raise TooLongError(
+                    f"Citing {len(question.documents)} sources would take longer than {duration(longest_wait)}. "
+                    "Give fewer or shorter sources, or allow a longer wait under “Settings”."
+                )
+
+        job.step(f"Answering from {len(question.documents)} sources")
+        citations = cite(
+            lm,
+            prompt,
+            question.documents,
+            answer=question.target or None,
+            max_new_tokens=MOST_CITED,
+            seed=question.seed,
+            progress=progress,
+        )
+        model, seconds = question.model or models.names[0], time.monotonic() - began
+        return Answer(question, model, (citations.attribution,), (), seconds, citations)
+
+
 def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, longest_wait: float) -> str:
     encoding = encode(lm.tokenizer, question.asked["prompt"])
     counts = {unit: len(make_units(encoding, unit)) for unit in ("token", "word", "sentence")}
@@ -227,7 +268,7 @@ def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, lo
     return (
         f"{name} by {question.unit} would take {duration(seconds)} for this prompt of {len(encoding.token_ids)} "
         f"tokens, and the longest wait is {duration(longest_wait)}. You can {'; '.join(remedies)}; "
-        "or allow a longer wait under “More settings”."
+        "or allow a longer wait under “Settings”."
     )
 
 
@@ -242,7 +283,9 @@ def _show_answer(answer: Answer) -> View:
 
 
 def result_html(answer: Answer) -> str:
-    """The heat map, or several side by side."""
+    """The heat map, or several side by side; the answer with its citations."""
+    if answer.citations is not None:
+        return citations_fragment(answer.citations)
     given = answer.attributions
     return fragment(given[0]) if len(given) == 1 else compare_fragment(given)
 
@@ -258,11 +301,15 @@ def target_choices(answer: Answer) -> list[tuple[str, int]]:
     return [(f"{i + 1}. {label(target.text)}", i) for i, target in enumerate(answer.attributions[0].targets)]
 
 
-def file_of(answer: Answer, form: Literal["json", "html"]) -> File:
-    """The attributions as the commands would write them."""
-    given = answer.attributions
-    name = f"noiser-{'-'.join(answer.question.methods)[:60]}.{form}"
+def file_of(answer: Answer, form: Literal["json", "html", "md"]) -> File:
+    """The attributions or citations as the commands would write them."""
+    given, cited = answer.attributions, answer.citations
+    name = f"noiser-{'cite' if cited else '-'.join(answer.question.methods)[:60]}.{form}"
+    if form == "md":
+        return File(name, "text/markdown", str(cited) if cited else "\n".join(att.to_markdown() for att in given))
+    if cited is not None:
+        return File(name, _TYPES[form], cited.to_html() if form == "html" else cited.to_json())
     if form == "html":
-        return File(name, "text/html", given[0].to_html() if len(given) == 1 else compare_html(given))
+        return File(name, _TYPES[form], given[0].to_html() if len(given) == 1 else compare_html(given))
     several = json.dumps([att.to_dict() for att in given], ensure_ascii=False, indent=1) + "\n"
-    return File(name, "application/json", dumps(given[0]) if len(given) == 1 else several)
+    return File(name, _TYPES[form], dumps(given[0]) if len(given) == 1 else several)

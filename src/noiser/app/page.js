@@ -129,6 +129,13 @@ const noiserPage = (() => {
     return "";
   }
 
+  // To the clipboard; where the browser has none for this page, as a file.
+  async function copyText(packed) {
+    if (!packed) return "";
+    try { await navigator.clipboard.writeText(JSON.parse(packed).text); } catch { saveFile(packed); }
+    return "";
+  }
+
   // The heat map as it is on the page, drawn by the browser that shows it: same fonts, same direction of the text.
   async function savePicture() {
     const card = document.querySelector("#noiser-result .noiser-att");
@@ -153,5 +160,5 @@ const noiserPage = (() => {
     canvas.toBlob((blob) => download("noiser.png", blob), "image/png");
   }
 
-  return { link, onPick, saveFile, savePicture, search };
+  return { copyText, link, onPick, saveFile, savePicture, search };
 })();

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl
@@ -11,9 +13,10 @@ from urllib.parse import parse_qsl
 import gradio as gr
 from gradio import themes
 
+from noiser.app.examples import FACT, example_answer, offered_examples
 from noiser.app.handlers import Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
 from noiser.app.question import MOST_TARGETS, Question
-from noiser.app.show import explain
+from noiser.app.show import example_note, explain
 from noiser.errors import NoiserError
 from noiser.methods import METHODS
 from noiser.types import TargetUnitName
@@ -69,7 +72,8 @@ class _Page:
 
     def __init__(self, handlers: Handlers) -> None:
         self.handlers = handlers
-        self.answer = gr.State(None, time_to_live=ANSWER_KEPT)
+        example = example_answer()
+        self.answer = gr.State(example, time_to_live=ANSWER_KEPT)
         # Hidden: the question as the query of a link; the query that the page was opened with, once the fields are as
         # it says; the same if it has a prompt, and so asks; a file on its way to the visitor's disk.
         self.query, self.linked, self.asked, self.file = (
@@ -82,41 +86,85 @@ class _Page:
             with gr.Column(scale=7, min_width=320):
                 self.status = _html(None, "noiser-status")
                 pick = 'noiserPage.onPick(element, (place) => trigger("pick", place))'
-                self.result: Any = _html(None, "noiser-result", js_on_load=pick)
-                with gr.Column(visible=False, elem_id="noiser-after") as self.after:
-                    self._lay_out_results()
+                shown = example_note(example.model) + result_html(example)
+                self.result: Any = _html(shown, "noiser-result", js_on_load=pick)
+                # What comes after an answer needs its model.
+                with gr.Column(visible=example.model in handlers.models.names, elem_id="noiser-after") as self.after:
+                    self._lay_out_results(example)
 
     def _lay_out_question(self, models: Sequence[str]) -> None:
         begin, fields = Question(), dict[str, Any]()
+        self.examples: dict[gr.Button, Question] = {}
         fields["prompt"] = gr.Textbox(
+            FACT,
             label="Prompt",
             lines=5,
             max_lines=16,
-            placeholder="LeBron James professionally plays the sport of",
-            info="Shift+Enter asks. In a chat, a line beginning with system:, user: or assistant: begins a message.",
+            placeholder="Any text that the model continues",
+            info="Shift+Enter asks.",
             elem_id="noiser-prompt",
             autofocus=True,
         )
-        fields["chat"] = gr.Radio(["text", "chat"], value="text", label="The prompt is a")
-        fields["methods"] = gr.Dropdown(
-            METHODS.names(), value=list(begin.methods), multiselect=True, label="Methods", info="Several: side by side."
-        )
-        fields["unit"] = gr.Radio(["token", "word", "sentence"], value=begin.unit, label="A score for every")
+        with gr.Row(elem_id="noiser-examples"):
+            _html("<span>Examples:</span>")
+            for name, question in offered_examples(models).items():
+                self.examples[gr.Button(name, size="sm", min_width=0, scale=0)] = question
         with gr.Row():
-            self.run = gr.Button("Ask", variant="primary", elem_id="noiser-run")
+            self.run = gr.Button("Ask", variant="primary", min_width=100, elem_id="noiser-run")
             # Always ready: updates that cross on a busy machine can leave a button as it was; this one must work then.
-            self.stop_button = gr.Button("Stop", elem_id="noiser-stop")
-        fields["model"] = gr.Dropdown(list(models), value=models[0], label="Model")
-        with gr.Row():
-            fields["target"] = gr.Textbox(label="Target", info="Why this continuation? Empty: what the model says.")
-            fields["foil"] = gr.Textbox(label="Foil", info="Why not this?")
-        fields["max_new_tokens"] = gr.Slider(
-            1, MOST_TARGETS, begin.max_new_tokens, step=1, label="Tokens of the continuation", info="Without a target."
-        )
-        fields["target_unit"] = gr.Radio(
-            list(get_args(TargetUnitName)), value=begin.target_unit, label="Explain every", info="Of the continuation."
-        )
-        with gr.Accordion("More settings", open=False):
+            self.stop_button = gr.Button("Stop", min_width=100, elem_id="noiser-stop")
+        with gr.Accordion("Answer from sources, and cite them", open=False, elem_id="noiser-sources") as self.sources:
+            fields["sources"] = gr.Textbox(
+                begin.sources,
+                label="Sources",
+                lines=6,
+                max_lines=16,
+                placeholder="A text\n---\nAnother text",
+                info="A line --- stands between two of them. The prompt is then a question; of the settings, "
+                "model, target, chat and seed count.",
+            )
+        with gr.Accordion("Settings", open=False, elem_id="noiser-settings") as self.settings:
+            fields["model"] = gr.Dropdown(list(models), value=models[0], label="Model")
+            fields["methods"] = gr.Dropdown(
+                METHODS.names(),
+                value=list(begin.methods),
+                multiselect=True,
+                label="Methods",
+                info="Several: side by side.",
+            )
+            fields["unit"] = gr.Radio(["token", "word", "sentence"], value=begin.unit, label="A score for every")
+            fields["chat"] = gr.Radio(
+                ["text", "chat"],
+                value="text",
+                label="The prompt is a",
+                info="In a chat, a line beginning with system:, user: or assistant: begins a message.",
+            )
+            with gr.Row():
+                # A field that was never unfolded has no text in Gradio, not an empty one, unless it is given.
+                fields["target"] = gr.Textbox(
+                    begin.target,
+                    label="Target",
+                    info="Why this?",
+                    placeholder="what the model says",
+                    min_width=130,
+                )
+                fields["foil"] = gr.Textbox(
+                    begin.foil, label="Foil", info="And not this?", placeholder="none", min_width=130
+                )
+            fields["max_new_tokens"] = gr.Slider(
+                1,
+                MOST_TARGETS,
+                begin.max_new_tokens,
+                step=1,
+                label="Tokens of the continuation",
+                info="Without a target.",
+            )
+            fields["target_unit"] = gr.Radio(
+                list(get_args(TargetUnitName)),
+                value=begin.target_unit,
+                label="Explain every",
+                info="Of the continuation.",
+            )
             fields["all_thresholds"] = gr.Checkbox(
                 begin.all_thresholds,
                 label="Thresholds of all units",
@@ -128,19 +176,33 @@ class _Page:
             )
         self.fields = fields
 
-    def _lay_out_results(self) -> None:
+    def _lay_out_results(self, example: Answer) -> None:
+        units, targets = unit_choices(example), target_choices(example)
         with gr.Row(elem_id="noiser-save"):
+            _html("<span>Save:</span>")
             self.save = {
-                form: gr.Button(form.upper(), size="sm", elem_id=f"noiser-{form}") for form in ("json", "html", "png")
+                form: gr.Button(form.upper(), size="sm", min_width=0, scale=0, elem_id=f"noiser-{form}")
+                for form in ("json", "html", "png")
             }
+            self.copy = gr.Button("Copy as Markdown", size="sm", min_width=0, scale=0, elem_id="noiser-markdown")
         self.link = gr.Textbox(
-            label="Link to this question", interactive=False, buttons=["copy"], elem_id="noiser-link"
+            label="Link to this question",
+            placeholder="There is one when you have asked.",
+            interactive=False,
+            max_lines=1,
+            buttons=["copy"],
+            elem_id="noiser-link",
         )
+        with gr.Column(elem_id="noiser-probes") as self.probes:
+            self._lay_out_probes(units, targets)
+
+    def _lay_out_probes(self, units: list[tuple[str, int]], targets: list[tuple[str, int]]) -> None:
+        """What can be asked about a heat map."""
         with gr.Accordion("How much noise does a unit tolerate?"):
             _html("<p>Choose a unit in the heat map, or here.</p>")
-            with gr.Row():
-                self.unit = gr.Dropdown([], label="Unit", scale=3, min_width=140, elem_id="noiser-unit")
-                self.target = gr.Dropdown([], label="Prediction", scale=2, min_width=120, elem_id="noiser-target")
+            with gr.Row(elem_id="noiser-choose"):
+                self.unit = gr.Dropdown(units, label="Unit", scale=3, min_width=140, elem_id="noiser-unit")
+                self.target = gr.Dropdown(targets, label="Prediction", scale=2, min_width=120, elem_id="noiser-target")
                 self.draw = gr.Button("Draw", scale=1, min_width=90, elem_id="noiser-tolerate")
             self.chart = _html(None, "noiser-chart")
         with gr.Accordion("Can this be believed?"):
@@ -157,15 +219,18 @@ class _Page:
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         asking = [self.longest_wait, *self.fields.values()]
         work = [self.status, self.run]
-        shown = [*work, self.result, self.answer, self.query, self.after, self.unit, self.target]
-        shown += [self.chart, self.evaluation]
+        shown = [*work, self.result, self.answer, self.query, self.after, self.probes]
+        shown += [self.unit, self.target, self.chart, self.evaluation]
 
         ask = [self.run.click, self.fields["prompt"].submit]
         asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
-        restored = [self.status, self.linked, self.asked, *self.fields.values()]
+        filled = [self.settings, self.sources, *self.fields.values()]
+        for button, question in self.examples.items():
+            button.click(partial(self._filled, question), None, filled, queue=False, **options)
+        restored = [self.status, self.linked, self.asked, *filled]
         blocks.load(self.restore, self.linked, restored, js="() => [noiserPage.search()]", **options)
         # Only by a link with a prompt: an event that leaves a component alone could undo what another does to it.
-        from_link = self.asked.change(self.ask, asking, shown, **options)
+        from_link = self.asked.change(self.ask, asking, shown, scroll_to_output=True, **options)
         for answered in (asked, from_link):
             answered.then(None, self.query, self.link, js="(query) => noiserPage.link(query)", **options)
         self.stop_button.click(self.stop, queue=False, **options)
@@ -178,6 +243,8 @@ class _Page:
             draw(self.tolerance, [self.answer, self.unit, self.target], [*work, self.chart], **aside)
         self.measure.click(self.faithfulness, self.answer, [*work, self.evaluation], **aside)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
+        copied = self.copy.click(_saving("md"), self.answer, self.file, **options)
+        copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
         for form in ("json", "html"):
             saved = self.save[form].click(_saving(form), self.answer, self.file, **options)
             saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
@@ -191,6 +258,7 @@ class _Page:
         except NoiserError as error:
             yield self._show(View(explain(error)))
             return
+        yield self._cleared()  # what is on the page belongs to the question that was asked last
         views = self.handlers.ask(_visitor(request), question, minutes * 60 if minutes else None)
         yield from map(self._show, views)
 
@@ -199,7 +267,7 @@ class _Page:
 
         Without a link nothing is set: a quick visitor has typed something by now.
         """
-        unchanged = _nothing(len(self.fields))
+        unchanged = _nothing(2 + len(self.fields))
         parameters = dict(parse_qsl(search.removeprefix("?"), keep_blank_values=True))
         if not parameters:
             return [gr.skip(), "", "", *unchanged]
@@ -207,12 +275,18 @@ class _Page:
             question = Question.from_query(parameters)
         except NoiserError as error:
             return [explain(error, "Link"), "", "", *unchanged]
+        return [gr.skip(), search, search if parameters.get("prompt") else "", *self._filled(question)]
+
+    def _filled(self, question: Question) -> list[Any]:
+        """Settings and sources, open if one is not as the page begins, and the fields as a question has them."""
         values = {name: getattr(question, name) for name in self.fields} | {
             "chat": "chat" if question.chat else "text",
             "model": question.model or self.handlers.models.names[0],
             "methods": list(question.methods),
         }
-        return [gr.skip(), search, search if parameters.get("prompt") else "", *values.values()]
+        settings = replace(question, prompt="", sources="") != Question()
+        folds = [gr.update(open=True) if opened else gr.skip() for opened in (settings, question.sources)]
+        return [*folds, *values.values()]
 
     def stop(self, request: gr.Request) -> None:
         """Stops the visitor's work, also when the visitor goes away."""
@@ -227,7 +301,7 @@ class _Page:
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
         if answer is None:
-            return *_work(view), *_nothing(8)
+            return *_work(view), *_nothing(9)
         units, targets = unit_choices(answer), target_choices(answer)
         return (
             *_work(view),
@@ -235,11 +309,15 @@ class _Page:
             answer,
             answer.question.to_query(),
             gr.update(visible=True),
+            gr.update(visible=answer.citations is None),
             gr.update(choices=units, value=units[0][1]),
             gr.update(choices=targets, value=targets[0][1]),
             "",
             "",
         )
+
+    def _cleared(self) -> Shown:
+        return *_nothing(2), "", None, "", gr.update(visible=False), *_nothing(3), "", ""
 
     # ---- afterwards -----------------------------------------------------------------------------------------------
 
@@ -280,6 +358,6 @@ def _aside(view: View) -> Shown:
     return *_work(view), gr.skip() if view.answer is None else view.answer
 
 
-def _saving(form: Literal["json", "html"]) -> Callable[[Answer | None], str]:
+def _saving(form: Literal["json", "html", "md"]) -> Callable[[Answer | None], str]:
     """A handler that returns the answer as a file, for the page's script to hand over."""
     return lambda answer: json.dumps(file_of(answer, form)._asdict()) if answer else ""

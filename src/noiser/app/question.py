@@ -19,9 +19,11 @@ MOST_TARGETS = 20
 """Continuation tokens that can be asked about at once: every one has a heat map of its own."""
 
 MOST_CHARACTERS = 200_000
-"""Of a prompt, a target or a foil: about 50,000 tokens, which take a tokenizer a second."""
+"""Of a prompt, a target, a foil or all sources: about 50,000 tokens, which take a tokenizer a second."""
 
 _ROLE = re.compile(r"^(system|user|assistant):[ \t]*", re.MULTILINE | re.IGNORECASE)
+
+_RULE = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Question:
         unit: "token", "word" or "sentence".
         seed: of all random numbers.
         all_thresholds: whether Noiser searches every unit's threshold, or only the smallest.
+        sources: texts between lines of `---`; if there are any, the prompt is answered from them and they are cited.
     """
 
     prompt: str = ""
@@ -53,13 +56,15 @@ class Question:
     unit: TextUnitName = "token"
     seed: int = 0
     all_thresholds: bool = True
+    sources: str = ""
 
     def __post_init__(self) -> None:
         if not self.methods:
             raise ParameterError("No method is chosen; expected at least one, such as noiser.")
         for name in self.methods:
             METHODS.get(name)
-        for name, text in {"prompt": self.prompt, "target": self.target, "foil": self.foil}.items():
+        texts = {"prompt": self.prompt, "target": self.target, "foil": self.foil, "list of sources": self.sources}
+        for name, text in texts.items():
             if len(text) > MOST_CHARACTERS:
                 raise PromptError(
                     f"The {name} has {len(text):,} characters; expected at most {MOST_CHARACTERS:,}. Shorten it, or "
@@ -87,6 +92,11 @@ class Question:
             "unit": self.unit,
             "seed": self.seed,
         }
+
+    @property
+    def documents(self) -> list[str]:
+        """The sources, each by itself."""
+        return [text.strip() for text in _RULE.split(self.sources) if text.strip()]
 
     def method(self, name: str) -> Method:
         """The method of that name; a search stops at the smallest threshold."""

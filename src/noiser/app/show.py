@@ -15,7 +15,7 @@ from noiser.errors import NoiserError
 from noiser.evaluation import Evaluation
 from noiser.model.memory import is_out_of_memory
 
-__all__ = ["explain", "note", "numbers_html", "problem", "progress_line", "table"]
+__all__ = ["example_note", "explain", "note", "numbers_html", "problem", "progress_line", "table"]
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|…|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
 
@@ -42,6 +42,15 @@ def problem(name: str, text: str) -> str:
 def note(text: str) -> str:
     """A line that is read out."""
     return f'<div class="noiser-line" role=status>{escape(text)}</div>'
+
+
+def example_note(model: str) -> str:
+    """A line that says that what follows is an example."""
+    return (
+        f'<div class="noiser-line noiser-example"><span><b>Example</b>, answered by the built-in model '
+        f"{escape(model)}: the stronger its orange, the more the boxed prediction needs a word. "
+        "Point at a word for its numbers.</span></div>"
+    )
 
 
 def progress_line(state: State) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -46,12 +47,32 @@ class Cell(NamedTuple):
         return text[: len(text) - len(body)], body
 
 
-class Highest(NamedTuple):
-    """A unit of high score, with its standard error, NaN where there is none."""
+class NumberFormat(NamedTuple):
+    """How numbers that stand together are written.
 
-    label: str
-    score: float
-    stderr: float
+    Attributes:
+        decimals: of a number without an error; one with an error has at most one more. None for scientific notation.
+    """
+
+    decimals: int | None
+
+    def __call__(self, value: float, stderr: float = math.nan) -> str:
+        """The value, rounded to the first digit of its standard error, or to the second where the first is 1.
+
+        >>> NumberFormat(4)(-0.01863, 0.0123), NumberFormat(4)(-0.01863, 0.0723), NumberFormat(4)(-0.01863)
+        ('-0.019', '-0.02', '-0.0186')
+        """
+        if self.decimals is None:
+            return f"{value:z.2e}"
+        decimals = self.decimals
+        if stderr > 0 and math.isfinite(stderr):
+            digits, exponent = f"{stderr:.1e}".split("e")
+            decimals = min(decimals + 1, max(0, (digits < "2") - int(exponent)))
+        return f"{value:z.{decimals}f}"
+
+    def with_error(self, value: float, stderr: float) -> str:
+        """The value and its standard error, both rounded; the value alone if the error is NaN."""
+        return self(value) if math.isnan(stderr) else f"{self(value, stderr)} ± {self(stderr, stderr)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +84,18 @@ class HeatMap:
         cells: the text before it.
         question: its probability, its rank and the foil: what attributions by several methods share.
         noise: the smallest threshold, if there is one.
-        highest: the units of the five highest scores above 0.
+        highest: the units of the five highest scores above 0, as label and score.
+        largest: the largest magnitude of a cell's score, which has the strongest colour; "" without one.
+        meaning: what a positive and what a negative score say; only the first without negative ones.
     """
 
     target: str
     cells: list[Cell]
     question: list[str]
     noise: list[str]
-    highest: list[Highest]
+    highest: list[tuple[str, str]]
+    largest: str
+    meaning: list[str]
 
 
 class Column(NamedTuple):
@@ -105,16 +130,39 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
     if att.foil is not None:
         known = ", ".join(_prediction(att.foil))
         question.append(f"rather than “{label(att.foil.text)}”" + (f" ({known})" if known else ""))
-    stderr = [math.nan] * len(att.units) if att.stderr is None else att.stderr[row].tolist()
+    stderr = _errors(att, row)
+    show = number_format(att.scores[row].tolist())
+    shown = cells(att, row)
+    strongest = max(shown, key=lambda cell: abs(cell.score or 0.0), default=None)
+    largest = ""
+    if strongest is not None and strongest.score:
+        largest = show(abs(strongest.score), math.hypot(*(stderr[column] for column in strongest.columns)))
     top = [unit for unit in att.top(5, row) if unit.score > 0]
     k_min = math.nan if att.k_min is None else float(att.k_min[row])
     return HeatMap(
         target=label(att.targets[row].text),
-        cells=cells(att, row),
+        cells=shown,
         question=question,
         noise=[] if math.isnan(k_min) else [f"k_min {k_min:.3g}"],
-        highest=[Highest(label(unit.text), unit.score, stderr[unit.index]) for unit in top],
+        highest=[(label(unit.text), show.with_error(unit.score, stderr[unit.index])) for unit in top],
+        largest=largest,
+        meaning=_meaning(att, row)[: 2 if any(cell.weight < 0 for cell in shown) else 1],
     )
+
+
+def _errors(att: AttributionRecord, row: int) -> list[float]:
+    return [math.nan] * len(att.units) if att.stderr is None else att.stderr[row].tolist()
+
+
+def _meaning(att: AttributionRecord, row: int) -> list[str]:
+    """What a positive and what a negative score say of the unit."""
+    if att.parameters.get("score") == "hellinger":
+        return ["without it the model's prediction changes", "without it the prediction changes less"]
+    if "of" in att.info:
+        return [f"without it {label(str(att.info['of']))} falls", "it rises"]
+    if att.foil is not None:
+        return [f"speaks for “{label(text)}”" for text in (att.targets[row].text, att.foil.text)]
+    return ["without it the prediction gets less likely", "more likely"]
 
 
 def _prediction(target: Target, word: str = "") -> list[str]:
@@ -204,12 +252,13 @@ def score_table(att: AttributionRecord, row: int, most: int | None = None) -> Ta
     """Scores, standard errors, thresholds and bars of all units with a score for a target, or the `most` strongest."""
     scores: list[float] = att.scores[row].tolist()
     show = number_format(scores)
-    columns = [Column("score", _texts(scores, show))]
+    stderr = _errors(att, row)
+    columns = [Column("score", _texts(scores, stderr, show))]
     if att.stderr is not None:
-        columns.append(Column("±", _texts(att.stderr[row].tolist(), show)))
+        columns.append(Column("±", _texts(stderr, stderr, show)))
     if att.thresholds is not None:
         thresholds: list[float] = att.thresholds[row].tolist()
-        columns.append(Column("threshold", _texts(thresholds, number_format(thresholds))))
+        columns.append(Column("threshold", _texts(thresholds, repeat(math.nan), number_format(thresholds))))
     return _table(att, columns, _strongest(scores, most), len(_strongest(scores)), bars=_weights(scores))
 
 
@@ -221,8 +270,8 @@ def joint_table(attributions: Sequence[AttributionRecord], row: int, most: int |
     every = range(len(attributions[0].units))
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
     columns = [
-        Column(heading, _texts(values, number_format(values)), _weights(values))
-        for heading, values in zip(headings(attributions), scores, strict=True)
+        Column(heading, _texts(values, _errors(att, row), number_format(values)), _weights(values))
+        for att, heading, values in zip(attributions, headings(attributions), scores, strict=True)
     ]
     chosen = every if most is None else sorted({index for values in scores for index in _strongest(values, most)})
     return _table(attributions[0], columns, chosen, len(every))
@@ -247,16 +296,16 @@ def _strongest(scores: Sequence[float], count: int | None = None) -> list[int]:
     return sorted(sorted(present, key=lambda column: -abs(scores[column]))[:count])
 
 
-def _texts(values: Sequence[float], show: Callable[[float], str]) -> list[str]:
-    return ["" if math.isnan(value) else show(value) for value in values]
+def _texts(values: Sequence[float], stderr: Iterable[float], show: NumberFormat) -> list[str]:
+    return ["" if math.isnan(value) else show(value, error) for value, error in zip(values, stderr, strict=False)]
 
 
-def number_format(values: Iterable[float | None]) -> Callable[[float], str]:
-    """A format with one number of decimals for all values, four significant digits in the largest."""
+def number_format(values: Iterable[float | None]) -> NumberFormat:
+    """A format with one number of decimals for all values without an error: three significant digits in the largest."""
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
-    decimals = min(6, max(0, 3 - math.floor(math.log10(largest)))) if largest else 2
-    spec = f"z.{decimals}f" if not largest or 1e-4 <= largest < 1e6 else ".2e"
-    return lambda value: format(value, spec)
+    if largest and not 1e-4 <= largest < 1e6:
+        return NumberFormat(None)
+    return NumberFormat(min(6, max(0, 2 - math.floor(math.log10(largest)))) if largest else 2)
 
 
 def provenance(att: AttributionRecord) -> list[str]:

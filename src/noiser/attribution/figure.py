@@ -14,7 +14,6 @@ from noiser.attribution.display import (
     check_targets,
     headings,
     heat_map,
-    number_format,
     tint,
 )
 from noiser.attribution.record import AttributionRecord
@@ -115,10 +114,9 @@ class _Page:
 
     def _scale(self, heat: HeatMap) -> None:
         """The colours from the lowest to the highest score, as long as there are scores."""
-        scores = [cell.score for cell in heat.cells if cell.score is not None]
-        if largest := max(map(abs, scores), default=0.0):
-            show, low = number_format([largest]), -1.0 if min(scores) < 0 else 0.0
-            self.write(f"{show(-largest) if low else '0'} ", size=_SMALL_SIZE)
+        if heat.largest:
+            low = -1.0 if any(cell.weight < 0 for cell in heat.cells) else 0.0
+            self.write(f"{f'-{heat.largest}' if low else '0'} ", size=_SMALL_SIZE)
             step = _SCALE_WIDTH / _SCALE_STEPS
             for index in range(_SCALE_STEPS):
                 weight = low + (1 - low) * index / (_SCALE_STEPS - 1)
@@ -126,7 +124,7 @@ class _Page:
                 x, colour = self.x + index * step, tint(weight, _PAPER)
                 self.boxes.append(_Box(x, self.y, 1.5 * step, fill=colour, size=_SMALL_SIZE))
             self.x += _SCALE_WIDTH + step
-            self.write(f" {show(largest)}", size=_SMALL_SIZE)
+            self.write(f" {heat.largest}", size=_SMALL_SIZE)
             self.new_line()
         self.y += _GAP
 

@@ -163,7 +163,9 @@ def _compared(attributions: Sequence[AttributionRecord], row: int, most: int | N
     )
     same = all(att.units == first.units for att in attributions)
     tables = [joint_table(attributions, row, most)] if same else [score_table(att, row, most) for att in attributions]
-    return f"<p class=facts>{_target(maps[0])} {escape(' · '.join(maps[0].question))}</p>{rows}{_numbers(tables)}"
+    legend = _legend(max(maps, key=lambda heat: len(heat.meaning)))
+    question = f"<p class=facts>{_target(maps[0])} {escape(' · '.join(maps[0].question))}</p>"
+    return f"{question}{rows}<p class=facts>{legend}</p>{_numbers(tables)}"
 
 
 def _target(heat: HeatMap) -> str:
@@ -196,9 +198,9 @@ def _tint(weight: float) -> str:
 
 
 def _title(att: AttributionRecord, row: int, column: int) -> str:
-    numbers = [f"score {float(att.scores[row, column]):.3g}"]
-    if att.stderr is not None and not math.isnan(error := float(att.stderr[row, column])):
-        numbers[0] += f" ± {error:.3g}"
+    score = float(att.scores[row, column])
+    stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
+    numbers = [f"score {number_format([score]).with_error(score, stderr)}"]
     if att.thresholds is not None and not math.isnan(threshold := float(att.thresholds[row, column])):
         numbers.append(f"threshold {threshold:.3g}")
     return f"{label(att.units[column].text)}: {', '.join(numbers)}"
@@ -206,15 +208,22 @@ def _title(att: AttributionRecord, row: int, column: int) -> str:
 
 def _facts(heat: HeatMap) -> str:
     facts = [escape(fact) for fact in heat.question + heat.noise]
-    if largest := max((abs(cell.score) for cell in heat.cells if cell.score is not None), default=0.0):
-        show = number_format([largest])
-        negative = any(cell.weight < 0 for cell in heat.cells)
-        low, kind = (show(-largest), "scale") if negative else ("0", "scale one")
+    scale = ""
+    if heat.largest:
+        low, kind = (f"-{heat.largest}", "scale") if len(heat.meaning) > 1 else ("0", "scale one")
         bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
-        facts.append(f"<span dir=ltr>{low}{bar}{show(largest)}</span>")
-    best = [f"<b><bdi>{escape(unit.label)}</bdi></b> {unit.score:.3g}" for unit in heat.highest]
-    lines = [" · ".join(facts), f"highest: {' · '.join(best)}" if best else ""]
+        scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_legend(heat)}"
+    best = [f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in heat.highest]
+    lines = [" · ".join(facts), scale, f"highest: {' · '.join(best)}" if best else ""]
     return "".join(f"<p class=facts>{line}</p>" for line in lines if line)
+
+
+def _legend(heat: HeatMap) -> str:
+    """The colours in words."""
+    return "; ".join(
+        f'<i class="key {sign}"></i>{colour}: {escape(meaning)}'
+        for sign, colour, meaning in zip("pn", ("orange", "blue"), heat.meaning, strict=False)
+    )
 
 
 def _table(table: Table) -> str:

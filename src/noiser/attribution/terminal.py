@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 import sys
@@ -29,7 +28,6 @@ from noiser.attribution.display import (
     headings,
     heat_map,
     joint_table,
-    number_format,
     provenance,
     score_table,
     tint,
@@ -127,6 +125,7 @@ def _single(attributions: Sequence[AttributionRecord], row: int, width: int | No
     yield _prompt_line(heat) if width else _heat_map(heat)
     yield from _facts(heat.question + heat.noise, "" if width else "dim")
     yield from _bars(attributions[0], row) if width else _highest(heat)
+    yield from _legend(heat, width)
 
 
 def _compared(attributions: Sequence[AttributionRecord], row: int, width: int | None) -> Iterator[RenderableType]:
@@ -141,6 +140,7 @@ def _compared(attributions: Sequence[AttributionRecord], row: int, width: int | 
     for att, heat, heading in zip(attributions, maps, headings(attributions), strict=True):
         yield _line(heading, indent=2) if width else _line(heading, "bold", indent=1)
         yield from _bars(att, row) if width else (_heat_map(heat), *_highest(heat))
+    yield from _legend(max(maps, key=lambda heat: len(heat.meaning)), width)
 
 
 def _line(text: str, style: str = "", *, indent: int = 0) -> RenderableType:
@@ -164,11 +164,15 @@ def _prompt_line(heat: HeatMap) -> RenderableType:
 
 
 def _highest(heat: HeatMap) -> Iterator[RenderableType]:
-    show = number_format([unit.score for unit in heat.highest])
-    errors = ["" if math.isnan(unit.stderr) else f" ± {show(unit.stderr)}" for unit in heat.highest]
-    texts = [f"{unit.label} {show(unit.score)}{error}" for unit, error in zip(heat.highest, errors, strict=True)]
-    if texts:
-        yield _line(" · ".join(texts), indent=2)
+    if heat.highest:
+        yield _line(" · ".join(f"{name} {score}" for name, score in heat.highest), indent=2)
+
+
+def _legend(heat: HeatMap, width: int | None) -> Iterator[RenderableType]:
+    """The colours in words, where there are colours."""
+    if heat.largest and not width:
+        pairs = zip(("orange", "blue"), heat.meaning, strict=False)
+        yield _line("; ".join(f"{colour}: {meaning}" for colour, meaning in pairs), "dim", indent=2)
 
 
 def _heat_map(heat: HeatMap) -> RenderableType:

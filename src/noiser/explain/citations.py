@@ -182,10 +182,10 @@ class Citations:
         for sentence in self.sentences:
             lines.append(f"{label(sentence.text)} {sentence.mark}")
             for citation in sentence.citations:
-                error = "" if math.isnan(citation.stderr) else f" ± {show(citation.stderr)}"
                 title = self.sources[citation.number - 1].title
                 name = f" {label(title)}:" if title else ""
-                lines.append(f"  [{citation.number}]{name} {show(citation.score)}{error} ({citation.share:.0%})")
+                score = show.with_error(citation.score, citation.stderr)
+                lines.append(f"  [{citation.number}]{name} {score} ({citation.share:.0%})")
                 lines += [f"      “{label(quote.text)}” {show(quote.score)}" for quote in citation.quotes[:_QUOTED]]
             lines.append(f"  without any source: log-probability {-sentence.loss:+.2f}")
         if self.answer_without is not None:
