@@ -511,10 +511,11 @@ def cost(results: Results) -> Iterator[Table]:
     )
     for data in results.data:
         known = set(results.columns(data.label, ATTRIBUTION))
+        methods = [method for method in results.methods if data.label in (method.data or (data.label,))]
         numbers = [MeasuredNumber(name, ATTRIBUTION, summary, "quantity") for name, summary in COSTS.items()]
         columns: list[tuple[Column, Sequence[Value]]] = []
         for model in results.models:
-            cells = [Cell(model.label, data.label, method.label, ATTRIBUTION) for method in results.methods]
+            cells = [Cell(model.label, data.label, method.label, ATTRIBUTION) for method in methods]
             if results.timed(data.label):
                 seconds = [Number.of(results.seconds(cell), form="quantity") for cell in cells]
                 columns.append((Column("seconds", model.label, "lower"), seconds))
@@ -524,7 +525,7 @@ def cost(results: Results) -> Iterator[Table]:
                 if known.issuperset(one.summary.columns)
             ]
         if columns:
-            title, labels = f"Cost of an attribution on {data_title(data)}", [m.label for m in results.methods]
+            title, labels = f"Cost of an attribution on {data_title(data)}", [method.label for method in methods]
             yield table_of_columns(f"cost-{data.label}", title, "method", map(method_title, labels), columns, [note])
 
 
