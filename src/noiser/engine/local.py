@@ -528,7 +528,7 @@ class Session:
         changed = (rows * self.lm.embedding_scale).to(inputs.dtype)
         inside = tuple(i - piece.start for i in map(perturbation.index, perturbation.replaced) if i < piece.stop)
         inputs[:, self.at(inside)] = changed[:, : len(inside)]
-        missing = piece.stop - piece.start - len(tokens)  # of a shortened sequence among longer ones: nobody reads them
+        missing = piece.stop - piece.start - len(tokens)  # of a shortened sequence among longer ones, never read
         return torch.cat([inputs, inputs[:, -1:].expand(-1, missing, -1)], 1) if missing else inputs
 
     # ---- what it took -----------------------------------------------------------------------------------------------

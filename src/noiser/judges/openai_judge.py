@@ -33,7 +33,7 @@ _CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
 
 
 class _Question(NamedTuple):
-    """A request as it is sent."""
+    """The body of a request."""
 
     answers: int
     template: PromptTemplate

@@ -24,9 +24,9 @@ class ContextCite:
     weights given for the marks themselves, as in the authors' code. Many scores are exactly 0. It is meant for
     sources: `unit="sentence"`, or spans of the caller's.
 
-    Two things differ from the paper. A source is taken away by putting the baseline in the place of its rows, so
-    that no position moves; the paper deletes its text. And each target token is explained on its own; the paper
-    explains the log-odds of a whole response.
+    Two defaults differ from the paper. A source is removed by replacing its rows with the baseline, so that no
+    position moves; the paper deletes its text (`baseline="delete"`). And each target token is explained on its own;
+    the paper explains the log-odds of a whole response (`target_unit="all"`).
 
     Args:
         samples: inputs with units missing.

@@ -184,10 +184,10 @@ class GradientShap:
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialIntegratedGradients:
-    """Integrated gradients for one unit at a time, all other tokens as they are (Enguehard 2023, section 2.2).
+    """Integrated gradients for one unit at a time, all other tokens unchanged (Enguehard 2023, section 2.2).
 
     With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension j of its token i is
-    (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. Only what stands at and behind the unit is run. By "sum"
+    (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. Only the unit and what follows it is run. By "sum"
     the score is F(x) - F(x'(u)), which `Occlusion` with the same baseline finds in one pass; what the quadrature
     leaves of that is `info["delta"]`, targets by units.
 

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 @runtime_checkable
 class Search(Protocol):
-    """A search as it is run: rounds of probes until there are none."""
+    """A search while it runs: rounds of probes until none are left."""
 
     @property
     def tied(self) -> bool:
@@ -314,7 +314,7 @@ class Root:
 
 
 def _crossing(leads: Mapping[float, float]) -> float:
-    """Where a lead is lost, by a straight line through the points around that place, or behind the last."""
+    """Where a lead is lost, by a straight line through the points around that place, or after the last."""
     points = sorted(leads.items())
     for (low, lead), (high, loss) in pairwise(points):
         if loss <= 0:

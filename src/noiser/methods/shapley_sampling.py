@@ -68,7 +68,7 @@ class ShapleySampling:
 
 
 def _joining(ranks: Int[Tensor, "orders units"]) -> Bool[Tensor, "orders steps units"]:
-    """The coalitions of each order: nobody, the first unit, the first two, ..., everybody."""
+    """The coalitions of each order: none, the first unit, the first two, ..., all units."""
     return ranks[:, None, :] < torch.arange(ranks.shape[1] + 1)[None, :, None]
 
 

@@ -16,7 +16,7 @@ __all__ = ["Continuation", "greedy_continuation"]
 
 
 class Continuation(NamedTuple):
-    """A greedy continuation, and what running it has left behind.
+    """A greedy continuation, and what the run that made it can be reused for.
 
     Attributes:
         model: the model that ran.

@@ -36,7 +36,7 @@ except ImportError as error:
 
 __all__ = ["ServerBackend", "load_server"]
 
-LEAST = 1e-12  # of a probability; what is left out is never less, but for rounding
+LEAST = 1e-12  # of a probability; what is left out is never less, apart from rounding
 
 
 class ServerBackend:
