@@ -3,7 +3,7 @@
 
 find_python() {
     local candidate
-    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3 python; do
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3.14 python3 python; do
         if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
             >/dev/null 2>&1; then
             echo "$candidate"

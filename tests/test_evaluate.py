@@ -508,16 +508,17 @@ REAL_PROMPTS = [
 @pytest.mark.slow
 def test_the_numbers_make_sense_on_a_real_model(smol):
     metrics = ["soft_scores", "mass_matched", "erasure"]
-    found = noiser.evaluate(smol, REAL_PROMPTS, "noiser_relative", metrics, masks=3)
-    random = noiser.evaluate(smol, REAL_PROMPTS, "random", metrics, masks=3)
+    few = {"masks": 3, "draws": 3, "rates": (0.1, 0.5, 0.9)}
+    found = noiser.evaluate(smol, REAL_PROMPTS, "noiser_relative", metrics, **few)
+    random = noiser.evaluate(smol, REAL_PROMPTS, "random", metrics, **few)
     assert not found.skipped
     assert 0 < found["soft_ns"].value < 0.2  # with a mass of 1 about 1/T of every embedding is kept
     assert random["area"].value == pytest.approx(1.03, abs=0.12)
     assert found["area"].value > random["area"].value
     assert found["area_minus_random"].value > 0
     assert found["comprehensiveness"].value > random["comprehensiveness"].value
-    assert random["faithfulness"].low <= 0 <= random["faithfulness"].high
-    assert random["area_minus_random"].low <= 0 <= random["area_minus_random"].high
+    assert not random["faithfulness"].is_clear
+    assert not random["area_minus_random"].is_clear
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ pytestmark = pytest.mark.slow
 LEBRON = "LeBron James professionally plays the sport of"
 SHORT = "Water boils at"
 LONG = (
-    "My neighbour bakes bread every Saturday, and the whole street smells of it before noon. Her brother repairs "
-    "violins in the room behind the kitchen, where he also keeps two cats, a parrot and a collection of old maps. "
-    "When a string breaks during a concert, musicians bring him the"
+    "Her brother repairs violins in the room behind the kitchen, where he also keeps two cats, a parrot and a "
+    "collection of old maps. When a string breaks, musicians bring him the"
 )
 
 
@@ -57,17 +56,17 @@ def test_equals_the_reference(model, profile, request):
     assert model == "smol" or att.targets[0].text == " basketball"
 
 
-def test_equals_the_reference_on_a_short_prompt_with_all_samples(real):
-    compare(real, SHORT, samples=10, steps=10)  # three tokens and, for Gemma, BOS
+def test_equals_the_reference_on_a_short_prompt_with_all_samples(smol):
+    compare(smol, SHORT, samples=10, steps=10)
 
 
-def test_equals_the_reference_on_sixty_tokens(smol):
+def test_equals_the_reference_on_a_long_prompt(smol):
     att = compare(smol, LONG, samples=1, steps=3)
-    assert 55 <= len(att.units) <= 65
+    assert len(att.units) >= 30
 
 
 def test_equals_the_reference_for_several_targets(real):
-    att = compare(real, SHORT, samples=2, steps=3, max_new_tokens=3)
+    att = compare(real, SHORT, samples=1, steps=2, max_new_tokens=3)
     assert att.scores.shape == (3, len(att.units))
 
 
@@ -91,13 +90,13 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     program = (
         "import noiser, torch; torch.set_num_threads(2)\n"
         "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
-        f"print(noiser.attribute(lm, {LEBRON!r}, seed=3).scores.tolist())"
+        f"print(noiser.attribute(lm, {SHORT!r}, seed=3).scores.tolist())"
     )
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]
     assert runs[0].stdout == runs[1].stdout
     first = torch.tensor(eval(runs[0].stdout))
-    torch.testing.assert_close(noiser.attribute(smol, LEBRON, seed=3).scores, first, atol=1e-5, rtol=0)
-    assert not torch.allclose(noiser.attribute(smol, LEBRON, seed=4).scores, first, atol=1e-3)
+    torch.testing.assert_close(noiser.attribute(smol, SHORT, seed=3).scores, first, atol=1e-5, rtol=0)
+    assert not torch.allclose(noiser.attribute(smol, SHORT, seed=4).scores, first, atol=1e-3)
 
 
 def test_special_tokens_stay_frozen(gemma):

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -204,6 +205,7 @@ def test_page_shows_what_was_measured():
     assert page.filled(text) == text
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the script is for bash, on Linux and macOS")
 def test_command_explains_itself():
     ran = subprocess.run(shlex.split("bash scripts/bench --help"), cwd=ROOT, capture_output=True, text=True, check=True)
     for name in everything.PARTS:

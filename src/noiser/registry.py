@@ -50,7 +50,7 @@ class Family:
     """All names of another library, after a prefix and a colon.
 
     Attributes:
-        prefix: what stands before the colon.
+        prefix: the part before the colon.
         place: "module:function", imported when a name of the family is first looked up. The function takes the name
             after the colon and returns a factory; it raises UnknownNameError for a name it does not know.
         summary: the family in one line.

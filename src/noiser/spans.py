@@ -64,7 +64,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     A word is a run of letters, marks, digits and underscores, by Unicode category, with single inner apostrophes,
     hyphens, dots, slashes, `@`, `&`, `:` between such characters, and commas between digits. A run of other
     symbols is a word of its own; an emoji sequence stays whole. In scripts written without spaces each character
-    with its marks is a word, so that snapping tokens to them leaves the tokens as they are.
+    with its marks is a word, so that snapping tokens to them leaves the tokens unchanged.
 
     Returns a partition of the text into (start, end); empty for an empty text.
 

@@ -73,7 +73,7 @@ class Source(NamedTuple):
 
     Attributes:
         title: as it was given, or "".
-        text: what stands in the prompt, the title's line included where it stands there.
+        text: its text in the prompt, with the title's line if that is in the prompt.
         start: offset of the first character, in characters of the prompt (for chat: of the rendered chat).
         end: offset after the last character.
     """

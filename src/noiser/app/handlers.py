@@ -50,7 +50,7 @@ _TYPES = {"json": "application/json", "html": "text/html"}
 NEXT = "What you asked for meanwhile comes next."
 
 LONG = 20_000
-"""Characters of a prompt that is read before it waits for the model, so that one that is too long holds up nobody."""
+"""Characters of a prompt that is read before it waits for the model: one that is too long must not hold up others."""
 
 
 MOST_CITED = 96
@@ -104,7 +104,7 @@ class File(NamedTuple):
 
 
 class Handlers:
-    """Everything behind the page, for all visitors: models, and the jobs of each visitor while they run."""
+    """What the page runs, for all visitors: models, and the jobs of each visitor while they run."""
 
     def __init__(self, models: Models) -> None:
         self.models, self.jobs = models, Jobs()

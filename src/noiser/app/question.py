@@ -75,7 +75,7 @@ class Question:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The arguments of `noiser.attribute` but for the method.
+        """The arguments of `noiser.attribute`, without the method.
 
         Raises:
             PromptError: there is no prompt, or the chat cannot be read.

@@ -102,8 +102,8 @@ class Pool:
     """Workers in other processes, each with a model of its own.
 
     A task whose worker dies is given to another one, up to three times, without what is stored of it by then; so the
-    retries are here and not in Ray, which would repeat a call as it was. Workers are started while there is work for
-    them, and anew where they die.
+    retries are here and not in Ray, which would repeat the same call. Workers are started while there is work for
+    them, and again where they die.
 
     Args:
         setup: what workers that are started from now on have in common.
@@ -226,7 +226,7 @@ class LocalWorker:
     """A process of this machine, spawned, which ends when this process does, however it ends.
 
     `ProcessPoolExecutor` gives a task to any of its processes, whatever model that has loaded, does not say how one
-    died, and leaves them behind when this process is killed.
+    died, and leaves them running when this process is killed.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -367,7 +367,7 @@ def _connect(ray: Any) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Raises OSError where nobody answers at HOST:PORT; Ray itself would try for minutes."""
+    """Raises OSError where nothing answers at HOST:PORT; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()

@@ -80,7 +80,7 @@ def _names(plan: Plan) -> dict[str, str]:
 
 
 def _renamed(toml: str, names: Mapping[str, str]) -> str:
-    """TOML with other strings in the place of those that are named, whole ones alone."""
+    """TOML with the named strings replaced, where they are a whole string."""
 
     def rename(match: re.Match[str]) -> str:
         value = "" if match[0].startswith("#") else tomllib.loads(f"text = {match[0]}")["text"]
@@ -90,7 +90,7 @@ def _renamed(toml: str, names: Mapping[str, str]) -> str:
 
 
 def _last(text: str) -> str:
-    """The last part of an absolute path; anything else as it is."""
+    """The last part of an absolute path; anything else unchanged."""
     return (Path(text).name or text) if Path(text).is_absolute() else text
 
 

@@ -156,7 +156,7 @@ class DataEntry(Entry):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """As for any entry; prompts may be added behind those that there are.
+        """As for any entry; prompts may be added after the existing ones.
 
         `target_unit` and `max_characters` are left out where they say nothing, as in folders from before them.
         """

@@ -47,7 +47,7 @@ class Worker:
             torch.set_num_threads(setup.threads)
 
     def step(self, assignment: Assignment | None = None) -> Event | Started | Done | Failed:
-        """One event at a time: the next of the task at hand or, with an assignment, `Started` of that one."""
+        """One event at a time: the next of the current task or, with an assignment, `Started` of that one."""
         try:
             if assignment is not None:
                 self._steps = self._from_start_to_end(assignment)

@@ -68,6 +68,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"--source: {path} has bytes that are no text at byte {error.start}; expected UTF-8. Convert it first, "
+            f"--source: {path} is not valid text at byte {error.start}; expected UTF-8. Convert it first, "
             "such as by: iconv -f latin1 -t utf-8"
         ) from None

@@ -174,7 +174,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                     given[name] = group(**{option.name: given.pop(option.name) for option in fields(group)})
                 function(**given)
                 sys.stdout.flush()
-            except BrokenPipeError:  # what is still buffered would raise once more when Python exits
+            except BrokenPipeError:  # what is still buffered would raise again when Python exits
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(PIPE_CLOSED) from None
             except KeyboardInterrupt:

@@ -59,7 +59,7 @@ class Expression:
         function: the last step of the recipe.
         args, kwargs: its arguments; expressions of the same root, the root's placeholder, or constants.
         bends: whether an activation function is among the steps.
-        version: of the root when it was read; an older recipe does not hold for what stands there now.
+        version: of the root when it was read; an older recipe is not valid for the current value.
     """
 
     root: Tensor

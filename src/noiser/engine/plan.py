@@ -81,7 +81,7 @@ class Limits(NamedTuple):
     keys: int
 
     def sequences_of(self, start: int, stop: int) -> int:
-        """How many sequences that run from `start` to `stop`, behind a prefix, are within the limits."""
+        """How many sequences from `start` to `stop`, after a prefix, are within the limits."""
         return min(self.tokens // (stop - start), self.sequences, self.keys // stop)
 
 

@@ -198,7 +198,7 @@ class Relevance(Request):
 
     Attributes:
         rules: what takes the place of torch's functions during the pass.
-        objective: what is handed back: "logit" of the target (minus the foil's), "prob" or "logprob".
+        objective: what the relevance starts from: "logit" of the target (minus the foil's), "prob" or "logprob".
         reference: an input without information, which runs beside the clean one, and the targets that are explained
             against it; None for none, and all targets.
         in_python: attention must be made of torch's functions, which rules can replace.

@@ -1,4 +1,4 @@
-"""Many prompts at once: coroutines that yield passes, advanced in turn, their passes merged.
+"""Many prompts at once: coroutines that yield passes, advanced one after the other, their passes merged.
 
 A search spends most of its passes on one unit's noise samples, some fifty tokens, where reading the model's weights
 costs more than computing with them. So each prompt's work is a coroutine that yields the pass it needs; when all wait,

@@ -52,7 +52,7 @@ def evaluate(
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        examples: one or several: a text, chat messages, an `Attribution` (measured as it is, whatever `method` is),
+        examples: one or several: a text, chat messages, an `Attribution` (measured unchanged, whatever `method` is),
             or an object with `prompt` and perhaps `target` (explained in place of the greedy continuation) and `spans`
             (named character spans, for localisation).
         method: a registry name, or a method with its hyper-parameters.
@@ -62,7 +62,7 @@ def evaluate(
         max_new_tokens: tokens of the continuation to explain where an example has no target.
         target_unit: what each row explains of it; see `noiser.attribute`.
         seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
-        masks: mask samples a prompt; None: 10, or 1 for soft scores in the authors' profile, and 64 for LDS.
+        masks: mask samples per prompt; None: 10, or 1 for soft scores in the authors' profile, and 64 for LDS.
         normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
         rates: of the mass-matched curves.
         draws: random scores, and permutations of a method's own, that each reference is the mean of.

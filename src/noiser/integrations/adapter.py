@@ -86,7 +86,7 @@ def twin(model: Any) -> Any:
     """A model of the same weights, with modules, configuration, hooks and flags of its own.
 
     Memory holds the weights once: the twin's parameters are views that need no gradient. Weights of a special class,
-    such as quantised ones, are shared as they are.
+    such as quantised ones, are shared unchanged.
     """
     with model_lock(model):
         shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}

@@ -177,7 +177,7 @@ class TargetFunction:
     Args:
         session: runs the model.
         g: index of the target.
-        positions: which tokens' rows it is a function of; all others are as they are.
+        positions: which tokens' rows it is a function of; all others are unchanged.
         score: what is read of the target's distribution.
     """
 
@@ -281,7 +281,7 @@ def _works(attr: Any, cls: Any) -> bool:
 
 
 def factory(name: str) -> Callable[..., CaptumMethod]:
-    """What makes the method behind "captum:NAME", with all hyper-parameters as flat keywords.
+    """What constructs the method "captum:NAME", with all hyper-parameters as flat keywords.
 
     Raises:
         DependencyError: Captum is not installed. UnknownNameError: it has no such method.

@@ -163,7 +163,7 @@ def inseq_methods() -> list[str]:
 
 
 def factory(name: str) -> FlatFactory[InseqMethod]:
-    """What makes the method behind "inseq:NAME", with all hyper-parameters as flat keywords.
+    """What constructs the method "inseq:NAME", with all hyper-parameters as flat keywords.
 
     Raises:
         DependencyError: Inseq is not installed. UnknownNameError: it has no such method.

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:
-    """A judge by name, such as "local" or "openai:gpt-4.1-mini"; a judge object is returned as it is.
+    """A judge by name, such as "local" or "openai:gpt-4.1-mini"; a judge object is returned unchanged.
 
     Args:
         judge: a registry name, with a model's name after a colon where the judge takes one.

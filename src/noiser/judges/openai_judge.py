@@ -35,7 +35,7 @@ _MOST_TOKENS = 10**9  # larger counts are mistakes
 
 
 class _Question(NamedTuple):
-    """A request as it is sent."""
+    """The body of a request."""
 
     answers: int
     template: PromptTemplate

@@ -86,13 +86,13 @@ METHODS.register("deeplift", DeepLift, summary="difference from a baseline, by t
 METHODS.register(
     "sequential_integrated_gradients",
     SequentialIntegratedGradients,
-    summary="gradient integrated for one unit at a time, the others as they are",
+    summary="gradient integrated for one unit at a time, the others unchanged",
 )
 METHODS.register("lime", Lime, summary="weighted linear surrogate on inputs with random units missing")
 METHODS.register("kernel_shap", KernelShap, summary="Shapley values by weighted regression on coalitions of units")
 METHODS.register("shapley_sampling", ShapleySampling, summary="Shapley values by random orders, with standard errors")
 METHODS.register("context_cite", ContextCite, summary="sparse surrogate of the log-odds over sources (sentences)")
-METHODS.register("attn_lrp", AttnLrp, summary="relevance of the logit handed back layer by layer, attention included")
+METHODS.register("attn_lrp", AttnLrp, summary="relevance of the logit passed back layer by layer, attention included")
 
 METHODS.register_family(
     "inseq", "noiser.integrations.inseq_method:factory", summary="any method of Inseq, such as inseq:saliency"

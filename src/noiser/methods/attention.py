@@ -19,9 +19,9 @@ from noiser.methods.protocol import Scores, mean_over_targets, sum_over_units
 class LastAttention:
     """How much the position that predicts the target attends to each token in the last layer, mean over heads.
 
-    Scores are the weights as they are: what goes to frozen tokens, for most models the larger part, is in no
-    score. In a model that mixes attention with other layers, the last layer that has attention counts. A target span
-    has the mean over the positions that predict its tokens.
+    Scores are the weights themselves, not normalised again: what goes to frozen tokens, for most models the larger
+    part, is in no score. In a model that mixes attention with other layers, the last layer that has attention counts.
+    A target span has the mean over the positions that predict its tokens.
 
     Raises:
         UnsupportedModelError: the model gives no attention weights (when called).

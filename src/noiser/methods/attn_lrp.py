@@ -29,10 +29,10 @@ AnyFunction = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class AttnLrp:
-    """Relevance of each token for the target's logit, handed back layer by layer.
+    """Relevance of each token for the target's logit, passed back layer by layer.
 
     In the form input × gradient, the gradient being that of a network with other derivatives (Achtibat et al. 2024,
-    section 3): an elementwise nonlinearity passes relevance as it is, f(x)/x (more exactly (f(x) - f(0))/x: what f
+    section 3): an elementwise nonlinearity passes relevance unchanged, f(x)/x (more exactly (f(x) - f(0))/x: what f
     gives without input is no input's relevance); a product of two activations (gates, queries with keys, attention
     with values) halves it between them; the factor of a normalisation is a constant; the softmax of attention is
     linearised where it stands. A token's relevance is Σ_d x_d g_d, a unit's the sum over its tokens.
@@ -137,7 +137,7 @@ def _constant(func: AnyFunction, *args: Any, **kwargs: Any) -> Any:
 
 
 def _power(func: AnyFunction, x: Any, exponent: Any = None, **kwargs: Any) -> Any:
-    """x^n passes relevance as it is, by n x^n / x / n; a negative power is the factor of a normalisation."""
+    """x^n passes relevance unchanged, by n x^n / x / n; a negative power is the factor of a normalisation."""
     named = {"square": 2.0, "sqrt": 0.5}.get(func.__name__.strip("_"), exponent)
     args = (x,) if exponent is None else (x, exponent)
     if not isinstance(named, int | float) or not isinstance(x, Tensor) or named == 0:

@@ -32,7 +32,7 @@ class DeepLift:
     transformer's do not: what is missing, F(x) - F(b) - Σ contributions, is in `info["delta"]`, one number per target.
 
     Args:
-        baseline: what stands at every token that is not frozen: "zero", "pad", "unk" or "mean".
+        baseline: the row at every token that is not frozen: "zero", "pad", "unk" or "mean".
         score: what is explained: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
 
     Raises:

@@ -114,7 +114,7 @@ def sum_over_units(
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
-    """A method by registry name, with hyper-parameters; a method object is returned as it is.
+    """A method by registry name, with hyper-parameters; a method object is returned unchanged.
 
     Raises:
         UnknownNameError: no such method. ParameterError: it has no such hyper-parameter, or refuses its value.

@@ -19,7 +19,7 @@ class Random:
     """
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Draws the scores of every target in turn; asks nothing."""
+        """Draws the scores of one target after the other; yields no request."""
         yield from ()
         scores = torch.full(query.causal_mask.shape, torch.nan)
         for row, seen in zip(scores, query.causal_mask, strict=True):

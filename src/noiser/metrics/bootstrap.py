@@ -74,7 +74,7 @@ class Estimate:
 def estimate(
     statistic: Statistic, *columns: Sequence[float], seed: int = 0, confidence: float = 0.95, contrast: bool = False
 ) -> Estimate:
-    """A statistic over prompts, with its bootstrap interval: prompts are drawn anew, together with all their numbers.
+    """A statistic over prompts, with its bootstrap interval: prompts are resampled, together with all their numbers.
 
     The interval is bias-corrected and accelerated (Efron 1987), by SciPy; where that is not defined, such as for
     numbers that are all the same, it is the percentile interval. Below six prompts there is none.

@@ -1,4 +1,4 @@
-"""Models: text to tokens to character spans; loading; embedding and running behind a few operations."""
+"""Models: text to tokens to character spans; loading; embedding and running, through a few operations."""
 
 from noiser.model.language_model import LanguageModel, wrap
 from noiser.model.loading import load_model

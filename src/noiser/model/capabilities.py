@@ -177,7 +177,7 @@ def _trial(embeddings: Float[Tensor, "length dim"], prefix: Prefix) -> Branches:
 def logits_agree(
     logits: Float[Tensor, "*rows vocab"], expected: Float[Tensor, "*rows vocab"], dtype: torch.dtype
 ) -> bool:
-    """Whether two ways of running a model give the same logits, but for rounding.
+    """Whether two ways of running a model give the same logits, apart from rounding.
 
     In float32 none may differ by more than a thousandth of their standard deviation. In half precision, or where
     float32 products may be less precise, single ones differ by more than a tenth, and all of them by 0.03 in the mean;

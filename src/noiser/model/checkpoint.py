@@ -83,7 +83,7 @@ def fastest_dtype() -> torch.dtype:
     layers = {dtype: torch.nn.Linear(640, 2048, bias=False, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
     seconds = dict.fromkeys(layers, math.inf)
     with torch.inference_mode():
-        for _ in range(16):  # in turn, and the quickest counts: other work on the machine should not decide
+        for _ in range(16):  # alternating; the quickest counts: other work on the machine should not decide
             for dtype, layer in layers.items():
                 x = torch.ones(512, 640, dtype=dtype)
                 with fast_products(layer):

@@ -1,4 +1,4 @@
-"""A causal language model behind the few operations that attribution needs.
+"""A causal language model, reduced to the few operations that attribution needs.
 
 What a model can do is not known by the name of its architecture: it is measured (`noiser.model.capabilities`).
 """
@@ -117,7 +117,7 @@ class LanguageModel:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the model can do, measured once; a measurement that is interrupted leaves nothing behind."""
+        """What the model can do, measured once; an interrupted measurement leaves nothing changed."""
         with model_lock(self.model):
             if self._capabilities is None:
                 with self.running():

@@ -36,7 +36,7 @@ TILE = 256
 """The most tokens of a tile: none is compared with what is after its tile, or before its tile's window."""
 
 MASKS = 2**24
-"""The most numbers in the masks that are kept from layer to layer; others are made anew."""
+"""The most numbers in the masks that are kept from layer to layer; larger ones are built again for each."""
 
 
 class Group(NamedTuple):

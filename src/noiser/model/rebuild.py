@@ -11,7 +11,7 @@ from noiser.types import Span
 
 
 def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
-    """The query that an attribution answers, to be asked once more.
+    """The query that an attribution answers, to be asked again.
 
     The model need not be the one that made the attribution, but its tokenizer must cut the text into the same tokens.
 
@@ -77,7 +77,7 @@ def _with_continuation(
 
 
 def _target_spans(att: Attribution, position: int) -> list[range]:
-    """The positions of each target's tokens; the first target, or what stands before it, begins at `position`."""
+    """The positions of each target's tokens; the first target, or the text before it, begins at `position`."""
     spans: list[range] = []
     for target in att.targets:
         start = position + len(target.before)

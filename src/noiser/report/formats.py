@@ -94,11 +94,11 @@ _PROSE = r">{\raggedright\arraybackslash}p{2.2cm}"
 """The column type of texts."""
 
 _WIDE = 110
-"""Characters of a line above which a table lies on its side; those in small type count for less."""
+"""Characters of a line above which a table is rotated; those in small type count for less."""
 
 
 def document(tables: Iterable[Table], about: Sequence[tuple[str, str]] = (), title: str = "Report") -> str:
-    """All tables as a document that can be typeset as it is."""
+    """All tables as one complete document."""
     facts = "".join(f"\\item {escaped(name)}: {escaped(value)}\n" for name, value in about)
     facts = f"\\begin{{itemize}}\n{facts}\\end{{itemize}}\n" if facts else ""
     reading, body = "\n\n".join(map(escaped, READING)), "\n".join(map(tabular, tables))

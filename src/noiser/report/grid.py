@@ -57,7 +57,7 @@ COSTS = {
 
 
 def method_title(label: str) -> str:
-    """A method's title; a label that is not a registry name stands as it is."""
+    """A method's title; a label that is not a registry name is returned unchanged."""
     return METHOD_TITLES.get(unversioned(label), label)
 
 

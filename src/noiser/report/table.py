@@ -17,7 +17,7 @@ from noiser.metrics.bootstrap import Estimate
 _BREAKS = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 DASH = "–"
-"""Stands where there is no number; never 0."""
+"""Shown where there is no number; never 0."""
 
 Form = Literal["decimal", "percent", "quantity"]
 """0.123, 12.3%, or three significant digits."""
@@ -184,7 +184,7 @@ def clean(text: str) -> str:
 
 
 def clean_text(value: object) -> object:
-    """A text made clean; anything else, `markupsafe.Markup` too, as it is."""
+    """A text with unsafe characters escaped; anything else, `markupsafe.Markup` too, unchanged."""
     return clean(value) if type(value) is str else value
 
 
