@@ -119,7 +119,7 @@ class Worker:
         return make_judge("local", lm=self._judge_models[name] if name else lm, **entry.judge_args)
 
 
-def stored_commit(identity: Mapping[str, Any] | None) -> dict[str, str]:
+def stored_commit(identity: Mapping[str, Any] | None) -> dict[str, Any]:
     """The commit that stored rows are about, as an option of `load_model`: the hub may have a newer one by now."""
     revision = (identity or {}).get("revision") or ""
     return {"revision": revision} if len(revision) == _COMMIT else {}
