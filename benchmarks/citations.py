@@ -250,27 +250,33 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"| {middle['token_forwards']:,.0f} | {middle['lds']:.3f} | {middle['found']:.2f} |"
         )
     truths = [row for row in rows if row["part"] == "truth"]
-    columns = list(dict.fromkeys((r["model"], r["category"]) for r in truths))
-    lines += ["", "| method | " + " | ".join(f"{m}: {c}" for m, c in columns) + " | token-forwards |"]
-    lines.append("|" + "---|" * (len(columns) + 2))
+    columns = [(*key, "first") for key in dict.fromkeys((r["model"], r["category"]) for r in truths)]
+    columns += [(model, category, "all_first") for model, category, _ in columns if category == "twice"]
+    counts = {column: len({r["example"] for r in truths if _is_in(r, column)}) for column in columns}
+    heads = [
+        f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {counts[model, category, name]})"
+        for model, category, name in columns
+    ]
+    lines += ["", f"| method | {' | '.join(heads)} | token-forwards |", "|" + "---|" * (len(columns) + 2)]
     for way in dict.fromkeys(r["way"] for r in truths):
-        cells: list[str] = []
-        for column in columns:
-            some = [r for r in truths if r["way"] == way and (r["model"], r["category"]) == column]
-            both = f"; both first {mean_of(some, 'all_first')}" if column[1] == "twice" else ""
-            cells.append(f"{mean_of(some, 'first')}{both}")
-        forwards = statistics.mean(r["token_forwards"] for r in truths if r["way"] == way)
-        lines.append(f"| {way} | " + " | ".join(cells) + f" | {forwards:,.0f} |")
+        some = [r for r in truths if r["way"] == way]
+        cells = [_share([r[column[2]] for r in some if _is_in(r, column)], counts[column]) for column in columns]
+        forwards = statistics.mean(r["token_forwards"] for r in some)
+        lines.append(f"| {way} | {' | '.join(cells)} | {forwards:,.0f} |")
     return "\n".join(lines)
 
 
-def mean_of(rows: Sequence[dict[str, Any]], name: str) -> str:
-    """A share with Wilson's 95 % interval over prompts, and their number."""
-    if not rows:
+def _is_in(row: dict[str, Any], column: tuple[str, str, str]) -> bool:
+    return (row["model"], row["category"]) == column[:2]
+
+
+def _share(hits: Sequence[bool], expected: int) -> str:
+    """A share with Wilson's 95 % interval over prompts; how many there are, where some have not been run."""
+    if not hits:
         return ""
-    count = sum(row[name] for row in rows)
-    low, high = binomtest(count, len(rows)).proportion_ci(method="wilson")
-    return f"{count / len(rows):.2f} [{low:.2f}, {high:.2f}] (n = {len(rows)})"
+    low, high = binomtest(sum(hits), len(hits)).proportion_ci(method="wilson")
+    missing = "" if len(hits) == expected else f" (n = {len(hits)})"
+    return f"{statistics.mean(map(float, hits)):.2f} [{low:.2f}, {high:.2f}]{missing}"
 
 
 def main() -> None:

@@ -107,6 +107,21 @@ def test_budget_holds_where_few_coarse_units_cost_little_and_their_parts_much(me
     assert len(found.units) > 3 or times == 2
 
 
+def test_budget_knows_that_hidden_units_cost_the_same_wherever_they_stand():
+    lm, sources = tiny("llama"), ["It rains.", "The fox sings. A dog plays along. It rains again."]
+    options = {
+        "prompt": f"{sources[0]} {sources[1]} Who sings?",
+        "sources": sources,
+        "method": noiser.Occlusion(score="logprob", baseline="hidden"),
+    }
+    spent = noiser.attribute(lm, unit="source", **options).info["token_forwards"]
+    needed = spent * 5 // 2  # three sentences after two sources
+    enough, short = (noiser.attribute(lm, unit="auto", max_forwards=most, **options) for most in (needed, needed - 1))
+    assert (len(enough.units), len(short.units)) == (4, 2)
+    assert enough.info["token_forwards"] >= needed
+    assert short.info["token_forwards"] == spent
+
+
 def test_a_long_prompt_begins_with_runs_of_sentences():
     lm = tiny("llama")
     encoding = build_query(lm, LONG).encoding
