@@ -86,7 +86,7 @@ def load_server(
     checkpoint = Checkpoint.of(tokenizer or served.root, options)
     length = None if served.length is None else served.length - 1  # one more is generated
     name, tokens = f"{served.model} at {endpoint.address}", checkpoint.tokenizer()
-    settings = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
+    settings: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
 
     def load(count: int) -> ServedModel:
         if not embeddings:
