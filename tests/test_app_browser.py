@@ -431,6 +431,8 @@ def test_both_schemes_and_narrow_screens(visit, scheme, width):
         colour = page.locator(selector).first.evaluate("e => getComputedStyle(e).backgroundColor")
         red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
         assert (red + green + blue > 384) == (scheme == "light"), (selector, colour)
+    page.locator("#noiser-measure").click()
+    page.locator("#noiser-evaluation table").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
