@@ -315,7 +315,7 @@ def test_downloads(visit, tmp_path):
 
 def test_a_question_with_sources_is_answered_with_citations(visit):
     page = visit("?sources=The fox jumps.%0A---%0AThe dog sleeps.&target= The dog sleeps. The fox jumps.")
-    sync_api.expect(page.get_by_label("Sources", exact=True)).to_be_visible()
+    sync_api.expect(page.get_by_role("textbox", name=re.compile("^Sources"))).to_be_visible()
     ask(page, "Who sleeps?")
     card = page.locator("#noiser-result .noiser-cite")
     sync_api.expect(card.locator(".source")).to_have_count(2)
@@ -325,7 +325,7 @@ def test_a_question_with_sources_is_answered_with_citations(visit):
         page.locator("#noiser-json").click()
     citations = noiser.Citations.load(download.value.path())
     assert citations.answer == " The dog sleeps. The fox jumps."
-    page.get_by_label("Sources", exact=True).fill("")
+    page.get_by_role("textbox", name=re.compile("^Sources")).fill("")
     ask(page)
     sync_api.expect(page.locator("#noiser-measure")).to_be_visible()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
