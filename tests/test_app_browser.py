@@ -318,7 +318,7 @@ def test_downloads(visit, tmp_path):
 
 def test_a_question_with_sources_is_answered_with_citations(visit):
     page = visit("?sources=The fox jumps.%0A---%0AThe dog sleeps.&target= The dog sleeps. The fox jumps.")
-    sync_api.expect(page.get_by_label("Sources", exact=True)).to_be_visible()
+    sync_api.expect(page.get_by_role("textbox", name=re.compile("^Sources"))).to_be_visible()
     ask(page, "Who sleeps?")
     card = page.locator("#noiser-result .noiser-cite")
     sync_api.expect(card.locator(".source")).to_have_count(2)
@@ -328,7 +328,7 @@ def test_a_question_with_sources_is_answered_with_citations(visit):
         page.locator("#noiser-json").click()
     citations = noiser.Citations.load(download.value.path())
     assert citations.answer == " The dog sleeps. The fox jumps."
-    page.get_by_label("Sources", exact=True).fill("")
+    page.get_by_role("textbox", name=re.compile("^Sources")).fill("")
     ask(page)
     sync_api.expect(page.locator("#noiser-measure")).to_be_visible()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -434,6 +434,8 @@ def test_both_schemes_and_narrow_screens(visit, scheme, width):
         colour = page.locator(selector).first.evaluate("e => getComputedStyle(e).backgroundColor")
         red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
         assert (red + green + blue > 384) == (scheme == "light"), (selector, colour)
+    page.locator("#noiser-measure").click()
+    page.locator("#noiser-evaluation table").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 

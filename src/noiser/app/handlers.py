@@ -284,10 +284,12 @@ def _show_answer(answer: Answer) -> View:
 
 def result_html(answer: Answer) -> str:
     """The heat map, or several side by side; the answer with its citations."""
-    if answer.citations is not None:
-        return citations_fragment(answer.citations)
     given = answer.attributions
-    return fragment(given[0]) if len(given) == 1 else compare_fragment(given)
+    if answer.citations is not None:
+        shown = citations_fragment(answer.citations)
+    else:
+        shown = fragment(given[0]) if len(given) == 1 else compare_fragment(given)
+    return f'<h2 class="noiser-unseen">Answer</h2>{shown}'
 
 
 def unit_choices(answer: Answer) -> list[tuple[str, int]]:

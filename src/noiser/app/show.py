@@ -75,7 +75,7 @@ def table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str
     body = "".join(
         f"<tr><th scope=row>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, cells in rows
     )
-    return f"<div class=wide><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<div class=wide tabindex=0><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def numbers_html(evaluations: Sequence[Evaluation]) -> str:
