@@ -53,7 +53,7 @@ class Visitors:
         self._fields = {field["label"]: "" if field.get("value") is None else field["value"] for field in fields}
 
     def ask(self, visitor: str, values: dict[str, Any]) -> Iterator[list[Any] | None]:
-        """A visitor's question, by the labels of its fields: None for each view of the work, and what is shown in the end."""
+        """A visitor's question, by the labels of its fields: None for each view of the work, then the last one."""
         self._send("queue/join", "ask", visitor, [*(self._fields | values).values()])
         with self._open(f"gradio_api/queue/data?session_hash={visitor}") as stream:
             for line in stream:
