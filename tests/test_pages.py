@@ -131,6 +131,8 @@ def test_other_commands_name_what_is_there(page, command):
         check_install(rest)
     elif program == "export":
         assert "=" in rest[0]
+    elif program == "python" and rest[:2] == ["-m", "pytest"]:
+        assert (ROOT / rest[2]).is_file(), command
     elif program == "python" and rest[0] == "-m":
         assert page in OWN_TESTS
     else:
@@ -151,7 +153,7 @@ def check_install(arguments):
 @pytest.mark.parametrize("page", pages())
 def test_every_block_is_in_a_language_that_is_tested(page):
     for block in all_blocks(page):
-        assert block.language in ("python", "bash", "toml", "json", "text", "bibtex"), f"{page}:{block.line}"
+        assert block.language in ("python", "bash", "toml", "json", "text", "bibtex", "nginx", "caddy"), f"{page}:{block.line}"
         if block.language == "toml":
             tomllib.loads(block.text)
     assert (ROOT / page).read_text(encoding="utf-8").count("```") == 2 * len(all_blocks(page))

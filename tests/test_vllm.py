@@ -121,8 +121,10 @@ def assert_same_records(found, expected, atol):
                 assert one[name] == pytest.approx(value, abs=atol, nan_ok=True), name
 
 
-def test_cites_sources_as_the_local_model_does(served, local):
-    found, expected = (noiser.cite(lm, "Who sings?", SOURCES, max_new_tokens=3) for lm in (served, local))
+def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, local):
+    lm = noiser.wrap(local.model, local.tokenizer)
+    lm.hides_tokens = lambda length: False
+    found, expected = (noiser.cite(each, "Who sings?", SOURCES, max_new_tokens=3) for each in (served, lm))
     assert found.answer == expected.answer
     assert found.losses == pytest.approx(expected.losses, abs=1e-4)
     torch.testing.assert_close(found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=1e-3)
