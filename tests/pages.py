@@ -17,6 +17,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
     ("docs/howto/clusters.md", "noiser bench run plan.toml -o runs/mine --executor ray"): "a cluster",
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
+    ("docs/which.md", "noiser"): "half an hour, and the data sets; test_report_files.py renders the tables",
     ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
     ("docs/scale.md", "ray start"): "a cluster",
     ("docs/scale.md", 'lm = noiser.load_model("vllm:'): "vLLM and eight cards; test_vllm.py",

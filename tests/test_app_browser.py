@@ -235,6 +235,7 @@ def test_a_prompt_too_long_for_a_link_has_none_and_the_address_stays(visit):
 def test_all_of_it_with_the_keyboard(visit):
     page = visit()
     page.locator("#noiser-prompt textarea").focus()
+    page.keyboard.press("Control+a")  # the example's prompt
     page.keyboard.insert_text(PROMPT)
     page.keyboard.press("Shift+Enter")
     done(page)
