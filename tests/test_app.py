@@ -24,7 +24,7 @@ from noiser.app.question import MOST_CHARACTERS, MOST_TARGETS, Question, parse_c
 from noiser.app.show import explain, progress_line
 from noiser.cli import app
 from noiser.durations import duration
-from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
+from noiser.errors import ModelError, NoiserError, ParameterError, PromptError, UnknownNameError
 from noiser.explain import tolerance
 from noiser.methods import METHODS
 from tiny import tiny, tiny_model, tiny_tokenizer
@@ -288,6 +288,23 @@ def test_waiting_can_be_stopped_and_has_an_end():
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_model_is_loaded_ahead_and_a_failure_is_for_the_next_to_try():
+    loads = []
+
+    def load():
+        loads.append(1)
+        if len(loads) == 1:
+            raise ModelError("no memory")
+        return tiny("llama")
+
+    models = Models({"llama": load, "other": lambda: pytest.fail("not the default")})
+    with pytest.raises(ModelError, match="no memory"):
+        models.load_ahead().result()
+    models.load_ahead().result()
+    assert ask(Handlers(models), model="llama").answer is not None
+    assert len(loads) == 2
 
 
 def test_models_are_loaded_once_and_only_those_that_are_offered():

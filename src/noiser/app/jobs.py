@@ -217,7 +217,7 @@ class Turns:
 
 
 class Models:
-    """Models by name, each loaded when first used, one question at a time each.
+    """Models by name, each loaded when first used or by `load_ahead`, one question at a time each.
 
     Args:
         sources: what loads each; a model that fails to load is tried again by the next question.
@@ -255,6 +255,15 @@ class Models:
                 yield lm
             finally:
                 hook.remove()
+
+    def load_ahead(self) -> Job[None]:
+        """Loads the default model, so that no question waits for it. After a failure the next question tries again."""
+
+        def load(job: Job[None]) -> None:
+            with self.use("", job):
+                pass
+
+        return Job(load)
 
     def check_readable(self, name: str, prompt: Prompt) -> None:
         """Raises PromptError for a prompt that the model, once it is loaded, cannot read; waits for no turn."""

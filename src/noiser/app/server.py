@@ -59,7 +59,8 @@ def serve(
     """Serves the page until it is interrupted.
 
     Args:
-        sources: the models that it offers, by name, each as a function that loads it; the first is the default.
+        sources: the models that it offers, by name, each as a function that loads it; the first is the default,
+            and is loaded at once.
         host: the address to listen on.
         port: the port; 0 for any that is free.
         auth: "user:password"; must be given where others can reach the address.
@@ -91,7 +92,8 @@ def serve(
     from noiser.app.handlers import Handlers
     from noiser.app.jobs import Models
 
-    blocks = page.build(Handlers(Models(sources)))
+    models = Models(sources)
+    blocks = page.build(Handlers(models))
     blocks.queue(max_size=200, api_open=False, default_concurrency_limit=None)
     blocks.state_session_capacity = 100  # answers of that many visitors stay in memory
     bare = host.strip("[]") or "127.0.0.1"
@@ -118,6 +120,7 @@ def serve(
         **page.look(),
     )
     server = Server(Guard(app, {bare, *allowed_hosts}), listening)
+    models.load_ahead()
     shown = "localhost" if bare == "0.0.0.0" else f"[{bare}]" if ":" in bare else bare
     address = f"http://{shown}:{listening.getsockname()[1]}/"
     if block:
