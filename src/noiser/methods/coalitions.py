@@ -95,3 +95,10 @@ def _keys(kept: Bool[Tensor, "coalitions units"]) -> list[bytes]:
 def draw_per_unit(samples: int, units: int, generator: torch.Generator) -> Float[Tensor, "samples units"]:
     """Independent U(0, 1) numbers, unit after unit: those of a unit do not depend on how many units follow it."""
     return torch.stack([torch.rand(samples, generator=generator) for _ in range(units)], dim=1)
+
+
+def in_query_order(query: Query, kept: Bool[Tensor, "coalitions units"]) -> Bool[Tensor, "coalitions units"]:
+    """Coalitions whose columns begin with the units that most targets see, with the columns in the query's order."""
+    placed = torch.empty_like(kept)
+    placed[:, query.causal_mask.sum(0).argsort(descending=True, stable=True)] = kept
+    return placed

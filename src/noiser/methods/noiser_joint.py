@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
+from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, in_query_order
 from noiser.methods.protocol import Scores
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
@@ -67,32 +67,30 @@ class NoiserJoint:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every input once for all targets, then solves for each target."""
-        value: ScaleName = "logit" if self.score == "root" else self.score
-        if query.of is not None and self.score == "root":
-            value = "prob"  # the number that the caller's function gives
+        root, units = self.score == "root", len(query.units)
+        # of the caller's function there is only the number that it gives
+        value: ScaleName = self.score if self.score != "root" else "logit" if query.of is None else "prob"
         coalitions = Coalitions(query, Remover(query, self.removal, rng, samples=1), value)
         half, exact = self._draw(query, rng)
-        single = torch.eye(len(query.units), dtype=torch.bool)
-        kept = torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half])
-        middle = yield from coalitions.values(kept)
-        whole = coalitions.clean
-        ends, end = middle, whole
-        if self.score == "root" and value == "logit" and not query.foil_ids:
-            ends, end = middle.sigmoid() ** 0.25, whole.sigmoid() ** 0.25
+        single = torch.eye(units, dtype=torch.bool)
+        middle = yield from coalitions.values(torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half]))
+        ends, whole = middle[:, : 1 + 2 * units], coalitions.clean
+        guess = _steps(ends, whole)
+        if root and query.of is None and not query.foil_ids:
+            ends, whole = ends.sigmoid() ** 0.25, whole.sigmoid() ** 0.25
+        steps = _steps(ends, whole)
+        drawn, opposite = middle[:, 1 + 2 * units :].chunk(2, dim=1)
         fits: list[_Fit] = []
         for g, seen in enumerate(coalitions.seen):
-            empty, last, first, drawn, opposite = middle[g].split([1, *[len(single)] * 2, *[len(half)] * 2])
-            steps = _steps(whole[g], last[seen], first[seen], empty)
-            found = _fit(half[:, seen], drawn - opposite, steps, 0.0 if len(seen) <= exact else 1.0)
-            empty, last, first, _ = ends[g].split([1, *[len(single)] * 2, 2 * len(half)])
-            steps = _steps(end[g], last[seen], first[seen], empty)
+            ridge = 0.0 if len(seen) <= exact else 1.0
+            found = _fit(half[:, seen], drawn[g] - opposite[g], guess[g, seen], ridge)
             size = found.scores.abs().sum()
-            scale = steps.abs().sum() / size if size else 0.0
-            fits.append(_Fit((steps + scale * found.scores) / 2, scale * found.stderr / 2))
+            scale = steps[g, seen].abs().sum() / size if size else 0.0
+            fits.append(_Fit((steps[g, seen] + scale * found.scores) / 2, scale * found.stderr / 2))
         return Scores(
             scores=coalitions.table([fit.scores for fit in fits]),
             stderr=coalitions.table([fit.stderr for fit in fits]),
-            info={"baseline_value": ends[:, 0].tolist(), "value": end.tolist()},
+            info={"baseline_value": ends[:, 0].tolist(), "value": whole.tolist()},
         )
 
     def _draw(self, query: Query, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
@@ -106,19 +104,20 @@ class NoiserJoint:
         pairs = 2 ** (exact - 1) if exact else max(1, (samples - 2 * counts[0]) // 2)
         drawn = draw_per_unit(pairs, len(query.units), rng) < 0.5
         drawn[:, :exact] = (torch.arange(pairs)[:, None] >> torch.arange(exact)) % 2 == 1
-        half = torch.empty_like(drawn)
-        half[:, query.causal_mask.sum(0).argsort(descending=True, stable=True)] = drawn
-        return half, exact
+        return in_query_order(query, drawn), exact
 
 
 def _steps(
-    whole: Float64[Tensor, ""],
-    last: Float64[Tensor, " seen"],
-    first: Float64[Tensor, " seen"],
-    empty: Float64[Tensor, " 1"],
-) -> Float64[Tensor, " seen"]:
-    """The mean of each unit's last step, from all but it to all, and its first, from nothing to it alone."""
-    return (whole - last + first - empty) / 2
+    ends: Float64[Tensor, "targets inputs"], whole: Float64[Tensor, " targets"]
+) -> Float64[Tensor, "targets units"]:
+    """The mean of each unit's last step, from all but it to all, and its first, from nothing to it alone.
+
+    Args:
+        ends: what is predicted from nothing, then from all but each unit, then from each unit alone.
+        whole: what is predicted from all.
+    """
+    last, first = ends[:, 1:].chunk(2, dim=1)
+    return (whole[:, None] - last + first - ends[:, :1]) / 2
 
 
 class _Fit(NamedTuple):

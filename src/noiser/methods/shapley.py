@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.engine import ABSENCES, Absence, Query, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
+from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, in_query_order
 from noiser.methods.protocol import Scores
 
 
@@ -145,12 +145,9 @@ class Weighted(NamedTuple):
 def draw_for_targets(query: Query, samples: int, generator: torch.Generator) -> Weighted:
     """Coalitions of all units that serve every target, drawn for the last that is exact, or for the first."""
     counts = query.causal_mask.sum(1).tolist()
-    order = query.causal_mask.sum(0).argsort(descending=True, stable=True)
     start = max([count for count in counts if samples >= 2**count] or counts[:1])
-    game = draw_coalitions(start, len(order), samples, generator)
-    kept = torch.empty_like(game.kept)
-    kept[:, order] = game.kept
-    return game._replace(kept=kept)
+    game = draw_coalitions(start, len(query.units), samples, generator)
+    return game._replace(kept=in_query_order(query, game.kept))
 
 
 def draw_coalitions(first: int, units: int, samples: int, generator: torch.Generator) -> Weighted:

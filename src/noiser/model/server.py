@@ -88,13 +88,16 @@ def load_server(
     name, tokens = f"{served.model} at {endpoint.address}", checkpoint.tokenizer()
     settings: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
 
+    table = None
+    if embeddings:
+        table = checkpoint.embedding_table()
+        table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
+
     def load(count: int) -> ServedModel:
-        if not embeddings:
+        if table is None:
             count = len(tokens) if count == -1 else count
             backend = text_backend(endpoint, served.model, tokens, len(tokens), logprobs=count, **settings)
             return TextModel(backend, checkpoint, tokens, name=name, scores=backend.scores, context_length=length)
-        table = checkpoint.embedding_table()
-        table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
         backend = CompletionBackend(endpoint, served.model, tokens, len(table), logprobs=count, **settings)
         dtype = str(table.dtype).removeprefix("torch.")
         return serve(backend, checkpoint, tokens, table, name=name, dtype=dtype, context_length=length)
