@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_t
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan, run_bench, samples
 from noiser.bench.pack import pack
-from noiser.bench.plan import parse_plan
+from noiser.bench.plan import DataEntry, parse_plan
 from noiser.bench.progress import status
 from noiser.bench.resolve import check_change, resolve
 from noiser.bench.run import _check_trust
@@ -380,6 +381,21 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with_or_not_at_all(tmp_pat
         run(6, newer)
 
 
+def test_a_judge_that_is_one_of_the_models_is_loaded_as_the_plan_says(tmp_path, models):
+    plan = tmp_path / "plan.toml"
+    text = plan_text(models, limit=1).replace(
+        f'"{models}/gemma3"\ndtype = "float32"', f'"{models}/gemma3"\ndtype = "bfloat16"'
+    )
+    judged = (
+        '[[metrics]]\nname = "answerability"\ndata = "own"\njudge = "local:gemma3"\njudge_args = { style = "plain" }\n'
+    )
+    plan.write_text(text + judged, encoding="utf-8")
+    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    stored = Store(tmp_path / "out").run
+    assert stored["judges"]["answerability"] == stored["models"]["gemma3"]["identity"]
+    assert stored["judges"]["answerability"]["dtype"] == "bfloat16"
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
@@ -454,7 +470,7 @@ def test_plans_that_compare_methods_have_both_references(name):
     assert len({str(sorted(method.items())) for method in methods.values()}) == len(methods)  # no row twice
 
 
-@pytest.mark.parametrize("name", ["paper", "local", "mini"])
+@pytest.mark.parametrize("name", ["paper", "reproduction", "mini"])
 def test_our_own_plans(name):
     path = Path(__file__).parents[1] / "benchmarks" / "plans" / f"{name}.toml"
     plan, _ = read_plan(path)
@@ -601,14 +617,46 @@ def test_categories(tmp_path, models, quiz):
     for more, expected in [
         ('category = ["a", "b"]', {"quiz-0", "quiz-4"}),
         ('without_category = "a"', {"quiz-2", "quiz-4"}),
+        ('without_ids = ["quiz-0", "quiz-1"]', {"quiz-2", "quiz-4"}),
     ]:
         plan.write_text(QUIZ.format(models=models, more=more), encoding="utf-8")
-        folder = tmp_path / more[:3]
+        folder = tmp_path / str(len(more))
         run_bench(plan, folder, Heard(), workers=0)
         assert {row.example for row in Store(folder).rows()} == expected
     plan.write_text(QUIZ.format(models=models, more='category = "abc"'), encoding="utf-8")
     with pytest.raises(PlanError, match="Unknown category of quiz 'abc'"):
         run_bench(plan, tmp_path / "never", Heard(), workers=0)
+
+
+def test_stratified_examples_come_from_all_categories_in_turn(quiz):
+    def drawn(stratified):
+        entry = DataEntry.model_validate({"name": "quiz", "stratified": stratified})
+        return [(sampled.id, sampled.category) for sampled in samples.draw(entry, 1, None)[0]]
+
+    plain, turns = drawn(False), drawn(True)
+    assert [category for _, category in turns] != [category for _, category in plain]
+    assert {category for _, category in turns[:3]} == {category for _, category in turns[3:6]} == {"a", "b", "c"}
+    for category in "abc":  # within one, the order of the draw
+        assert [i for i in turns if i[1] == category] == [i for i in plain if i[1] == category]
+
+
+def test_a_model_may_have_fewer_examples_than_the_others(tmp_path, models, quiz):
+    plan, run = tmp_path / "p.toml", tmp_path / "run"
+    text = QUIZ.format(models=models, more="").replace("[[data]]", '[[models]]\nname = "{0}/gemma3"\n[[data]]')
+    text = (
+        text.format(models).replace("only_correct = true\n", "").replace("[[data]]", "limit = { quiz = 2 }\n[[data]]")
+    )
+    plan.write_text(text, encoding="utf-8")
+    run_bench(plan, run, Heard(), workers=0)
+    counts = Counter(row.model for row in Store(run).rows())
+    assert counts == {"llama": 7, "gemma3": 2}
+    assert status(run).complete
+    plan.write_text(text.replace("quiz = 2", "quiz = 3"), encoding="utf-8")
+    run_bench(plan, run, Heard(), workers=0)
+    assert Counter(row.model for row in Store(run).rows()) == {"llama": 7, "gemma3": 3}
+    plan.write_text(text.replace("quiz = 2", "quizz = 2"), encoding="utf-8")
+    with pytest.raises(PlanError, match=r"models, 'gemma3': Unknown label in data 'quizz'. Did you mean 'quiz'"):
+        run_bench(plan, run, Heard(), workers=0)
 
 
 # ---- a disk and a machine that fail ----------------------------------------------------------------------------------

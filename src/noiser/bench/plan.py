@@ -81,7 +81,11 @@ EngineArg = Literal[
 
 
 class ModelEntry(Entry):
-    """A model; fields are the parameters of `noiser.load_model`."""
+    """A model; fields but the last are the parameters of `noiser.load_model`.
+
+    Attributes:
+        limit: only the first examples of each data set's sample, or of those named: `{ known = 60 }`.
+    """
 
     name: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -90,6 +94,7 @@ class ModelEntry(Entry):
     revision: str | None = None
     trust_remote_code: bool = False
     engine_args: dict[EngineArg, str | int | float | bool] = Field(default_factory=dict)
+    limit: Limit = None
 
     @property
     def meaning(self) -> dict[str, Any]:
@@ -99,8 +104,14 @@ class ModelEntry(Entry):
     @property
     def load_options(self) -> dict[str, Any]:
         """The arguments of `noiser.load_model` after the name: a device or a map of devices."""
-        excluded = {"label", "name", "engine_args", "device" if self.device_map else "device_map"}
+        excluded = {"label", "name", "engine_args", "limit", "device" if self.device_map else "device_map"}
         return self.model_dump(exclude=excluded) | dict(self.engine_args)
+
+
+_OF_DATA_SETS = (
+    "only_correct", "category", "without_category", "without_ids", "stratified", "max_characters", "explain",
+    "as_published",
+)  # fmt: skip
 
 
 class DataEntry(Entry):
@@ -112,6 +123,8 @@ class DataEntry(Entry):
         limit: the most examples to take; None for all. Those of a lower limit are among those of a higher one.
         category: only these categories.
         without_category: all but these categories.
+        without_ids: all but these examples, such as those that a method was chosen on.
+        stratified: takes examples of all categories in turn, so that few examples have some of each.
         max_characters: only examples whose prompts are no longer; None for all.
         only_correct: only examples whose answer the model gives greedily, all its tokens; of planted facts, only those
             whose answer changes without them.
@@ -126,6 +139,8 @@ class DataEntry(Entry):
     limit: Count | None = None
     category: Texts = ()
     without_category: Texts = ()
+    without_ids: Texts = ()
+    stratified: bool = False
     max_characters: Count | None = None
     only_correct: bool = False
     explain: Literal["continuation", "answer"] = "continuation"
@@ -146,11 +161,11 @@ class DataEntry(Entry):
             raise ValueError("expected either name, of a data set, or prompts")
         if self.prompts is not None and (not self.prompts or not all(prompt.strip() for prompt in self.prompts)):
             raise ValueError("prompts: expected at least one text, and none that is blank")
-        of_data_sets = (self.only_correct, self.category, self.without_category, self.max_characters, self.as_published)
-        if self.prompts is not None and (any(of_data_sets) or self.explain == "answer"):
+        of_data_sets = [key for key in _OF_DATA_SETS if getattr(self, key) != type(self).model_fields[key].default]
+        if self.prompts is not None and of_data_sets:
             raise ValueError(
-                "prompts of the plan's own have no category, no answer and no published file; leave out only_correct, "
-                "category, without_category, max_characters, explain and as_published"
+                "prompts of the plan's own have no category, no answer and no published file; leave out "
+                + ", ".join(of_data_sets)
             )
         return self
 
@@ -158,11 +173,11 @@ class DataEntry(Entry):
     def meaning(self) -> dict[str, Any]:
         """As for any entry; prompts may be added after the existing ones.
 
-        `target_unit` and `max_characters` are left out where they say nothing, as in folders from before them.
+        Later keys are left out where they say nothing, as in folders from before them.
         """
-        left_out = {"prompts"} | {
-            key for key in ("target_unit", "max_characters") if getattr(self, key) in ("token", None)
-        }
+        later = ("target_unit", "max_characters", "without_ids", "stratified")
+        fields = type(self).model_fields
+        left_out = {"prompts"} | {key for key in later if getattr(self, key) == fields[key].default}
         return {key: value for key, value in super().meaning.items() if key not in left_out} | {
             "own": self.prompts is not None
         }
@@ -196,7 +211,8 @@ class MetricEntry(Entry):
     Attributes:
         name: in the registry.
         masks, normalization, rates, draws, removal, k: as for `noiser.evaluate`.
-        judge: "local", the model itself; "local:MODEL", another model on this machine; "openai:MODEL".
+        judge: "local", the model itself; "local:MODEL", another model on this machine, loaded as the plan says where
+            MODEL is the label of one of its models; "openai:MODEL".
         judge_args: settings of the judge, without its key. Those in `WORKING` may change while rows are kept.
         models, data, methods: only these labels; all if empty.
         limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
@@ -268,12 +284,13 @@ class Plan(BaseModel):
                 raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
         if ATTRIBUTION in self.labels("metrics"):
             raise ValueError(f"a metric has the label {ATTRIBUTION!r}, which is taken; give it another label")
-        for kind, entry in [("methods", entry) for entry in self.methods] + [("metrics", e) for e in self.metrics]:
-            for name, restriction in entry.restrictions.items():
-                for label in restriction:
-                    if label not in self.labels(name):
-                        error = UnknownNameError(f"label in {name}", label, self.labels(name))
-                        raise ValueError(f"{kind}, {entry.label!r}: {error}")
+        for kind in ("models", "methods", "metrics"):
+            for entry in cast("tuple[Entry, ...]", getattr(self, kind)):
+                for name, restriction in entry.restrictions.items():
+                    for label in restriction:
+                        if label not in self.labels(name):
+                            error = UnknownNameError(f"label in {name}", label, self.labels(name))
+                            raise ValueError(f"{kind}, {entry.label!r}: {error}")
         return self
 
     def labels(self, kind: str) -> list[str]:
@@ -283,6 +300,12 @@ class Plan(BaseModel):
     def entry(self, kind: str, label: str) -> Any:
         """The entry of a label, which is there."""
         return next(entry for entry in getattr(self, kind) if entry.label == label)
+
+    def data_for(self, model: str) -> Iterator[DataEntry]:
+        """The data sets, each with the limit that it has for a model."""
+        for entry in self.data:
+            limits = (entry.limit, limit_for(self.entry("models", model), entry.label))
+            yield entry.model_copy(update={"limit": combined(limits)})
 
     def methods_for(self, model: str, data: str) -> list[MethodEntry]:
         """The methods that run for a model and a data set, by their labels."""
@@ -312,7 +335,7 @@ class Plan(BaseModel):
         limits = {
             (model, entry.label, method, metric): combined((limit, entry.limit))
             for model in self.labels("models")
-            for entry in self.data
+            for entry in self.data_for(model)
             for method, metric, limit in self.kinds(model, entry.label)
         }
 
@@ -323,7 +346,7 @@ class Plan(BaseModel):
         return asks_for
 
 
-def limit_for(entry: MethodEntry | MetricEntry, data: str) -> int | None:
+def limit_for(entry: ModelEntry | MethodEntry | MetricEntry, data: str) -> int | None:
     """The most examples of a data set that an entry is used for; None for all."""
     return entry.limit.get(data) if isinstance(entry.limit, dict) else entry.limit
 

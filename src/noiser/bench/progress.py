@@ -253,7 +253,7 @@ def status(folder: Path) -> Status:
         seconds[cost.model, cost.data] += cost.seconds
     parts: list[Part] = []
     for model in plan.labels("models"):
-        for entry in plan.data:
+        for entry in plan.data_for(model):
             pair, selection = (model, entry.label), store.selection(model, entry.label)
             chosen = (combined((len(selection.chosen), entry.limit)) or 0) if selection else 0
             is_chosen = selection is not None and (not entry.only_correct or selection.serves(entry.limit))

@@ -203,9 +203,9 @@ class Definition:
     def upper_bounds(self) -> Counter[Key]:
         """How many rows of each kind there can be at most."""
         counts = Counter[Key]()
-        for entry in self.plan.data:
-            most = combined((entry.limit, len(self.drawn[entry.label][0])))
-            for model in self.plan.labels("models"):
+        for model in self.plan.labels("models"):
+            for entry in self.plan.data_for(model):
+                most = combined((entry.limit, len(self.drawn[entry.label][0])))
                 for method, metric, limit in self.plan.kinds(model, entry.label):
                     counts[Key(model, entry.label, method, metric)] = combined((most, limit)) or 0
         return counts

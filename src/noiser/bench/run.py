@@ -209,7 +209,7 @@ class _Run:
     def prepare(self, executor: Executor, listener: Listener) -> None:
         """Chooses the examples of every model and data set."""
         for model in self.plan.labels("models"):
-            for entry in self.plan.data:
+            for entry in self.plan.data_for(model):
                 if not entry.only_correct:
                     self.store.write_selection(select_all(model, self._candidates(model, entry)))
         tasks = [Preparation(model) for model in self.plan.labels("models")]
@@ -228,7 +228,9 @@ class _Run:
 
     def _preparation(self, task: Task) -> Assignment | None:
         assert isinstance(task, Preparation)
-        all_candidates = [self._candidates(task.model, entry) for entry in self.plan.data if entry.only_correct]
+        all_candidates = [
+            self._candidates(task.model, entry) for entry in self.plan.data_for(task.model) if entry.only_correct
+        ]
         lacking = tuple(
             each for each in all_candidates if each.selection is None or not each.selection.serves(each.entry.limit)
         )
@@ -298,7 +300,7 @@ class _Run:
         """The ids of the examples of each model and data set; known after `prepare`."""
         chosen: dict[tuple[str, str], tuple[str, ...]] = {}
         for model in self.plan.labels("models"):
-            for entry in self.plan.data:
+            for entry in self.plan.data_for(model):
                 candidates = self._candidates(model, entry)
                 ids = candidates.selection.chosen[: entry.limit] if candidates.selection else ()
                 gone = set(ids) - {sampled.id for sampled in candidates.examples}

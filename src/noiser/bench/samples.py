@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -43,11 +45,12 @@ def draw(
         for example in dataset
         if (not entry.category or example.category in entry.category)
         and example.category not in entry.without_category
+        and example.id not in entry.without_ids
         and (entry.max_characters is None or len(example.prompt) <= entry.max_characters)
     ]
     if not examples:
         raise ParameterError(
-            f"data, {entry.label!r}: no example is left; expected categories and a max_characters that leave some."
+            f"data, {entry.label!r}: no example is left; expected categories, ids and a max_characters that leave some."
         )
     need = [name for name, on in (("only_correct", entry.only_correct), ("explain", entry.explain == "answer")) if on]
     if need and not all(example.target for example in examples):
@@ -55,6 +58,11 @@ def draw(
             f"data, {entry.label!r}: {' and '.join(need)} need answers, and examples of {entry.name} have none; "
             'expected explain = "continuation" without only_correct, or a data set with answers.'
         )
+    ordered = in_draw_order(examples, seed)
+    if entry.stratified:
+        turns = defaultdict[str, Iterator[int]](itertools.count)
+        turn = {example.id: next(turns[example.category]) for example in ordered}
+        ordered.sort(key=lambda example: turn[example.id])
     sampled = (
         Sampled(
             example.id,
@@ -68,7 +76,7 @@ def draw(
                 without=example.without,
             ),
         )
-        for example in in_draw_order(examples, seed)
+        for example in ordered
     )
     return tuple(sampled), dataset.notes
 

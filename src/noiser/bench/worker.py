@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from noiser.bench.block import work_on
-from noiser.bench.plan import MetricEntry
+from noiser.bench.plan import MetricEntry, ModelEntry
 from noiser.bench.samples import select
 from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, JudgeReady, ModelReady, Setup, Started
 from noiser.errors import NoiserError, StoredFileError
@@ -89,15 +89,19 @@ class Worker:
             self._loaded = None  # before the next one needs its memory
             with contextlib.suppress(AttributeError, RuntimeError):
                 torch.cuda.empty_cache()
-            entry = self.setup.plan.entry("models", label)
-            options = entry.load_options | stored_commit(self.setup.identities.get(label))
-            self._loaded = (label, load_model(entry.name, **options))
+            self._loaded = (label, self._load(label, self.setup.identities.get(label)))
             _ = self._loaded[1].packs  # measured once, which no example is charged for
         lm = self._loaded[1]
         if label in self.setup.identities and label not in self._checked:
             check_identity(f"The model {label!r}", identity_of(lm), self.setup.identities[label])
             self._checked.add(label)
         return lm
+
+    def _load(self, name: str, identity: Mapping[str, Any] | None) -> LanguageModel:
+        """A model of the plan by its label, or another one by its name."""
+        plan = self.setup.plan
+        entry = plan.entry("models", name) if name in plan.labels("models") else ModelEntry(name=name)
+        return load_model(entry.name, **entry.load_options | stored_commit(identity))
 
     def _judge(self, entry: MetricEntry, lm: LanguageModel) -> Judge | None:
         if entry.judge is None:
@@ -112,7 +116,7 @@ class Worker:
                     share(partial(self.setup.spending.exchange, entry.label))
             return self._judges[entry.label]
         if name and name not in self._judge_models:
-            self._judge_models[name] = load_model(name, **stored_commit(self.setup.judges.get(entry.label)))
+            self._judge_models[name] = self._load(name, self.setup.judges.get(entry.label))
         if name and entry.label not in self._known_judges:
             self._known_judges.add(entry.label)
             self._new_judges.append(JudgeReady(entry.label, identity_of(self._judge_models[name])))

@@ -464,7 +464,8 @@ def selections(results: Results) -> Iterator[Table]:
             f"{model.label}, {data_title(data)}",
             (*_selected(known.get((model.label, data.label)), data.limit), *_correct(data, model_of(model.name))),
         )
-        for model, data in product(results.models, results.data)
+        for model in results.models
+        for data in results.plan.data_for(model.label)
     ]
     yield Table(
         key="selections",
