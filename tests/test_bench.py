@@ -23,7 +23,7 @@ import noiser
 from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_text, save_models, stored
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan, run_bench, samples
-from noiser.bench.pack import pack
+from noiser.bench.pack import pack, unpack
 from noiser.bench.plan import DataEntry, parse_plan
 from noiser.bench.progress import status
 from noiser.bench.resolve import check_change, resolve
@@ -905,6 +905,33 @@ def test_a_judge_lives_as_long_as_its_worker(models):
     assert worker._judge(entry, tiny("llama")) is worker._judge(entry, tiny("llama"))
     with pytest.raises(PlanError, match="OPENAI_API_KEY"):
         parse_plan(plan_text(models) + judged.format(', api_key = "secret"'), "p.toml")
+
+
+def test_a_run_goes_on_from_a_pack(tmp_path, models, whole, plan, monkeypatch):
+    packed, out, copied = tmp_path / "packed", tmp_path / "out", tmp_path / "copied"
+    pack(whole, packed)
+    said = CliRunner().invoke(app, ["bench", "unpack", str(packed), "-o", str(out)])
+    assert said.exit_code == 0, said.output
+    for kind in ("rows", "costs", "selections"):
+        assert contents(out, [kind]) == contents(whole, [kind])
+    monkeypatch.chdir(models)  # a pack has the models' names, not where they were
+    assert run_bench(out / "plan.toml", out, Heard(), workers=0).rows == 0
+    assert not list((out / "attributions").rglob("*.jsonl"))
+
+    more = '[[metrics]]\nname = "erasure"\ndata = "own"\nmethods = "occlusion"\nmodels = "llama"\n'
+    shutil.copytree(whole, copied)
+    for folder, path in ((out, out / "plan.toml"), (copied, plan)):
+        path.write_text(path.read_text(encoding="utf-8") + more, encoding="utf-8")
+        run_bench(path, folder, Heard(), workers=0)
+    assert [*Store(out).rows()] == [*Store(copied).rows()]
+    made = {path.relative_to(out / "attributions").parts[:-1] for path in (out / "attributions").rglob("*.jsonl")}
+    assert made == {("llama", "own", "occlusion")}  # what the new metric needs
+    pack(out, tmp_path / "again")
+    assert "unpacked" not in Store(tmp_path / "again").run
+    with pytest.raises(RunError, match="is not empty; expected a new folder"):
+        unpack(packed, out)
+    with pytest.raises(StoredFileError, match="holds a benchmark that is not packed"):
+        unpack(whole, tmp_path / "never")
 
 
 def test_a_pack_does_not_say_where_things_were(tmp_path, whole):

@@ -299,3 +299,14 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
         noiser.attribute(half, PROMPT, target=order[100], foil=order[105], method=method)
     noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method)
     noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)
+
+
+@pytest.mark.parametrize("search", ["certified", "bisection"])
+def test_progress_begins_at_nothing_and_ends_where_all_is_done(search):
+    seen = []
+    noiser.attribute(
+        tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, search=search), progress=lambda *at: seen.append(at)
+    )
+    assert seen[0][0] == 0
+    assert seen == sorted(seen, key=lambda at: at[0])
+    assert seen[-1][0] == seen[-1][1] > 0

@@ -84,7 +84,8 @@ class _Block:
 
     def attribute(self) -> Iterator[Finished]:
         """Attributes the examples that have no attribution, side by side, and says what it took and found."""
-        wanted = [sampled for sampled in self.examples if sampled.id not in self.stored]
+        known = self._measured(ATTRIBUTION)  # which says that nothing is missing that an attribution is needed for
+        wanted = [sampled for sampled in self.examples if sampled.id not in self.stored and sampled.id not in known]
         started = _now()
         engine = LocalEngine(self.attributor.lm, many=len(wanted) > 1)
         with closing(run_interleaved(engine, [self._passes(engine, sampled) for sampled in wanted])) as outcomes:
@@ -92,7 +93,7 @@ class _Block:
         new = [found[sampled.id] for sampled in wanted]
         spent = dict.fromkeys(found, _since(started, len(found)))
         self.stored |= found
-        told = self._measured(ATTRIBUTION) - {values["example"] for values in new}
+        told = known - {values["example"] for values in new}
         lacking = [sampled for sampled in self.examples if sampled.id not in told]
         rows = [self._row(sampled, ATTRIBUTION, self._facts(sampled)) for sampled in lacking]
         if rows:

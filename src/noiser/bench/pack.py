@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from noiser.bench.plan import Plan
 from noiser.bench.records import line
-from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, Store, run_bytes, write_file
-from noiser.errors import RunError
+from noiser.bench.resolve import fingerprint
+from noiser.bench.store import COSTS, PLAN, ROWS, RUN, SELECTIONS, File, Store, run_bytes, write_file
+from noiser.errors import RunError, StoredFileError
 
 
 def pack(folder: Path, output: Path) -> list[Path]:
@@ -50,13 +51,46 @@ def pack(folder: Path, output: Path) -> list[Path]:
     return [output / name for name in reversed(files)]
 
 
+def unpack(folder: Path, output: Path) -> None:
+    """Writes a packed benchmark as a folder that `noiser bench run` goes on with.
+
+    Attributions are not in a pack; those that a new metric needs are made again.
+
+    Args:
+        folder: the pack.
+        output: a folder that is new or empty.
+
+    Raises:
+        StoredFileError: there is no pack in the folder.
+        RunError: the output cannot be written, or is not empty.
+    """
+    store = Store(folder)
+    if not store.packed:
+        raise StoredFileError(f"{folder} holds a benchmark that is not packed; expected what noiser bench pack wrote.")
+    if output.exists() and any(output.iterdir()):
+        raise RunError(f"{output} is not empty; expected a new folder for the benchmark.")
+    size = store.plan.block
+    for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
+        files: dict[File, list[str]] = {}
+        for record in records:
+            labels = (record.model, record.data, record.method, record.metric)
+            files.setdefault(File(kind, labels, record.index // size), []).append(line(record._asdict()))
+        for file, lines in files.items():
+            write_file(output / file.path, "".join(lines).encode())
+    for selection in store.selections():
+        write_file(output / SELECTIONS / selection.model / f"{selection.data}.json", selection.dumps().encode())
+    write_file(output / PLAN, (folder / PLAN).read_bytes())
+    resolved = store.run["resolved"]
+    write_file(output / RUN, run_bytes({**store.run, "fingerprint": fingerprint(resolved), "unpacked": True}))
+
+
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
 """A string of TOML, with its quotation marks; or a comment, in which there are none."""
 
 
 def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
     """What is known about a run, with names in place of absolute paths."""
-    run = copy.deepcopy(dict(run))
+    run = copy.deepcopy({key: value for key, value in run.items() if key != "unpacked"})
     for entry in run["resolved"].get("models", {}).values():
         entry["name"] = _last(entry["name"])
     for entry in run["resolved"].get("metrics", {}).values():

@@ -44,6 +44,9 @@ from noiser.version import __version__, version_of
 
 ExecutorName = Literal["local", "ray"]
 
+Measured = dict[tuple[str, str], frozenset[str]]
+"""The examples that have a row, by method and metric."""
+
 
 class Outcome(NamedTuple):
     """How a run ended.
@@ -325,10 +328,11 @@ class _Run:
             self.store.check_attributions(File(ATTRIBUTIONS, (task.model, task.data, method), task.block), lines)
         return JobAssignment(task, self._examples(task), attributions, measured)
 
-    def _stored(self, job: Job) -> tuple[dict[str, dict[str, dict[str, Any]]], dict[tuple[str, str], frozenset[str]]]:
+    def _stored(self, job: Job) -> tuple[dict[str, dict[str, dict[str, Any]]], Measured]:
         """What is stored of a job: attributions by method, and by method and metric the examples that have a row.
 
-        A row about an attribution counts only where that attribution is there too.
+        A row about an attribution counts only where that attribution is there too; in a folder made of a pack, also
+        where no metric needs it.
         """
         pair = (job.model, job.data)
         attributions = {
@@ -339,25 +343,32 @@ class _Run:
             (method, metric): frozenset(self._valid(File(ROWS, (*pair, method, metric), job.block)))
             for method, metric, _ in self.plan.kinds(*pair)
         }
-        return attributions, {
-            (method, metric): ids.intersection(attributions[method]) if metric == ATTRIBUTION else ids
-            for (method, metric), ids in measured.items()
-        }
+        lacking = self._lacking(job, measured) if self.store.run.get("unpacked") else None
+        for method, lines in attributions.items():
+            known = measured[method, ATTRIBUTION]
+            needed = known if lacking is None else set().union(*(ids for at, ids in lacking.items() if at[0] == method))
+            measured[method, ATTRIBUTION] = known - (needed - lines.keys())
+        return attributions, measured
 
     def _valid(self, file: File) -> dict[str, dict[str, Any]]:
         """Stored lines; those with an error count as missing where they are to be tried again."""
         lines = self.store.read(file)
         return {key: values for key, values in lines.items() if not (self.retry_errors and values["error"])}
 
-    def _missing(self, job: Job, measured: Mapping[tuple[str, str], frozenset[str]]) -> Counter[Key]:
+    def _missing(self, job: Job, measured: Measured) -> Counter[Key]:
         """Rows that a job lacks, by kind, where `measured` are the examples that have one."""
-        missing = Counter[Key]()
+        return Counter(
+            {Key(job.model, job.data, *kind): len(ids) for kind, ids in self._lacking(job, measured).items() if ids}
+        )
+
+    def _lacking(self, job: Job, measured: Measured) -> dict[tuple[str, str], set[str]]:
+        """The examples of a job that have no row, by method and metric."""
         examples = self._examples(job)
-        for method, metric, limit in self.plan.kinds(job.model, job.data):
-            wanted = {sampled.id for sampled in examples if limit is None or sampled.item.index < limit}
-            if count := len(wanted - measured[method, metric]):
-                missing[Key(job.model, job.data, method, metric)] = count
-        return missing
+        return {
+            (method, metric): {sampled.id for sampled in examples if limit is None or sampled.item.index < limit}
+            - measured[method, metric]
+            for method, metric, limit in self.plan.kinds(job.model, job.data)
+        }
 
 
 # ---- what a run is recorded with -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`noiser bench`: run a plan, see how far it is, pack its rows; and `noiser report`, their tables."""
+"""`noiser bench`: run a plan, see how far it is, pack its rows and unpack them; and `noiser report`, their tables."""
 
 from __future__ import annotations
 
@@ -97,6 +97,17 @@ def pack(
         say(path)
 
 
+def unpack(
+    folder: Annotated[Path, typer.Argument(metavar="PACK", help="What noiser bench pack wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder for the benchmark.")],
+) -> None:
+    """Makes a folder of a pack that `noiser bench run` goes on with."""
+    from noiser.bench.pack import unpack as unpack_to
+
+    unpack_to(folder, output)
+    say(f"noiser bench run {output / 'plan.toml'} -o {output}")
+
+
 class _Listener:
     """Shows how a run goes: a bar on a terminal, a line from time to time elsewhere."""
 
@@ -166,5 +177,5 @@ def report(
         say(path)
 
 
-for name, function in (("run", run), ("status", status), ("pack", pack)):
+for name, function in (("run", run), ("status", status), ("pack", pack), ("unpack", unpack)):
     bench.command(name)(o.command(function))

@@ -236,6 +236,7 @@ class Session(QueryRun):
             yield from self._run_clean()
         batches = self.plan(perturbations, wanted, packed=packed)
         expected = max(expected, self.counters.token_forwards + sum(batch.tokens for batch in batches))
+        self.report(expected)
         for batch in batches:
             for piece, distributions in (yield from self._distributions(batch, perturbations, packed=packed)):
                 index = piece.perturbation
