@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -156,6 +158,22 @@ def test_committed_tables_are_those_of_their_rows(folder):
         for text in (found, committed)
     ]
     assert said[0] == said[1], f"to write them again: noiser report docs/{folder}/rows --figures -o OUT"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None, reason="there is no pdflatex: apt-get install texlive-latex-recommended"
+)
+def test_committed_tables_are_typeset(tmp_path):
+    rows = Path(__file__).parents[1] / "docs/reproduction/rows"
+    write_report(Results.of(Store(rows)), tmp_path, ("latex",))
+    ran = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"],
+        cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    assert "Overfull" not in ran.stdout
+    assert (tmp_path / "report.pdf").stat().st_size > 50_000
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ _PREAMBLE = r"""\documentclass{article}
 \usepackage{booktabs}
 \usepackage{graphicx}
 \usepackage{rotating}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
+\emergencystretch=2em
 \setlength{\abovecaptionskip}{0pt}
 \setlength{\belowcaptionskip}{6pt}
 """
