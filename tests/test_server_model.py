@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 
@@ -17,27 +16,10 @@ from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model.completions import read_scored
 from test_contract import CHAT, PROMPT, method_of
-from test_vllm import assert_same, saved
+from vllm_for_tests import assert_same
 
+pytestmark = pytest.mark.usefixtures("no_openai_settings")
 MANY = [PROMPT, "A teacher plays the violin in the village", CHAT]
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No key, address or proxy of the user's."""
-    for name in [*os.environ]:
-        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return saved("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
-
-
-@pytest.fixture(scope="module")
-def local(folder):
-    return noiser.load_model(folder, device="cpu")
 
 
 @pytest.fixture

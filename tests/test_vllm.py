@@ -19,8 +19,9 @@ from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
 from server_processes import free_port, running
 from test_cite import SOURCES
-from test_contract import CHAT, CHAT_TEMPLATE, METHOD_NAMES, PROMPT, method_of
-from tiny import tiny_model, tiny_tokenizer
+from test_contract import CHAT, METHOD_NAMES, PROMPT, method_of
+from tiny import save_tiny
+from vllm_for_tests import assert_same
 
 PREDICTING = [name for name in METHOD_NAMES if not getattr(METHODS.get(name).factory, "looks_inside", False)]
 QUESTION = "LeBron James professionally plays the sport of"
@@ -33,38 +34,11 @@ QUESTIONS = {
 }
 
 
-def saved(family, folder):
-    tiny_model(family).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Gemma multiplies its embeddings by sqrt(d)."""
-    return saved("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
-
-
-@pytest.fixture(scope="module")
-def local(folder):
-    return noiser.load_model(folder, device="cpu")
-
-
 @pytest.fixture(scope="module")
 def served(folder):
     with pytest.MonkeyPatch.context() as monkeypatch:
         vllm_for_tests.install(monkeypatch)
         yield noiser.load_model(f"vllm:{folder}", device="cpu", max_num_seqs=8)
-
-
-def assert_same(found, expected, atol=2e-5):
-    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
-    assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
-    torch.testing.assert_close(found.scores, expected.scores, atol=atol, rtol=1e-3, equal_nan=True)
-    for one, other in zip(found.targets, expected.targets, strict=True):
-        assert one.rank == other.rank
-        assert one.probability == pytest.approx(other.probability, abs=atol)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +64,7 @@ def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
 @pytest.mark.parametrize("family", ["gemma3", "granite", "llama"])
 def test_measures_the_factor_of_the_embeddings(family, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
-    folder = saved(family, tmp_path / family)
+    folder = save_tiny(family, tmp_path / family)
     served, local = noiser.load_model(f"vllm:{folder}", device="cpu"), noiser.load_model(folder, device="cpu")
     assert served.embedding_scale == pytest.approx(local.embedding_scale, rel=1e-6)
     torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
@@ -281,7 +255,11 @@ def test_vllm_reads_chats_and_many_prompts(both):
 def test_vllm_cites_and_evaluates(both):
     sources = ["LeBron James plays basketball for Los Angeles.", "Serena Williams plays tennis."]
     options = {"answer": " LeBron James plays basketball.", "contrast": False}
-    found, expected = (noiser.cite(lm, "What sport does LeBron James play?", sources, **options) for lm in both)
+    served, local = both
+    local = noiser.wrap(local.model, local.tokenizer)
+    local.hides_tokens = lambda length: False
+    question = "What sport does LeBron James play?"
+    found, expected = (noiser.cite(lm, question, sources, **options) for lm in (served, local))
     assert found.losses == pytest.approx(expected.losses, abs=2e-3)
     assert_same(found.attribution, expected.attribution, atol=2e-3)
     for removal in ("zero", "noise", "delete"):

@@ -16,8 +16,6 @@ from noiser.model.checkpoint import Options, quiet_transformers
 from noiser.model.conversion import Converted, built_in_entry
 from noiser.model.store import file_sha256, folder_sha256
 
-__all__ = ["Checkpoint"]
-
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 """How the names of embedding tables end, in the families that vLLM runs."""
 

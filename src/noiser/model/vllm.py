@@ -11,10 +11,8 @@ import torch
 
 from noiser.errors import DependencyError, ModelError, ParameterError
 from noiser.model.checkpoint import Options
-from noiser.model.served import Input, Prediction, ServedModel, serve
+from noiser.model.served import Input, Prediction, ServedModel
 from noiser.model.table import Checkpoint
-
-__all__ = ["VllmBackend", "load_vllm"]
 
 WORKER = "noiser.model.vllm_worker"
 ROW = "noiser_row"  # `vllm_worker.KEY`, in a module that only vLLM's workers import
@@ -45,10 +43,8 @@ class VllmBackend:
         return Prediction(torch.cat(parts))
 
     def _logits(self, inputs: Sequence[Input]) -> torch.Tensor:
-        try:
-            from vllm import SamplingParams  # pyright: ignore
-        except ImportError as error:
-            raise _not_installed(error) from error
+        from vllm import SamplingParams  # pyright: ignore
+
         prompts = [
             {"prompt_embeds": sequence} if sequence.is_floating_point() else {"prompt_token_ids": sequence.tolist()}
             for sequence, *_ in inputs
@@ -94,7 +90,10 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     try:
         from vllm import LLM  # pyright: ignore
     except ImportError as error:
-        raise _not_installed(error) from error
+        raise DependencyError(
+            f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
+            "versions of other packages may need an environment of their own, see docs/scale.md."
+        ) from error
     checkpoint = Checkpoint.of(name, options)
     ours = {
         "model": checkpoint.hub_id or checkpoint.folder,
@@ -120,7 +119,7 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     settings = llm.llm_engine.vllm_config.model_config
     table = checkpoint.embedding_table().to(settings.dtype)
     quantization = f", {settings.quantization}" if settings.quantization else ""
-    return serve(
+    return ServedModel(
         VllmBackend(llm),
         checkpoint,
         checkpoint.tokenizer(),
@@ -128,11 +127,4 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         name=f"vllm:{name}",
         dtype=f"{str(settings.dtype).removeprefix('torch.')}{quantization}",
         context_length=settings.max_model_len - 1,  # one more is generated
-    )
-
-
-def _not_installed(error: ImportError) -> DependencyError:
-    return DependencyError(
-        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
-        "versions of other packages may need an environment of their own, see docs/scale.md."
     )
