@@ -127,6 +127,8 @@ def test_what_cannot_pass_ends_everything_with_a_reason(server, folder):
         assert len(server.bodies) - before <= 3
     with pytest.raises(ParameterError, match="has 'tiny'; expected the name of one"):
         load(server, model="other")
+    with pytest.raises(ParameterError, match="timeout is 0; expected a positive number"):
+        load(server, timeout=0)
     with pytest.raises(UnknownNameError, match=r"Unknown argument .* 'time_out'\. Did you mean 'timeout'"):
         load(server, time_out=3)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
+import time
 from enum import Enum
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import noiser
 import vllm_for_tests
+from bench_for_tests import Heard, stored
 from noiser.app.jobs import StoppedError
+from noiser.bench import Store, run_bench
 from noiser.bench.worker import identity_of, tokens_per_second
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.judges import make_judge
@@ -217,10 +223,14 @@ REAL |= {"kernel_shap": {"samples": 12}, "shapley_sampling": {"permutations": 2}
 QUIET = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
-def both(request):
+@pytest.fixture(scope="module")
+def vllm():
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+def both(vllm, request):
     local = noiser.load_model(request.param, dtype="float32", device="cpu")
     return noiser.load_model(f"vllm:{request.param}", dtype="float32", device="cpu", max_model_len=1024), local
 
@@ -270,10 +280,8 @@ def test_vllm_cites_and_evaluates(both):
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(vllm):
     """`vllm serve` with SmolLM2, on a port of its own."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
     from noiser.model.catalog import BUILT_IN
     from noiser.model.conversion import built_in_entry
 
@@ -314,3 +322,112 @@ def test_vllms_server_scores_text_from_which_words_are_deleted(server):
     options = {"method": method, "unit": "word", "target": " basketball and"}
     found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
     torch.testing.assert_close(found.scores[:, 1:], expected.scores[:, 1:], atol=1e-3, rtol=0, equal_nan=True)
+
+
+PLAN = """
+name = "vllm"
+block = 1
+[[models]]
+name = "{prefix}smollm2-135m-instruct"
+label = "smol"
+dtype = "float32"
+engine_args = {engine_args}
+[[data]]
+prompts = ["Bees collect nectar from flowers to make", "My brother moved to Tokyo, so now he lives in"]
+[[methods]]
+name = "occlusion"
+[[methods]]
+name = "context_cite"
+args = {{ samples = 12 }}
+[[metrics]]
+name = "mass_matched"
+"""
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_a_plan_with_vllm_that_is_killed_goes_on_and_ends_with_the_local_models_rows(tmp_path):
+    (tmp_path / "vllm.toml").write_text(PLAN.format(prefix="vllm:", engine_args="{ max_model_len = 256 }"))
+    (tmp_path / "local.toml").write_text(PLAN.format(prefix="", engine_args="{}"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "noiser", "bench", "run", str(tmp_path / "vllm.toml"), "-o", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running_bench:
+        while not stored(out) and running_bench.poll() is None:
+            time.sleep(0.02)
+        running_bench.kill()
+    kept = stored(out)
+    assert kept
+    subprocess.run(command, check=True, capture_output=True)
+    assert kept.items() <= stored(out).items()  # nothing was done again
+    run_bench(tmp_path / "local.toml", tmp_path / "local", Heard(), workers=0)
+    found, expected = ({row[:7]: row for row in Store(folder).rows()} for folder in (out, tmp_path / "local"))
+    assert found.keys() == expected.keys()
+    assert len(found) == 8
+    for key, row in found.items():
+        assert row.error is None
+        assert row.probability == pytest.approx(expected[key].probability, abs=1e-3)
+        assert row.values == pytest.approx(expected[key].values, abs=1e-3)
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_the_page_answers_with_a_model_in_vllm(tmp_path):
+    pytest.importorskip("gradio", reason="gradio is not installed; scripts/vllm installs it")
+    from app_for_tests import Visitors
+
+    port = free_port()
+    command = [sys.executable, "-m", "noiser", "serve", "-m", "vllm:smollm2-135m-instruct", "--port", str(port)]
+    with running([*command, "--engine-arg", "max_model_len=256"], port, path="") as address:
+        visitors = Visitors(address.removesuffix("v1"))
+        (*_, page) = visitors.ask("one", {"Prompt": QUESTION, "Methods": ["occlusion"]})
+        assert " basketball" in str(page)
+
+
+def save_int8(folder):
+    """SmolLM2 with weights and activations of 8 bits, by hand: a scale per row of a weight, and one per token."""
+    lm = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
+    tensors = {name: tensor for name, tensor in lm.model.state_dict().items() if name != "lm_head.weight"}  # is tied
+    for name, weight in [*tensors.items()]:
+        if name.startswith("model.layers.") and weight.ndim == 2:
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            tensors |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+    whole = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": whole | {"strategy": "channel", "dynamic": False},
+        "input_activations": whole | {"strategy": "token", "dynamic": True},
+    }
+    config = lm.model.config.to_dict() | {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "quantization_status": "compressed",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": group},
+        }
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    lm.tokenizer.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_a_quantised_model_gives_what_vllm_says_of_the_tokens_that_are_left(tmp_path):
+    from vllm import SamplingParams
+
+    settings = {"max_model_len": 256, "max_logprobs": -1, "enforce_eager": True}
+    lm = noiser.load_model(f"vllm:{save_int8(tmp_path)}", dtype="float32", device="cpu", **settings)
+    assert lm.identity.dtype == "float32, compressed-tensors"
+    method = noiser.Occlusion(baseline="delete", score="logprob")
+    att = noiser.attribute(lm, QUESTION, method=method, unit="word", target=" basketball")
+    ids = lm.tokenizer(QUESTION)["input_ids"]
+    left = [ids, *([token for i, token in enumerate(ids) if i not in unit.token_indices] for unit in att.units)]
+    parameters = SamplingParams(max_tokens=1, temperature=0.0, logprobs=-1)
+    outputs = lm.model.backend.llm.generate([{"prompt_token_ids": each} for each in left], parameters, use_tqdm=False)
+    says = torch.tensor([each.outputs[0].logprobs[0][att.targets[0].token_id].logprob for each in outputs])
+    torch.testing.assert_close(att.scores[0].float(), says[0] - says[1:], atol=1e-3, rtol=0)

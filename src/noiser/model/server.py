@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from noiser.checks import check_count
+from noiser.checks import check_count, check_positive
 from noiser.errors import DependencyError, ModelError, ParameterError
 from noiser.model.checkpoint import Options
 from noiser.model.served import ServedModel
@@ -68,6 +68,8 @@ def load_server(
     """
     check_count("concurrency", concurrency)
     check_count("max_retries", max_retries, least=0)
+    check_positive("timeout", timeout)
+    check_positive("backoff", backoff)
     if logprobs not in (None, -1):
         check_count("logprobs", logprobs)
     endpoint = Endpoint.choose(address, api_key, api_key_env, user="A served model", error=ModelError)

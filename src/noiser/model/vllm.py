@@ -59,7 +59,10 @@ class VllmBackend:
             self.llm.generate(prompts, parameters, use_tqdm=False)
             answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
         except Exception as error:  # of vLLM's many kinds
-            raise ModelError(f"vLLM failed: {type(error).__name__}: {error}") from error
+            raise ModelError(
+                f"vLLM failed: {type(error).__name__}: {error}. Expected the logits of {len(inputs)} sequences; "
+                "its log may say more. Load the model again, and if memory was short, with a lower max_num_seqs."
+            ) from error
         kept, sent = next((answer for answer in answers if answer[0]), ([], b""))
         place = {number: index for index, number in enumerate(kept)}
         missing = [number for number in numbers if number not in place]
@@ -115,7 +118,10 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     try:
         llm: Any = LLM(**(defaults | dict(engine_args) | ours))
     except Exception as error:
-        raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"vLLM could not load {name!r}: {type(error).__name__}: {error}. Expected a model that it runs, and "
+            "arguments of vllm.LLM; its log may say more."
+        ) from error
     settings = llm.llm_engine.vllm_config.model_config
     table = checkpoint.embedding_table().to(settings.dtype)
     quantization = f", {settings.quantization}" if settings.quantization else ""
