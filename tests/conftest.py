@@ -68,3 +68,26 @@ def smol_tokenizer(smol):
 def real(request) -> noiser.LanguageModel:
     """Both real models in turn."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(request, tmp_path_factory):
+    """A folder with a tiny model, of the module's `FAMILY`; else Gemma, which multiplies its embeddings by sqrt(d)."""
+    from tiny import save_tiny
+
+    family = getattr(request.module, "FAMILY", "gemma3")
+    return save_tiny(family, tmp_path_factory.mktemp("models") / family)
+
+
+@pytest.fixture(scope="module")
+def local(folder):
+    """The model of `folder`, in this process."""
+    return noiser.load_model(folder, device="cpu")
+
+
+@pytest.fixture
+def no_openai_settings(monkeypatch):
+    """No key, address or proxy of the user's."""
+    for name in [*os.environ]:
+        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)

@@ -18,8 +18,8 @@ def free_port():
 
 
 @contextlib.contextmanager
-def running(command, port, seconds=600, **environment):
-    """The address of what `command` serves on that port, once it says that it is well."""
+def running(command, port, seconds=600, path="health", **environment):
+    """The address of what `command` serves on that port, once it answers to `path`."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -30,7 +30,7 @@ def running(command, port, seconds=600, **environment):
     try:
         until = time.monotonic() + seconds
         while time.monotonic() < until and process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5):
                 break
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/v1"

@@ -20,16 +20,11 @@ from engine_for_tests import run_method
 from noiser.errors import DependencyError, UnsupportedModelError
 from noiser.methods import METHODS, describe, make_method
 from noiser.model import build_query
-from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+from tiny import CHAT_TEMPLATE, FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 METHOD_NAMES = METHODS.names()
 PROMPT = "The quick fox sings"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The dog sings near the river."}]
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
 # Small hyper-parameters for what would be slow; a method that is not here runs with its defaults.
 CHEAP = {
     "noiser": {"samples": 2, "steps": 2},

@@ -31,11 +31,8 @@ from tiny import tiny
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
+def alone(no_openai_settings, monkeypatch, tmp_path):
     """No key, address, proxy or cache of the user's."""
-    for name in [*os.environ]:
-        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
 
 

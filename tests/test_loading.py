@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import noiser
+import vllm_for_tests
 from gguf_for_tests import write_gguf
 from noiser.errors import (
     CacheError,
@@ -386,10 +387,12 @@ def test_python_and_numpy_draw_as_if_nothing_had_been_imported():
         ("a\0b", "no such file or folder"),
     ],
 )
-def test_unknown_name(monkeypatch, name, why):
-    monkeypatch.setattr(loading, "_hub_answers", lambda: False)
+@pytest.mark.parametrize("prefix", ["", "vllm:"])
+def test_unknown_name(monkeypatch, prefix, name, why):
+    vllm_for_tests.install(monkeypatch)
+    monkeypatch.setattr("noiser.model.hub.hub_answers", lambda: False)
     with pytest.raises(ModelNotFoundError) as caught:
-        noiser.load_model(name)
+        noiser.load_model(prefix + name)
     message = str(caught.value)
     assert why in message
     assert repr(name) in message
@@ -423,7 +426,7 @@ def test_what_the_hub_refuses(monkeypatch, kind, says):
     def refuse(*_args, **_options):
         raise OSError("wrapped by transformers") from type(kind, (Exception,), {})("no")
 
-    monkeypatch.setattr(loading, "_hub_answers", lambda: True)
+    monkeypatch.setattr("noiser.model.hub.hub_answers", lambda: True)
     monkeypatch.setattr(loading, "adapter_base", lambda *_args, **_options: None)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(ModelNotFoundError, match=says):

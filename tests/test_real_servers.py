@@ -14,9 +14,9 @@ from noiser.errors import ModelError
 from server_processes import free_port, running
 from test_contract import CHAT, PROMPT
 from test_text_server import METHODS
-from test_vllm import saved
 from tiny import tiny_model, tiny_tokenizer
 
+FAMILY = "llama"  # of the fixture `folder`
 VENV = Path(os.environ.get("SERVERS_VENV", Path(__file__).parents[1] / ".venv-servers"))
 LLAMA = """
 import signal, sys, xllamacpp
@@ -36,16 +36,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def environment():
     if not (VENV / "bin/python").is_file():
         pytest.skip("llama.cpp's and transformers' servers are not installed; scripts/servers sets them up")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return saved("llama", tmp_path_factory.mktemp("models") / "llama")
-
-
-@pytest.fixture(scope="module")
-def local(folder):
-    return noiser.load_model(folder, device="cpu")
 
 
 @pytest.fixture(scope="module")

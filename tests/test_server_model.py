@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 
@@ -17,27 +16,10 @@ from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model.completions import read_scored
 from test_contract import CHAT, PROMPT, method_of
-from test_vllm import assert_same, saved
+from vllm_for_tests import assert_same
 
+pytestmark = pytest.mark.usefixtures("no_openai_settings")
 MANY = [PROMPT, "A teacher plays the violin in the village", CHAT]
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No key, address or proxy of the user's."""
-    for name in [*os.environ]:
-        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return saved("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
-
-
-@pytest.fixture(scope="module")
-def local(folder):
-    return noiser.load_model(folder, device="cpu")
 
 
 @pytest.fixture
@@ -145,6 +127,8 @@ def test_what_cannot_pass_ends_everything_with_a_reason(server, folder):
         assert len(server.bodies) - before <= 3
     with pytest.raises(ParameterError, match="has 'tiny'; expected the name of one"):
         load(server, model="other")
+    with pytest.raises(ParameterError, match="timeout is 0; expected a positive number"):
+        load(server, timeout=0)
     with pytest.raises(UnknownNameError, match=r"Unknown argument .* 'time_out'\. Did you mean 'timeout'"):
         load(server, time_out=3)
 

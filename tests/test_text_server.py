@@ -10,11 +10,9 @@ from completion_server import CompletionServer
 from noiser.errors import ModelError, UnsupportedModelError
 from test_cite import SOURCES
 from test_contract import CHAT, PROMPT
-from test_server_model import alone, folder, local
-from test_vllm import assert_same
+from vllm_for_tests import assert_same
 
-__all__ = ["alone", "folder", "local"]
-
+pytestmark = pytest.mark.usefixtures("no_openai_settings")
 METHODS = {
     "occlusion": noiser.Occlusion(baseline="delete", score="logprob"),
     "lime": noiser.Lime(baseline="delete", samples=8),

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
+import time
 from enum import Enum
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import noiser
 import vllm_for_tests
+from bench_for_tests import Heard, stored
 from noiser.app.jobs import StoppedError
+from noiser.bench import Store, run_bench
 from noiser.bench.worker import identity_of, tokens_per_second
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
 from server_processes import free_port, running
 from test_cite import SOURCES
-from test_contract import CHAT, CHAT_TEMPLATE, METHOD_NAMES, PROMPT, method_of
-from tiny import tiny_model, tiny_tokenizer
+from test_contract import CHAT, METHOD_NAMES, PROMPT, method_of
+from tiny import save_tiny
+from vllm_for_tests import assert_same
 
 PREDICTING = [name for name in METHOD_NAMES if not getattr(METHODS.get(name).factory, "looks_inside", False)]
 QUESTION = "LeBron James professionally plays the sport of"
@@ -33,38 +40,11 @@ QUESTIONS = {
 }
 
 
-def saved(family, folder):
-    tiny_model(family).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Gemma multiplies its embeddings by sqrt(d)."""
-    return saved("gemma3", tmp_path_factory.mktemp("models") / "gemma3")
-
-
-@pytest.fixture(scope="module")
-def local(folder):
-    return noiser.load_model(folder, device="cpu")
-
-
 @pytest.fixture(scope="module")
 def served(folder):
     with pytest.MonkeyPatch.context() as monkeypatch:
         vllm_for_tests.install(monkeypatch)
         yield noiser.load_model(f"vllm:{folder}", device="cpu", max_num_seqs=8)
-
-
-def assert_same(found, expected, atol=2e-5):
-    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
-    assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
-    torch.testing.assert_close(found.scores, expected.scores, atol=atol, rtol=1e-3, equal_nan=True)
-    for one, other in zip(found.targets, expected.targets, strict=True):
-        assert one.rank == other.rank
-        assert one.probability == pytest.approx(other.probability, abs=atol)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +70,7 @@ def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
 @pytest.mark.parametrize("family", ["gemma3", "granite", "llama"])
 def test_measures_the_factor_of_the_embeddings(family, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
-    folder = saved(family, tmp_path / family)
+    folder = save_tiny(family, tmp_path / family)
     served, local = noiser.load_model(f"vllm:{folder}", device="cpu"), noiser.load_model(folder, device="cpu")
     assert served.embedding_scale == pytest.approx(local.embedding_scale, rel=1e-6)
     torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
@@ -243,10 +223,14 @@ REAL |= {"kernel_shap": {"samples": 12}, "shapley_sampling": {"permutations": 2}
 QUIET = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
-def both(request):
+@pytest.fixture(scope="module")
+def vllm():
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
+def both(vllm, request):
     local = noiser.load_model(request.param, dtype="float32", device="cpu")
     return noiser.load_model(f"vllm:{request.param}", dtype="float32", device="cpu", max_model_len=1024), local
 
@@ -281,7 +265,11 @@ def test_vllm_reads_chats_and_many_prompts(both):
 def test_vllm_cites_and_evaluates(both):
     sources = ["LeBron James plays basketball for Los Angeles.", "Serena Williams plays tennis."]
     options = {"answer": " LeBron James plays basketball.", "contrast": False}
-    found, expected = (noiser.cite(lm, "What sport does LeBron James play?", sources, **options) for lm in both)
+    served, local = both
+    local = noiser.wrap(local.model, local.tokenizer)
+    local.hides_tokens = lambda length: False
+    question = "What sport does LeBron James play?"
+    found, expected = (noiser.cite(lm, question, sources, **options) for lm in (served, local))
     assert found.losses == pytest.approx(expected.losses, abs=2e-3)
     assert_same(found.attribution, expected.attribution, atol=2e-3)
     for removal in ("zero", "noise", "delete"):
@@ -292,10 +280,8 @@ def test_vllm_cites_and_evaluates(both):
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(vllm):
     """`vllm serve` with SmolLM2, on a port of its own."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
     from noiser.model.catalog import BUILT_IN
     from noiser.model.conversion import built_in_entry
 
@@ -336,3 +322,112 @@ def test_vllms_server_scores_text_from_which_words_are_deleted(server):
     options = {"method": method, "unit": "word", "target": " basketball and"}
     found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
     torch.testing.assert_close(found.scores[:, 1:], expected.scores[:, 1:], atol=1e-3, rtol=0, equal_nan=True)
+
+
+PLAN = """
+name = "vllm"
+block = 1
+[[models]]
+name = "{prefix}smollm2-135m-instruct"
+label = "smol"
+dtype = "float32"
+engine_args = {engine_args}
+[[data]]
+prompts = ["Bees collect nectar from flowers to make", "My brother moved to Tokyo, so now he lives in"]
+[[methods]]
+name = "occlusion"
+[[methods]]
+name = "context_cite"
+args = {{ samples = 12 }}
+[[metrics]]
+name = "mass_matched"
+"""
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_a_plan_with_vllm_that_is_killed_goes_on_and_ends_with_the_local_models_rows(tmp_path):
+    (tmp_path / "vllm.toml").write_text(PLAN.format(prefix="vllm:", engine_args="{ max_model_len = 256 }"))
+    (tmp_path / "local.toml").write_text(PLAN.format(prefix="", engine_args="{}"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "noiser", "bench", "run", str(tmp_path / "vllm.toml"), "-o", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running_bench:
+        while not stored(out) and running_bench.poll() is None:
+            time.sleep(0.02)
+        running_bench.kill()
+    kept = stored(out)
+    assert kept
+    subprocess.run(command, check=True, capture_output=True)
+    assert kept.items() <= stored(out).items()  # nothing was done again
+    run_bench(tmp_path / "local.toml", tmp_path / "local", Heard(), workers=0)
+    found, expected = ({row[:7]: row for row in Store(folder).rows()} for folder in (out, tmp_path / "local"))
+    assert found.keys() == expected.keys()
+    assert len(found) == 8
+    for key, row in found.items():
+        assert row.error is None
+        assert row.probability == pytest.approx(expected[key].probability, abs=1e-3)
+        assert row.values == pytest.approx(expected[key].values, abs=1e-3)
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_the_page_answers_with_a_model_in_vllm(tmp_path):
+    pytest.importorskip("gradio", reason="gradio is not installed; scripts/vllm installs it")
+    from app_for_tests import Visitors
+
+    port = free_port()
+    command = [sys.executable, "-m", "noiser", "serve", "-m", "vllm:smollm2-135m-instruct", "--port", str(port)]
+    with running([*command, "--engine-arg", "max_model_len=256"], port, path="") as address:
+        visitors = Visitors(address.removesuffix("v1"))
+        (*_, page) = visitors.ask("one", {"Prompt": QUESTION, "Methods": ["occlusion"]})
+        assert " basketball" in str(page)
+
+
+def save_int8(folder):
+    """SmolLM2 with weights and activations of 8 bits, by hand: a scale per row of a weight, and one per token."""
+    lm = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
+    tensors = {name: tensor for name, tensor in lm.model.state_dict().items() if name != "lm_head.weight"}  # is tied
+    for name, weight in [*tensors.items()]:
+        if name.startswith("model.layers.") and weight.ndim == 2:
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            tensors |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+    whole = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": whole | {"strategy": "channel", "dynamic": False},
+        "input_activations": whole | {"strategy": "token", "dynamic": True},
+    }
+    config = lm.model.config.to_dict() | {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "quantization_status": "compressed",
+            "ignore": ["lm_head"],
+            "config_groups": {"group_0": group},
+        }
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    lm.tokenizer.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@QUIET
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm")
+def test_a_quantised_model_gives_what_vllm_says_of_the_tokens_that_are_left(tmp_path):
+    from vllm import SamplingParams
+
+    settings = {"max_model_len": 256, "max_logprobs": -1, "enforce_eager": True}
+    lm = noiser.load_model(f"vllm:{save_int8(tmp_path)}", dtype="float32", device="cpu", **settings)
+    assert lm.identity.dtype == "float32, compressed-tensors"
+    method = noiser.Occlusion(baseline="delete", score="logprob")
+    att = noiser.attribute(lm, QUESTION, method=method, unit="word", target=" basketball")
+    ids = lm.tokenizer(QUESTION)["input_ids"]
+    left = [ids, *([token for i, token in enumerate(ids) if i not in unit.token_indices] for unit in att.units)]
+    parameters = SamplingParams(max_tokens=1, temperature=0.0, logprobs=-1)
+    outputs = lm.model.backend.llm.generate([{"prompt_token_ids": each} for each in left], parameters, use_tqdm=False)
+    says = torch.tensor([each.outputs[0].logprobs[0][att.targets[0].token_id].logprob for each in outputs])
+    torch.testing.assert_close(att.scores[0].float(), says[0] - says[1:], atol=1e-3, rtol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ _CORPUS = [
     "Capital cities have museums, markets and bridges over rivers.",
 ]
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
 
 def _merges(alphabet: set[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A vocabulary and merges that join the first bytes of every word: trained ones differ between processes."""
@@ -100,3 +106,11 @@ def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3) -> Any:
 @cache
 def tiny(family: str) -> noiser.LanguageModel:
     return noiser.wrap(tiny_model(family).eval(), tiny_tokenizer())
+
+
+def save_tiny(family: str, folder: Path) -> Path:
+    """The folder, with a model of a family and its tokenizer, which has a chat template, as users keep them on disk."""
+    tiny_model(family).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return folder

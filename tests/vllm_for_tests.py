@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
+import pytest
 import torch
 import transformers
 
@@ -58,3 +59,13 @@ def install(monkeypatch):
     module.LLM, module.SamplingParams = LLM, SamplingParams
     monkeypatch.setitem(sys.modules, "vllm", module)
     LLM.made.clear()
+
+
+def assert_same(found, expected, atol=2e-5):
+    """Asserts that two attributions are of the same targets and units, and have the same scores."""
+    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
+    assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
+    torch.testing.assert_close(found.scores, expected.scores, atol=atol, rtol=1e-3, equal_nan=True)
+    for one, other in zip(found.targets, expected.targets, strict=True):
+        assert one.rank == other.rank
+        assert one.probability == pytest.approx(other.probability, abs=atol)

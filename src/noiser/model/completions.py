@@ -23,8 +23,6 @@ from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponse
 from noiser.errors import ModelError
 from noiser.model.served import Input, Prediction
 
-__all__ = ["CompletionBackend", "EchoBackend", "GeneratedBackend", "ScoredToken", "TokenBackend", "text_backend"]
-
 LEAST = 1e-12  # of a probability; what is left out is never less, but for rounding
 BIAS = 100  # the largest that the API has: the model says no other token
 
@@ -57,9 +55,11 @@ class CompletionBackend:
 
     Attributes:
         scores_named: whether the log-probability of any one token can be asked for.
+        scores: of a server without embeddings, which targets it can score, for the model's identity.
     """
 
     scores_named: ClassVar[bool] = True
+    scores: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -151,13 +151,9 @@ class CompletionBackend:
 
 
 class TokenBackend(CompletionBackend):
-    """Sends token ids, to a server that takes no embeddings; a token's number stands for its embedding.
+    """Sends token ids, to a server that takes no embeddings; a token's number stands for its embedding."""
 
-    Attributes:
-        scores: which targets such a server can score, for the model's identity.
-    """
-
-    scores: ClassVar[str] = "any token"
+    scores = "any token"
     form: ClassVar[str] = "token ids, with logit_bias for the token to say"
 
     def predict(self, inputs: Sequence[Input]) -> Prediction:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import inspect
 import os
@@ -15,6 +14,7 @@ from noiser.errors import ModelError, ModelNotFoundError, ParameterError, Unknow
 from noiser.model.catalog import BUILT_IN, Weights
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry
+from noiser.model.hub import cached_commit, check_hub_id, hub_answers, model_not_found
 from noiser.model.language_model import LanguageModel, dtype_name
 from noiser.model.store import checkpoint_state, file_sha256, folder_sha256
 from noiser.types import ModelIdentity
@@ -106,8 +106,8 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
         with _reading(path):
             converted = Converted(path.stem, Weights(parts=(path,)), file_sha256(path))
         return _load_converted(str(path), converted, options)
-    if isinstance(name_or_path, os.PathLike) or not _is_hub_id(name) or name.endswith(".gguf"):
-        raise _not_found(name, "there is no such file or folder.")
+    if isinstance(name_or_path, os.PathLike):
+        raise model_not_found(name, "there is no such file or folder.")
     return _load_from_hub(name, options)
 
 
@@ -124,7 +124,7 @@ def _load_folder(folder: Path, options: Options) -> _Loaded:
     folders = [folder, *([Path(base)] if base and Path(base).is_dir() else [])]
     with _reading(folder):
         before = [checkpoint_state(each) for each in folders]
-    on_disk = base is None or len(folders) > 1 or not _hub_answers()
+    on_disk = base is None or len(folders) > 1 or not hub_answers()
     model, tokenizer = load_checkpoint(str(folder), options, local_only=on_disk, base=base)
     with _reading(folder):
         revision, after = folder_sha256(folder), [checkpoint_state(each) for each in folders]
@@ -138,7 +138,7 @@ def _with_base(revision: str | None, base: str | None, options: Options) -> str 
     """The revision of a model; of an adapter, a hash of its own and of that of the model that it is put on."""
     if base is None:
         return revision
-    of_base = folder_sha256(Path(base)) if Path(base).is_dir() else _commit(base, options.revision)
+    of_base = folder_sha256(Path(base)) if Path(base).is_dir() else cached_commit(base, options.revision)
     return hashlib.sha256(f"{revision} {of_base}".encode()).hexdigest()
 
 
@@ -155,63 +155,11 @@ def _load_converted(name: str, converted: Converted, options: Options) -> _Loade
     return _Loaded(name, *parts, converted.sha256)
 
 
-def _is_hub_id(name: str) -> bool:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
-
-
 def _load_from_hub(name: str, options: Options) -> _Loaded:
-    cached = _commit(name, options.revision) is not None
-    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.75)
-    if near and "/" not in name and not cached:
-        raise _not_found(name, f"did you mean {near[0]!r}?")
-    online = _hub_answers()
-    if not online and not cached:
-        raise _not_found(name, "the hub cannot be reached, and the model is not in the hub's local cache.")
+    online = check_hub_id(name, options.revision)
     try:
         base = adapter_base(name, options.revision, local_only=not online)
         parts = load_checkpoint(name, options, local_only=not online, base=base)
     except ModelNotFoundError as error:
-        raise _not_found(name, str(error)) from error
-    return _Loaded(name, *parts, _with_base(_commit(name, options.revision), base, options))
-
-
-def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of a model in the hub's local cache, or None if it is not there.
-
-    Its files lie in a folder named by the commit that `revision` stood for when it was last asked of the hub.
-    """
-    from huggingface_hub import try_to_load_from_cache
-
-    for file in ("config.json", "adapter_config.json"):
-        config = try_to_load_from_cache(name, file, revision=revision)
-        if isinstance(config, str):
-            return Path(config).parent.name
-    return None
-
-
-def _hub_answers() -> bool:
-    """One quick question, because the hub's client retries for half a minute for every file."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:  # whatever the HTTP library raises, the hub did not answer
-        return False
-    return True
-
-
-def _not_found(name: str, why: str) -> ModelNotFoundError:
-    short = name if len(name) <= 200 else f"{name[:200]}..."
-    return ModelNotFoundError(
-        f"Cannot find the model {short!r}: {why} Expected a built-in name ({', '.join(BUILT_IN)}), a local folder with "
-        "config.json, a .gguf file, or the id of a model on the Hugging Face hub (needs the network)."
-    )
+        raise model_not_found(name, str(error)) from error
+    return _Loaded(name, *parts, _with_base(cached_commit(name, options.revision), base, options))

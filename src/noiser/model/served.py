@@ -21,20 +21,7 @@ from noiser.model.packing import Branches, Packed
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from noiser.model.table import Checkpoint
-
-__all__ = [
-    "Backend",
-    "Input",
-    "Prediction",
-    "ServedModel",
-    "ServedNetwork",
-    "TextModel",
-    "measure_embedding_scale",
-    "serve",
-]
 
 BATCH_TOKENS = 2**15
 """The most tokens of one call of a backend, which makes batches of its own: enough to keep eight cards at work."""
@@ -97,13 +84,13 @@ class ServedNetwork(nn.Module):
     Args:
         backend: runs the model.
         config: of transformers, of the model.
+        generation_config: of transformers, if there is one: it may name tokens that end a text.
         table: rows of the model's embedding table, in the type that it reads.
         scale: the factor that the model puts on them.
-        generation_config: of transformers, if there is one: it may name tokens that end a text.
     """
 
     def __init__(
-        self, backend: Backend, config: Any, table: Float[Tensor, "vocab dim"], scale: float, generation_config: Any
+        self, backend: Backend, config: Any, generation_config: Any, table: Float[Tensor, "vocab dim"], scale: float
     ) -> None:
         super().__init__()
         self.backend, self.config, self.generation_config = backend, config, generation_config
@@ -144,30 +131,59 @@ class ServedNetwork(nn.Module):
 
 
 class ServedModel(LanguageModel):
-    """A model that runs elsewhere, as `load_model` returns it: it predicts from embeddings, and nothing else.
+    """A model that runs elsewhere, as `load_model` returns it: it predicts, and nothing else.
+
+    A backend that reads token ids or text alone is given a table in which the row of a token is its number: taking out
+    rows takes out tokens, and whatever else is done to them is refused.
 
     Args:
-        network: stands for it.
+        backend: runs it.
+        checkpoint: where its configuration comes from.
         tokenizer: its tokenizer.
-        identity: how to load it again.
+        table: its embedding table, in the type that it reads; None for a backend that takes no embeddings.
+        name: how to load it again.
+        dtype: of its weights, for its identity.
+        architecture: for its identity; None for that of the configuration.
         context_length: the most tokens that it can read.
+
+    Raises:
+        UnsupportedModelError: see `measure_embedding_scale`.
     """
 
     looks_inside = False
 
     def __init__(
         self,
-        network: ServedNetwork,
-        tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
+        checkpoint: Checkpoint,
+        tokenizer: Any,
+        table: Float[Tensor, "vocab dim"] | None,
         *,
-        identity: ModelIdentity,
+        name: str,
+        dtype: str,
+        architecture: str | None = None,
         context_length: int | None,
     ) -> None:
-        super().__init__(network, tokenizer, identity=identity, batch_tokens=BATCH_TOKENS)  # pyright: ignore[reportArgumentType]
+        self.takes_embeddings = table is not None
         self._context_length = context_length
+        config, scale = None, 1.0
+        if table is None:
+            table = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
+        else:
+            config = checkpoint.config()
+            scale = measure_embedding_scale(backend, table, config)
+            architecture = architecture or next(
+                iter(getattr(config, "architectures", None) or []), type(config).__name__
+            )
+        super().__init__(
+            ServedNetwork(backend, config, checkpoint.generation_config(), table, scale),  # pyright: ignore[reportArgumentType]
+            tokenizer,
+            identity=ModelIdentity(name, checkpoint.revision, dtype, architecture or ""),
+            batch_tokens=BATCH_TOKENS,
+        )
         self.capabilities = Capabilities(
             reads_embeddings=True,
-            embedding_scale=network.embedding.scale,
+            embedding_scale=scale,
             reuses_prefix=False,  # whoever runs it may
             packs=True,
             longest_pass=None,
@@ -207,74 +223,6 @@ class ServedModel(LanguageModel):
             )
             for branches in passes
         ]
-
-
-class TextModel(ServedModel):
-    """A model that reads token ids or text alone: tokens can be taken out of it, but not changed.
-
-    To the rest of the package it has an embedding table like any other, in which the row of a token is its number:
-    taking out rows takes out tokens, and whatever else is done to them is refused.
-
-    Args:
-        backend: takes such embeddings.
-        checkpoint: which it is, and how it ends a text.
-        tokenizer: its tokenizer.
-        name: how to load it again.
-        scores: which targets the backend can score.
-        context_length: the most tokens that it can read.
-    """
-
-    takes_embeddings = False
-
-    def __init__(
-        self,
-        backend: Backend,
-        checkpoint: Checkpoint,
-        tokenizer: Any,
-        *,
-        name: str,
-        scores: str,
-        context_length: int | None,
-    ) -> None:
-        numbers = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
-        network = ServedNetwork(backend, None, numbers, 1.0, checkpoint.generation_config())
-        identity = ModelIdentity(name, checkpoint.revision, "text", scores)
-        super().__init__(network, tokenizer, identity=identity, context_length=context_length)
-
-
-def serve(
-    backend: Backend,
-    checkpoint: Checkpoint,
-    tokenizer: Any,
-    table: Float[Tensor, "vocab dim"],
-    *,
-    name: str,
-    dtype: str,
-    context_length: int | None,
-) -> ServedModel:
-    """A model that takes embeddings.
-
-    Args:
-        backend: runs it.
-        checkpoint: where its configuration comes from.
-        tokenizer: its tokenizer.
-        table: its embedding table, in the type that it reads.
-        name: how to load it again.
-        dtype: of its weights, for its identity.
-        context_length: the most tokens that it can read.
-
-    Raises:
-        UnsupportedModelError: see `measure_embedding_scale`.
-    """
-    config = checkpoint.config()
-    scale = measure_embedding_scale(backend, table, config)
-    architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
-    return ServedModel(
-        ServedNetwork(backend, config, table, scale, checkpoint.generation_config()),
-        tokenizer,
-        identity=ModelIdentity(name, checkpoint.revision, dtype, architecture),
-        context_length=context_length,
-    )
 
 
 def measure_embedding_scale(backend: Backend, table: Float[Tensor, "vocab dim"], config: Any) -> float:

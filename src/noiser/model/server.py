@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from noiser.checks import check_count
+from noiser.checks import check_count, check_positive
 from noiser.errors import DependencyError, ModelError, ParameterError
 from noiser.model.checkpoint import Options
-from noiser.model.served import ServedModel, TextModel, serve
+from noiser.model.served import ServedModel
 from noiser.model.table import Checkpoint
 
 try:
@@ -23,19 +23,9 @@ except ImportError as error:
         "'noiser[openai]'."
     ) from error
 
-__all__ = ["load_server"]
-
 MANY, FEW = 1000, 20
 """How many log-probabilities are sent: many are nearly as cheap, and few are the most that vLLM's servers send unless
 they are told otherwise."""
-
-
-class _Served(NamedTuple):
-    """What a server says about its model."""
-
-    model: str
-    root: str
-    length: int | None
 
 
 def load_server(
@@ -78,29 +68,39 @@ def load_server(
     """
     check_count("concurrency", concurrency)
     check_count("max_retries", max_retries, least=0)
+    check_positive("timeout", timeout)
+    check_positive("backoff", backoff)
     if logprobs not in (None, -1):
         check_count("logprobs", logprobs)
     endpoint = Endpoint.choose(address, api_key, api_key_env, user="A served model", error=ModelError)
     retries = Retries(max_retries, backoff, 60.0)
-    served = _served(endpoint, model, timeout, retries)
-    checkpoint = Checkpoint.of(tokenizer or served.root, options)
-    length = None if served.length is None else served.length - 1  # one more is generated
-    name, tokens = f"{served.model} at {endpoint.address}", checkpoint.tokenizer()
-    settings: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
-
-    table = None
+    card = _model_card(endpoint, model, timeout, retries)
+    served: str = card["id"]
+    checkpoint = Checkpoint.of(tokenizer or card.get("root") or served, options)
+    length = card.get("max_model_len") or (card.get("meta") or {}).get("n_ctx")  # of vLLM; of llama.cpp
+    tokens, table, dtype = checkpoint.tokenizer(), None, "text"
     if embeddings:
         table = checkpoint.embedding_table()
         table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
+        dtype = str(table.dtype).removeprefix("torch.")
 
     def load(count: int) -> ServedModel:
+        settings: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
         if table is None:
-            count = len(tokens) if count == -1 else count
-            backend = text_backend(endpoint, served.model, tokens, len(tokens), logprobs=count, **settings)
-            return TextModel(backend, checkpoint, tokens, name=name, scores=backend.scores, context_length=length)
-        backend = CompletionBackend(endpoint, served.model, tokens, len(table), logprobs=count, **settings)
-        dtype = str(table.dtype).removeprefix("torch.")
-        return serve(backend, checkpoint, tokens, table, name=name, dtype=dtype, context_length=length)
+            settings["logprobs"] = len(tokens) if count == -1 else count
+            backend = text_backend(endpoint, served, tokens, len(tokens), **settings)
+        else:
+            backend = CompletionBackend(endpoint, served, tokens, len(table), logprobs=count, **settings)
+        return ServedModel(
+            backend,
+            checkpoint,
+            tokens,
+            table,
+            name=f"{served} at {endpoint.address}",
+            dtype=dtype,
+            architecture=backend.scores,
+            context_length=length - 1 if isinstance(length, int) else None,  # one more is generated
+        )
 
     if logprobs is not None:
         return load(logprobs)
@@ -110,8 +110,8 @@ def load_server(
         return load(FEW)
 
 
-def _served(endpoint: Endpoint, model: str | None, timeout: float, retries: Retries) -> _Served:
-    """The model of that name on a server, or the only one."""
+def _model_card(endpoint: Endpoint, model: str | None, timeout: float, retries: Retries) -> dict[str, Any]:
+    """What a server says about its model of that name, or the only one."""
 
     def send() -> list[dict[str, Any]]:
         with endpoint.client() as client:
@@ -135,6 +135,4 @@ def _served(endpoint: Endpoint, model: str | None, timeout: float, retries: Retr
             f"model is {model!r}, and the server at {endpoint.address} has {names}; expected the name of one. "
             "Give model=."
         )
-    card = fitting[0]
-    length = card.get("max_model_len") or (card.get("meta") or {}).get("n_ctx")  # of vLLM; of llama.cpp
-    return _Served(str(card["id"]), str(card.get("root") or card["id"]), length if isinstance(length, int) else None)
+    return fitting[0]

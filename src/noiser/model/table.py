@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.errors import ModelError, ModelNotFoundError
+from noiser.errors import ModelError
 from noiser.model.catalog import BUILT_IN, Weights
 from noiser.model.checkpoint import Options, quiet_transformers
 from noiser.model.conversion import Converted, built_in_entry
+from noiser.model.hub import check_hub_id, model_not_found
 from noiser.model.store import file_sha256, folder_sha256
-
-__all__ = ["Checkpoint"]
 
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 """How the names of embedding tables end, in the families that vLLM runs."""
@@ -45,7 +44,7 @@ class Checkpoint(NamedTuple):
             ModelNotFoundError: there is none.
         """
         path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
-        if name in BUILT_IN or path.is_file():
+        if name in BUILT_IN or os.path.isfile(path):  # noqa: PTH113
             converted = (
                 built_in_entry(BUILT_IN[name])
                 if name in BUILT_IN
@@ -53,18 +52,18 @@ class Checkpoint(NamedTuple):
             )
             converted.ensure()
             return cls(str(converted.folder), converted.sha256, options.trust_remote_code)
-        if path.is_dir():
+        if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
             return cls(str(path.resolve()), folder_sha256(path.resolve()), options.trust_remote_code)
         from huggingface_hub import snapshot_download
 
+        online = check_hub_id(name, options.revision)
         patterns = ["*.json", "*.jinja", "*.txt", "*.py", "tokenizer*"]
         try:
-            folder = snapshot_download(name, revision=options.revision, allow_patterns=patterns)
+            folder = snapshot_download(
+                name, revision=options.revision, allow_patterns=patterns, local_files_only=not online
+            )
         except Exception as error:  # of the hub's and its HTTP library's many kinds
-            raise ModelNotFoundError(
-                f"Cannot find the model {name!r}: {error}. Expected a built-in name ({', '.join(BUILT_IN)}), a local "
-                "folder with config.json, a .gguf file, or the id of a model on the Hugging Face hub."
-            ) from error
+            raise model_not_found(name, f"{error}.") from error
         return cls(folder, Path(folder).name, options.trust_remote_code, name)
 
     def config(self) -> Any:

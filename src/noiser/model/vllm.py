@@ -11,10 +11,8 @@ import torch
 
 from noiser.errors import DependencyError, ModelError, ParameterError
 from noiser.model.checkpoint import Options
-from noiser.model.served import Input, Prediction, ServedModel, serve
+from noiser.model.served import Input, Prediction, ServedModel
 from noiser.model.table import Checkpoint
-
-__all__ = ["VllmBackend", "load_vllm"]
 
 WORKER = "noiser.model.vllm_worker"
 ROW = "noiser_row"  # `vllm_worker.KEY`, in a module that only vLLM's workers import
@@ -45,10 +43,8 @@ class VllmBackend:
         return Prediction(torch.cat(parts))
 
     def _logits(self, inputs: Sequence[Input]) -> torch.Tensor:
-        try:
-            from vllm import SamplingParams  # pyright: ignore
-        except ImportError as error:
-            raise _not_installed(error) from error
+        from vllm import SamplingParams  # pyright: ignore
+
         prompts = [
             {"prompt_embeds": sequence} if sequence.is_floating_point() else {"prompt_token_ids": sequence.tolist()}
             for sequence, *_ in inputs
@@ -63,7 +59,10 @@ class VllmBackend:
             self.llm.generate(prompts, parameters, use_tqdm=False)
             answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
         except Exception as error:  # of vLLM's many kinds
-            raise ModelError(f"vLLM failed: {type(error).__name__}: {error}") from error
+            raise ModelError(
+                f"vLLM failed: {type(error).__name__}: {error}. Expected the logits of {len(inputs)} sequences; "
+                "its log may say more. Load the model again, and if memory was short, with a lower max_num_seqs."
+            ) from error
         kept, sent = next((answer for answer in answers if answer[0]), ([], b""))
         place = {number: index for index, number in enumerate(kept)}
         missing = [number for number in numbers if number not in place]
@@ -94,7 +93,10 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     try:
         from vllm import LLM  # pyright: ignore
     except ImportError as error:
-        raise _not_installed(error) from error
+        raise DependencyError(
+            f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
+            "versions of other packages may need an environment of their own, see docs/scale.md."
+        ) from error
     checkpoint = Checkpoint.of(name, options)
     ours = {
         "model": checkpoint.hub_id or checkpoint.folder,
@@ -116,11 +118,14 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     try:
         llm: Any = LLM(**(defaults | dict(engine_args) | ours))
     except Exception as error:
-        raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"vLLM could not load {name!r}: {type(error).__name__}: {error}. Expected a model that it runs, and "
+            "arguments of vllm.LLM; its log may say more."
+        ) from error
     settings = llm.llm_engine.vllm_config.model_config
     table = checkpoint.embedding_table().to(settings.dtype)
     quantization = f", {settings.quantization}" if settings.quantization else ""
-    return serve(
+    return ServedModel(
         VllmBackend(llm),
         checkpoint,
         checkpoint.tokenizer(),
@@ -128,11 +133,4 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         name=f"vllm:{name}",
         dtype=f"{str(settings.dtype).removeprefix('torch.')}{quantization}",
         context_length=settings.max_model_len - 1,  # one more is generated
-    )
-
-
-def _not_installed(error: ImportError) -> DependencyError:
-    return DependencyError(
-        f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
-        "versions of other packages may need an environment of their own, see docs/scale.md."
     )

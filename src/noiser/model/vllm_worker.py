@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality  # pyright: ignore
 
-__all__ = ["KEY", "KeepLogits", "TakeLogits"]
-
 KEY = "noiser_row"
 """In a request's `extra_args`: the number of the row that its logits become."""
 
