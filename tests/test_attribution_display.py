@@ -19,7 +19,7 @@ from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
 from noiser.attribution.display import cells, dark_ink, headings, label, number_format, tint, visible
 from noiser.attribution.html import compare_html
-from noiser.attribution.terminal import Comparison, compare_text
+from noiser.attribution.terminal import Comparison, compare_text, to_text
 from noiser.errors import ParameterError
 from noiser.types import Span, Target
 
@@ -276,13 +276,22 @@ def test_a_terminal_without_unicode(monkeypatch):
 
 def test_many_targets_and_many_units_are_cut_with_a_note():
     many = make(("a",), ((0.5,),) * 25)
-    assert "… and 5 more targets" in str(many)
-    assert str(many).count("→") == 20
+    assert "… 17 more targets: all are in to_html()" in str(many)
+    assert str(many).count("→") == 8
+    assert (to_text(many, plain=True).count("→"), compare_text([many, many], plain=True).count("→")) == (25, 25)
+    assert "more target" not in to_text(many, plain=True)
     long = make(tuple(f" w{i}" for i in range(100)), (tuple(i / 100 for i in range(100)),))
     assert "(the 60 strongest of 100 units)" in str(long)
     assert " w99" in str(long)
     assert "\n  w39 " not in str(long)
     assert "strongest of 100 units" in compare_text([long, long])
+
+
+def test_the_choice_of_many_targets_is_folded():
+    page = make(("a",), ((0.5,),) * 50).to_html()
+    shown, rest = page.split("<summary>11 more</summary>")  # of 50 and "all", 40 are shown
+    assert (shown.count("<label"), rest.count("<label")) == (40, 11)
+    assert "more</summary>" not in make(("a",), ((0.5,),) * 39).to_html()
 
 
 def test_repr_is_one_short_line():

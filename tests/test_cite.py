@@ -102,6 +102,24 @@ def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
     assert "<script" not in page
 
 
+def test_of_a_long_list_sources_without_a_citation_are_folded():
+    pieces = tuple(f"S{i}." for i in range(9))
+    att = make(pieces, ((9.0, 8.0, *(-1.0,) * 7),), targets=(Target(" It.", 1, 0.5, 1),), target_unit="sentence")
+    sources = tuple(Source("", unit.text, unit.start, unit.end) for unit in att.units)
+    fields = {"attribution": att, "sources": sources, "answer": " It.", "losses": (20.0,)}
+    shown, folded = citations(**fields).to_html().split("<summary>7 sources not cited</summary>")
+    assert re.findall(r"class=source id=\"noiser-(\d)", shown) == ["1", "2"]
+    assert re.findall(r"class=source id=\"noiser-(\d)", folded) == list("3456789")
+    assert "not cited" not in citations(**(fields | {"sources": sources[:8]})).to_html()
+
+
+def test_a_long_source_scrolls_with_the_keyboard():
+    first, *others = citations().sources
+    long = citations(sources=(first._replace(text="line\n" * 30), *others)).to_html()
+    assert long.count("dir=auto tabindex=0") == 1
+    assert "dir=auto tabindex=0" not in citations().to_html()
+
+
 def test_two_fragments_on_one_page_are_apart():
     one, other = citations()._repr_html_(), citations()._repr_html_()
     assert re.search(r'id="(noiser-\w+)"', one)[1] != re.search(r'id="(noiser-\w+)"', other)[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from noiser.app.chart import tolerance_html
@@ -16,6 +18,7 @@ from noiser.attribution.display import label
 from noiser.attribution.html import compare_fragment, compare_html, fragment
 from noiser.attribution.store import dumps
 from noiser.durations import duration
+from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
 from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
@@ -192,36 +195,39 @@ def _answer(models: Models, question: Question, job: Job[Answer], longest_wait: 
         attributions: dict[str, Attribution] = {}
         failures: list[tuple[str, Exception]] = []
 
-        def attempt(name: str, label: str, method: Method) -> None:
-            """Attributes with a method; if it fails, what there was before stays."""
-
-            def progress(done: float, expected: float) -> None:
-                job.progress(done, expected)
-                if longest_wait is None or (left := job.state.left) is None:
-                    return
-                if (seconds := time.monotonic() - began + left) > 1.2 * longest_wait:
-                    raise TooLongError(_advice(lm, question, name, seconds, longest_wait))
-
-            job.step(label)
-            try:
-                attributions[name] = attribute(lm, method=method, progress=progress, **asked)
-            except Exception as error:
-                failures.append((label if name in attributions else name, error.with_traceback(None)))
+        def run(name: str, method: Method) -> Attribution:
+            progress = _impatient(job, began, longest_wait, partial(_advice, lm, question, name))
+            return attribute(lm, method=method, progress=progress, **asked)
 
         def so_far() -> Answer:
             model, seconds = question.model or models.names[0], time.monotonic() - began
             return Answer(question, model, tuple(attributions.values()), tuple(failures), seconds)
 
         for name in question.methods:
-            attempt(name, f"{name} on {lm.identity.name}", question.method(name))
+            job.step(f"{name} on {lm.identity.name}")
+            try:
+                attributions[name] = run(name, question.method(name))
+            except Exception as error:
+                failures.append((name, error.with_traceback(None)))
         if not attributions:
             raise failures[0][1]
-        complete = {name: method for name in attributions if (method := question.complete_method(name)) is not None}
-        if complete:
+        searches = {name: search for name in attributions if (search := question.threshold_method(name)) is not None}
+        if searches:
             job.offer(so_far())
-        for name, method in complete.items():
-            attempt(name, f"{name}: thresholds of all units", method)
+        for name, search in searches.items():
+            job.step(step := f"{name}: thresholds of all units")
+            try:
+                attributions[name] = _with_thresholds(attributions[name], run(name, search))
+            except Exception as error:
+                failures.append((step, error.with_traceback(None)))
         return so_far()
+
+
+def _with_thresholds(att: Attribution, search: Attribution) -> Attribution:
+    """The attribution as `all_thresholds=True` gives it, from one without them and a search of every unit."""
+    work = {name: att.info[name] + search.info[name] for name in ("token_forwards", "passes") if name in att.info}
+    parameters = {**att.parameters, "all_thresholds": True}
+    return replace(att, thresholds=search.thresholds, parameters=parameters, info=att.info | work)
 
 
 def _cited_answer(models: Models, question: Question, job: Job[Answer], longest_wait: float | None) -> Answer:
@@ -230,17 +236,15 @@ def _cited_answer(models: Models, question: Question, job: Job[Answer], longest_
     if len(question.prompt) + len(question.sources) > LONG:
         models.check_readable(question.model, place_sources(prompt, question.documents))
     with models.use(question.model, job) as lm:
-        began = time.monotonic()
+        began, count = time.monotonic(), len(question.documents)
 
-        def progress(done: float, expected: float) -> None:
-            job.progress(done, expected)
-            if longest_wait is not None and time.monotonic() - began + (job.state.left or 0.0) > 1.2 * longest_wait:
-                raise TooLongError(
-                    f"Citing {len(question.documents)} sources would take longer than {duration(longest_wait)}. "
-                    "Give fewer or shorter sources, or allow a longer wait under “Settings”."
-                )
+        def advice(seconds: float, longest_wait: float) -> str:
+            return (
+                f"Citing {count} sources would take {duration(seconds)}, and the longest wait is "
+                f"{duration(longest_wait)}. Give fewer or shorter sources, or allow a longer wait under “Settings”."
+            )
 
-        job.step(f"Answering from {len(question.documents)} sources")
+        job.step(f"Answering from {count} sources")
         citations = cite(
             lm,
             prompt,
@@ -248,10 +252,31 @@ def _cited_answer(models: Models, question: Question, job: Job[Answer], longest_
             answer=question.target or None,
             max_new_tokens=MOST_CITED,
             seed=question.seed,
-            progress=progress,
+            progress=_impatient(job, began, longest_wait, advice),
         )
         model, seconds = question.model or models.names[0], time.monotonic() - began
         return Answer(question, model, (citations.attribution,), (), seconds, citations)
+
+
+def _impatient(
+    job: Job[Any], began: float, longest_wait: float | None, advice: Callable[[float, float], str]
+) -> Progress:
+    """A report of a job's progress that raises TooLongError as soon as the work is known to take too long.
+
+    Args:
+        job: whose progress it is.
+        began: `time.monotonic()` when the model began to work for it.
+        longest_wait: seconds; None for no limit.
+        advice: what to do instead, from the seconds that the work would take and `longest_wait`.
+    """
+
+    def progress(done: float, expected: float) -> None:
+        job.progress(done, expected)
+        seconds = time.monotonic() - began + (job.state.left or 0.0)
+        if longest_wait is not None and seconds > 1.2 * longest_wait:
+            raise TooLongError(advice(seconds, longest_wait))
+
+    return progress
 
 
 def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, longest_wait: float) -> str:

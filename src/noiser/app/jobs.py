@@ -257,11 +257,14 @@ class Models:
                 hook.remove()
 
     def load_ahead(self) -> Job[None]:
-        """Loads the default model, so that no question waits for it. After a failure the next question tries again."""
+        """Loads the default model and measures what it can do, so that no question waits for either.
+
+        After a failure the next question tries again.
+        """
 
         def load(job: Job[None]) -> None:
-            with self.use("", job):
-                pass
+            with self.use("", job) as lm:
+                _ = lm.capabilities
 
         return Job(load)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast, get_args
 from urllib.parse import urlencode
 
@@ -102,11 +102,12 @@ class Question:
         """The method of that name; a search stops at the smallest threshold."""
         return make_method(name)
 
-    def complete_method(self, name: str) -> Method | None:
-        """The method that also finds every unit's threshold, with the same scores; None if that is not wanted."""
+    def threshold_method(self, name: str) -> Method | None:
+        """What finds every unit's threshold and nothing else, for a method that finds one; None if not wanted."""
         made = make_method(name)
-        searches = isinstance(made, Noiser) and made.bounding == "k_min"
-        return make_method(name, all_thresholds=True) if searches and self.all_thresholds else None
+        if not (self.all_thresholds and isinstance(made, Noiser) and made.bounding == "k_min"):
+            return None
+        return replace(made, bounding="k_max_per_unit")
 
     def to_query(self) -> str:
         """What follows the question mark of a link: every field that is not as the page begins."""

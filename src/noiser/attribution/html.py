@@ -38,6 +38,8 @@ from noiser.pages import html_page
 
 _AT_ONCE = 8
 """Targets that are shown below each other; of more, the first is shown, and the others one by one or all on demand."""
+_CHIPS = 40
+"""Targets that can be chosen at once; the choice of the others is folded."""
 _IN_TABLES = 40
 """Units in each table of numbers where there are more targets than that."""
 _MOST_CELLS = 20_000
@@ -132,19 +134,23 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
     """Radio buttons, with a style rule for each, that leave one target's rows; nothing for a single target."""
     if len(names) < 2:
         return ""
-    inputs = labels = rules = ""
+    inputs = rules = ""
+    labels: list[str] = []
     first = 0 if len(names) <= _AT_ONCE else 1
     for index, text in enumerate(["all", *names]):
         name = f"{identifier}-{index}"
         checked = " checked" if index == first else ""
         inputs += f'<input type=radio name="{identifier}" id="{name}"{checked}>'
-        labels += f'<label for="{name}" dir=auto>{escape(text)}</label>'
+        labels.append(f'<label for="{name}" dir=auto>{escape(text)}</label>')
         rules += (
             f"#{name}:checked~.chips label[for={name}]{{background:var(--ink);color:var(--paper)}}"
             f"#{name}:focus-visible~.chips label[for={name}]{{outline:2px solid var(--focus);outline-offset:2px}}"
         )
         rules += f"#{name}:checked~.rows>:not(.t{index}){{display:none}}" if index else ""
-    return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
+    shown, folded = "".join(labels[:_CHIPS]), "".join(labels[_CHIPS:])
+    if folded:
+        shown += f"<details><summary>{len(labels) - _CHIPS} more</summary><div class=chips>{folded}</div></details>"
+    return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{shown}</div>"
 
 
 def _single(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:

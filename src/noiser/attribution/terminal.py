@@ -35,7 +35,8 @@ from noiser.attribution.display import (
 )
 from noiser.attribution.record import AttributionRecord
 
-_MOST_TARGETS, _MOST_UNITS = 20, 60
+_MOST_TARGETS, _MOST_UNITS = 8, 60
+"""Of a longer answer or prompt the rest is folded."""
 _BAR = 24
 _UNIT, _GAP = 30, 2
 """Characters of the widest unit, and between columns."""
@@ -63,12 +64,12 @@ class Comparison:
         self.attributions = tuple(attributions)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return _shown(self.attributions, console, options.max_width, _compared)
+        return _shown(self.attributions, console, options.max_width, _compared, _MOST_TARGETS)
 
 
 def render(att: AttributionRecord, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
     """One heat map per target with its strongest units, then where the numbers come from."""
-    return _shown([att], console, options.max_width, _single)
+    return _shown([att], console, options.max_width, _single, _MOST_TARGETS)
 
 
 def to_text(att: AttributionRecord, *, plain: bool = False) -> str:
@@ -76,7 +77,7 @@ def to_text(att: AttributionRecord, *, plain: bool = False) -> str:
 
     Args:
         att: what is shown.
-        plain: without escape sequences and in Unicode whatever stdout is, for a file.
+        plain: for a file: without escape sequences, in Unicode whatever stdout is, and with all targets.
     """
     return _captured([att], _single, plain)
 
@@ -97,7 +98,7 @@ def _captured(attributions: Sequence[AttributionRecord], section: Section, plain
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
         console = Console(file=file, force_jupyter=False, color_system=None, force_terminal=False, width=console.width)
     with console.capture() as capture:
-        console.print(Group(*_shown(attributions, console, console.width, section)))
+        console.print(Group(*_shown(attributions, console, console.width, section, None if plain else _MOST_TARGETS)))
     text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
     if console.encoding.startswith("utf"):
         return text
@@ -105,17 +106,22 @@ def _captured(attributions: Sequence[AttributionRecord], section: Section, plain
 
 
 def _shown(
-    attributions: Sequence[AttributionRecord], console: Console, width: int, section: Section
+    attributions: Sequence[AttributionRecord], console: Console, width: int, section: Section, most: int | None
 ) -> Iterator[RenderableType]:
-    """A section per target, then where the numbers come from."""
+    """A section for each of the first `most` targets, or for all, then where the numbers come from."""
     colours = console.color_system is not None and not console.no_color
     targets = max(len(att.targets) for att in attributions)
-    for row in range(min(targets, _MOST_TARGETS)):
+    rows = range(targets)[:most]
+    for row in rows:
         if row:
             yield _line("")
         yield from section([att for att in attributions if row < len(att.targets)], row, width if not colours else None)
-    if targets > _MOST_TARGETS:
-        yield _line(f"… and {targets - _MOST_TARGETS} more targets: see to_html() or to_dataframe()", "dim", indent=2)
+    if more := targets - len(rows):
+        note = (
+            f"… {more} more target{'s'[: more > 1]}: all are in to_html() and to_markdown(), and in what -o FILE writes"
+        )
+        yield _line("")
+        yield _line(note, "dim", indent=2)
     for att in attributions:
         yield _line(" · ".join(provenance(att)), "dim", indent=2)
 

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["fragment", "page"]
 
+_AT_ONCE = 8
+"""Sources that are all shown."""
+_LINES, _LINE = 18, 40
+"""Lines of a source that fit the height that the style gives one, and characters of a line on a phone."""
+
 _STYLE = """
 .noiser-cite { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 2rem; margin: .4rem 0; }
 .noiser-cite h3 { margin: .2rem 0 .5rem; font-size: 1em; color: var(--soft); font-weight: 600; }
@@ -34,7 +39,8 @@ _STYLE = """
 .noiser-cite .memory { color: var(--soft); font-size: .8em; border: 1px solid var(--line); border-radius: 999px;
   padding: 0 .5em; }
 .noiser-cite .source { padding: .5rem .7rem; margin: 0 0 .6rem; background: var(--raised);
-  border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
+  border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
+  max-height: 30rem; overflow: auto; }
 .noiser-cite .source:target { border-color: var(--focus); }
 .noiser-cite .source b { display: block; font-weight: 600; }
 @media (max-width: 44rem) { .noiser-cite { grid-template-columns: 1fr; } }
@@ -54,10 +60,7 @@ def fragment(citations: Citations) -> str:
 
 def _card(citations: Citations, identifier: str) -> str:
     answer = "".join(_sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)).strip()
-    sources = "".join(
-        f'<div class=source id="{identifier}-{number}" dir=auto>{"".join(_source(citations, source, number))}</div>'
-        for number, source in enumerate(citations.sources, 1)
-    )
+    sources = _sources(citations, identifier)
     without = ""
     if citations.answer_without is not None:
         text = escape(visible(citations.answer_without.strip()))
@@ -82,6 +85,25 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     title = f"log-probability {sentence.log_probability:.2f}, without any source {-sentence.loss:+.2f}"
     space = escape(text[: len(text) - len(body)])
     return f'{space}<span class="s s{row}" title="{escape(title)}">{escape(body)} {mark}</span>'
+
+
+def _sources(citations: Citations, identifier: str) -> str:
+    """All sources; of a long list, those that are not cited are folded."""
+    cited = {citation.number for sentence in citations.sentences for citation in sentence.citations}
+    shown = folded = ""
+    for number, source in enumerate(citations.sources, 1):
+        lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
+        long = " tabindex=0" if lines > _LINES else ""  # it scrolls, with the keyboard too
+        text = "".join(_source(citations, source, number))
+        card = f'<div class=source id="{identifier}-{number}" dir=auto{long}>{text}</div>'
+        if number in cited or len(citations.sources) <= _AT_ONCE:
+            shown += card
+        else:
+            folded += card
+    if folded:
+        rest = len(citations.sources) - len(cited)
+        folded = f"<details><summary>{rest} source{'s'[: rest > 1]} not cited</summary>{folded}</details>"
+    return shown + folded
 
 
 def _source(citations: Citations, source: Source, number: int) -> Iterator[str]:
