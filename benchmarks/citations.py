@@ -273,6 +273,9 @@ USED: dict[str, bool | None] = {
 }
 """Whether the answer comes from the sources; None where it may come from either."""
 
+INVENTED = 3
+"""Times as many questions about invented facts, of which small models get fewer right."""
+
 
 class Memory(NamedTuple):
     """A question, six sources of one sentence, and the word of the answer that counts."""
@@ -450,7 +453,8 @@ def main() -> None:
             for seed, kind in itertools.product((0, 1), USED):
                 key = {"part": "memory", "model": name, "seed": seed, "kind": kind}
                 done = {row["example"] for row in rows if key.items() <= row.items()}
-                numbers = [number for number in range(chosen.repeats) if number not in done]
+                count = chosen.repeats * (INVENTED if kind == "invented" else 1)
+                numbers = [number for number in range(count) if number not in done]
                 cases = (memory_passes(engine, memory_case(kind, number, seed)) for number in numbers)
                 for index, row, error in run_interleaved(engine, cases):
                     if error:

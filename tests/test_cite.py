@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 import noiser
 import noiser.model
-import noiser.model.query
 from attribution_for_tests import make, spans_of
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.explain.shortlist import Shortlist
+from noiser.model import memory
 from noiser.types import Source, Target
 from test_pages import chat_model
 from tiny import tiny, tiny_model, tiny_tokenizer
@@ -266,13 +266,41 @@ def test_what_cannot_be_cited_is_a_clear_error(sources, options, error, message,
         noiser.cite(tiny("llama"), QUESTION, sources, **{"answer": ANSWER, **options})
 
 
+@pytest.mark.parametrize(
+    ("method", "free", "message"),
+    [
+        ("occlusion", 1e5, r"A prompt of 2\d\d tokens needs about .* the keys and values of 2 layers; .*Shorten"),
+        ("last_attention", 1e6, r"Attention weights between 2\d\d tokens need about .* in 2 layers; .*'occlusion'"),
+        ("input_x_gradient", 7e5, r"A backward pass through \d+ tokens needs about .*only predicts"),
+        ("attn_lrp", 2e6, r"A backward pass through \d+ tokens needs about .*only predicts"),
+    ],
+)
+def test_what_memory_cannot_hold_is_refused_before_it_runs(method, free, message, monkeypatch):
+    lm = tiny("llama")
+    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
+    with pytest.raises(ModelError, match=message):
+        noiser.attribute(lm, "It rains. " * 45, method=method, target=" fox")
+    monkeypatch.setattr(memory, "available_memory", lambda: 8 * free)
+    noiser.attribute(lm, "It rains. " * 45, method=method, target=" fox", unit="sentence")
+
+
 def test_an_answer_that_memory_cannot_hold_is_refused_before_it_is_scored(monkeypatch):
     lm = tiny("llama")
-    monkeypatch.setattr(noiser.model.query, "available_memory", lambda: 2.0**20)
-    monkeypatch.setattr(noiser.model.query, "LEAST_CHECKED", 0)
-    monkeypatch.setattr(noiser.model.query, "COPIES", 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2.0**20)
+    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(memory, "COPIES", 1000)
     with pytest.raises(ModelError, match=r"target tokens need about 0\.0 GiB.*0\.0 GiB of memory are free.*lower"):
         noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER)
+
+
+def test_a_long_answer_ends_before_memory_does(monkeypatch):
+    lm = tiny("llama")
+    monkeypatch.setattr(memory, "available_memory", lambda: 6.5 * 4 * 384 * 8)
+    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(memory, "check_prompt", None)
+    with pytest.raises(ModelError, match=r"9 target tokens need about"):
+        noiser.model.build_query(lm, "fox", max_new_tokens=50)
 
 
 def test_a_continuation_ends_before_a_text():

@@ -259,5 +259,5 @@ def _steps(
         rule = rule._replace(choose=shortlist.choose)
     attribution = yield from attribution_steps(lm, query, method or default, seed, budget, rule)
     if shortlist is not None:
-        attribution = replace(attribution, info=attribution.info | {"proxy": shortlist.info})
+        attribution = replace(attribution, info={**attribution.info, "proxy": shortlist.info})
     return attribution, losses
