@@ -263,7 +263,7 @@ _PAIRS = (
     "Ethiopia:Addis Colombia:Bogotá Venezuela:Caracas Nepal:Kathmandu Pakistan:Islamabad Bangladesh:Dhaka"
 )
 CAPITALS = dict(pair.split(":") for pair in _PAIRS.split())
-REMOVALS = ("hidden", "zero", "delete")
+REMOVALS = tuple(MEMORY)
 USED: dict[str, bool | None] = {
     "invented": True,
     "contradicted": True,
@@ -341,7 +341,10 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> list[str]:
             return [r[removal] for r in rows if r["seed"] % 2 == odd and removal in r and USED[r["kind"]] is used]
 
         chosen = best_threshold(losses(0, True), losses(0, False))
-        for name, threshold in ((f"{chosen:.2f} (chosen)", chosen), (f"{MEMORY:g} (default)", MEMORY)):
+        for name, threshold in (
+            (f"{chosen:.2f} (chosen)", chosen),
+            (f"{MEMORY[removal]:g} (default)", MEMORY[removal]),
+        ):
             missed = _share([loss < threshold for loss in losses(1, True)])
             wrong = _share([loss >= threshold for loss in losses(1, False)])
             lines.append(f"| {removal} | {name} | {missed} | {wrong} |")

@@ -206,13 +206,14 @@ def test_any_method_cites():
     assert found.scores.shape == (2, 3)
 
 
-@pytest.mark.parametrize(("packs", "baseline"), [(True, "hidden"), (False, "zero")])
-def test_sources_are_hidden_where_the_model_can_hide_them(packs, baseline):
+@pytest.mark.parametrize(("packs", "baseline", "memory"), [(True, "hidden", 3.0), (False, "zero", 4.0)])
+def test_sources_are_hidden_where_the_model_can_hide_them(packs, baseline, memory):
     lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
     lm.packs = packs
     options = {"answer": ANSWER, "unit": "source", "contrast": False}
     found = noiser.cite(lm, QUESTION, SOURCES, **options)
     assert found.attribution.parameters["baseline"] == baseline
+    assert found.memory == memory
     chosen = noiser.cite(lm, QUESTION, SOURCES, method=noiser.Occlusion(score="logprob", baseline=baseline), **options)
     torch.testing.assert_close(found.scores, chosen.scores)
 

@@ -28,9 +28,9 @@ METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
 become zeros; from a text server it is taken out."""
 
-MEMORY = 3.0
-"""A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed: it
-is then less than e³ ≈ 20 times as improbable."""
+MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
+"""A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
+this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
 LEAST_SHARE = 0.2
 """A source is cited if it has at least this share of a sentence's positive scores."""
@@ -50,7 +50,7 @@ def cite(
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: Literal["auto", "source", "sentence"] = "auto",
-    memory: float = MEMORY,
+    memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     max_forwards: int | None = None,
@@ -72,7 +72,7 @@ def cite(
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: Literal["auto", "source", "sentence"] = "auto",
-    memory: float = MEMORY,
+    memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     max_forwards: int | None = None,
@@ -93,7 +93,7 @@ def cite(
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: Literal["auto", "source", "sentence"] = "auto",
-    memory: float = MEMORY,
+    memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     max_forwards: int | None = None,
@@ -126,7 +126,7 @@ def cite(
             stand in `question`, which is the whole prompt, word for word.
         unit: "auto" scores sources, and the sentences of those that carry a sentence's score; "source" only the
             former; "sentence" all sentences of all sources.
-        memory: see above, in nats.
+        memory: see above, in nats; None for `MEMORY`: 3 where sources are hidden, 4 where they are removed otherwise.
         least_share: a source is cited, and taken apart, if it has this share of a sentence's positive scores.
         contrast: whether the model is asked without the sources, too.
         max_forwards: with unit="auto", about the most token-forwards to spend; every source is always scored.
@@ -178,7 +178,7 @@ def citation_passes(
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: Literal["auto", "source", "sentence"] = "auto",
-    memory: float = MEMORY,
+    memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     budget: Budget | None = None,
@@ -209,6 +209,7 @@ def citation_passes(
         raise TargetError(
             f"{lm.identity.name} answers nothing; expected text to cite sources for. Ask otherwise, or name the answer."
         )
+    memory = MEMORY[_default(lm, query).baseline] if memory is None else memory
     steps = _steps(lm, proxy, query, method, seed, budget or Budget(), memory, least_share)
     attribution, losses = yield from engine.answer(query, steps, progress)
     alone = without_sources(asked, query.sources, template) if contrast else None
