@@ -3,17 +3,25 @@
     python benchmarks/citations.py RESULTS.jsonl cost --tokens 2000
     python benchmarks/citations.py RESULTS.jsonl cost --tokens 400 --sources 4 --answers 5 --texts 5
     python benchmarks/citations.py RESULTS.jsonl truth --models smollm2-135m-instruct gemma-3-270m
+    python benchmarks/citations.py RESULTS.jsonl memory --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/citations.py RESULTS.jsonl table
 
 `cost` cites an answer of several sentences, each copied from one of many made-up sentences in several sources: by
 `noiser.cite` as it is, with every sentence of every source hidden, and by the full computation, in which every
-sentence's rows become zeros and everything after it is run again. LDS is the rank correlation, over random halves of
-the sentences whose rows are zeros, of the summed scores of the kept sentences with an answer sentence's
-log-probability; mean over answer sentences. *Found* counts the answer sentences whose own sentence has the largest
-score.
+sentence's rows become zeros and everything after it is run again; then as where tokens cannot be hidden, without and
+with a proxy, which is the same model and can. LDS is the rank correlation, over random halves of the sentences that
+are removed (`--removal`: their rows are zeros, or they are hidden), of the summed scores of the kept sentences with an
+answer sentence's log-probability; mean over answer sentences. *Found* counts the answer sentences whose own sentence
+has the largest score.
 
 `truth` takes planted facts (`noiser.data`), with every sentence a source: prompts whose answer the model gives, and
 does not give without the gold sentences. Recall@1 is the share of them on which a gold sentence has the largest score.
+
+`memory` asks questions whose answer is known to come from the sources, or not to: invented facts, and capitals that a
+source gets wrong, against capitals of which the sources say nothing. It counts a prompt if the model's own answer has
+the right word. What the sentence with that word loses when all sources are removed is compared with a threshold, which
+is chosen on one seed and reported on another, with other capitals.
+
 Each line of the file is one text and way; those that are there are not run again. Seconds are of the processor.
 """
 
@@ -34,8 +42,10 @@ from scipy.stats import binomtest, spearmanr
 
 import noiser
 from noiser.data import load
-from noiser.engine import LocalEngine, Replace, Values
+from noiser.engine import Effects, LocalEngine, Values, run_interleaved, without
+from noiser.explain.cite import MEMORY
 from noiser.model import LanguageModel, build_query
+from noiser.model.clean import Passes
 
 PEOPLE = (
     *("Anna", "Boris", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jacob", "Karen", "Louis"),
@@ -53,6 +63,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "noiser.cite": {},
     "every sentence hidden": {"unit": "sentence"},
     "full: every sentence zero": {"unit": "sentence", "method": noiser.Occlusion(score="logprob")},
+    "noiser.cite, zero rows": {"method": noiser.Occlusion(score="logprob")},
+    "noiser.cite, zero rows, proxy": {},
 }
 CATEGORIES = ("once", "twice", "conflict")
 
@@ -88,12 +100,14 @@ def case(lm: LanguageModel, tokens: int, sources: int, answers: int, seed: int) 
 def cost_rows(lm: LanguageModel, chosen: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
     """A row for each way."""
     text = case(lm, chosen.tokens, chosen.sources, chosen.answers, seed)
-    probe = _Probe(lm, text, chosen.masks, seed)
-    for way, options in WAYS.items():
+    probe = _Probe(lm, text, chosen.masks, seed, chosen.removal)
+    cannot_hide = noiser.wrap(lm.model, lm.tokenizer)
+    cannot_hide.packs = False
+    for way in chosen.ways:
+        model, proxy = (cannot_hide, lm) if way.endswith("proxy") else (lm, None)
+        options = {"proxy": proxy, "answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
         begin = time.process_time()
-        citations = noiser.cite(
-            lm, QUESTION, text.sources, answer=text.answer, memory=-torch.inf, contrast=False, **options
-        )
+        citations = noiser.cite(model, QUESTION, text.sources, **options)
         seconds = time.process_time() - begin
         att = citations.attribution
         best = [att.units[int(row.argmax())].text.strip() for row in att.scores]
@@ -107,28 +121,32 @@ def cost_rows(lm: LanguageModel, chosen: argparse.Namespace, seed: int) -> Itera
         }
 
 
-class _Probe:
-    """Log-probabilities of the answer's sentences with random halves of the sources' sentences at zero."""
+def cite_query(lm: LanguageModel, case: Case | Memory) -> dict[str, Any]:
+    """Options of the query of `noiser.cite`, with every sentence of the sources a unit."""
+    question = case.question if isinstance(case, Memory) else QUESTION
+    message: Any = [{"role": "user", "content": question}] if lm.tokenizer.chat_template else question
+    return {
+        "prompt": noiser.place_sources(message, case.sources),
+        "target_unit": "sentence",
+        "unit": "sentence",
+        "sources": case.sources,
+        "continuation_units": False,
+    }
 
-    def __init__(self, lm: LanguageModel, text: Case, masks: int, seed: int) -> None:
-        chat = bool(lm.tokenizer.chat_template)
-        question: Any = [{"role": "user", "content": QUESTION}] if chat else QUESTION
-        query = build_query(
-            lm,
-            noiser.place_sources(question, text.sources),
-            target=text.answer,
-            target_unit="sentence",
-            unit="sentence",
-            sources=text.sources,
-            continuation_units=False,
-        )
+
+class _Probe:
+    """Log-probabilities of the answer's sentences without random halves of the sources' sentences."""
+
+    def __init__(self, lm: LanguageModel, text: Case, masks: int, seed: int, removal: Any) -> None:
+        query = build_query(lm, **cite_query(lm, text), target=text.answer)
         self.units = query.units
         self.kept = torch.rand(masks, len(query.units), generator=torch.Generator().manual_seed(seed)) < 0.5
         gone = [
             tuple(sorted(i for u, k in zip(query.units, row, strict=True) if not k for i in u.token_indices))
             for row in self.kept.tolist()
         ]
-        table = LocalEngine(lm).ask(query, Values([Replace(positions) for positions in gone], "logprob"))
+        removed = [without(positions, None, removal) for positions in gone]
+        table = LocalEngine(lm).ask(query, Values(removed, "logprob"))
         self.values = torch.cat(table.values)
 
     def lds(self, att: noiser.Attribution) -> float:
@@ -233,20 +251,133 @@ def _says(lm: LanguageModel, prompt: str, answer: str) -> bool:
     return bool(said.strip()) and answer.startswith(said.strip())
 
 
+# ---- written from the sources, or from memory ------------------------------------------------------------------------
+
+_PAIRS = (
+    "France:Paris Italy:Rome Germany:Berlin Spain:Madrid Japan:Tokyo Russia:Moscow China:Beijing Egypt:Cairo "
+    "England:London Greece:Athens Austria:Vienna Poland:Warsaw Portugal:Lisbon Ireland:Dublin Norway:Oslo "
+    "Sweden:Stockholm Denmark:Copenhagen Finland:Helsinki Hungary:Budapest Cuba:Havana Peru:Lima Chile:Santiago "
+    "Kenya:Nairobi Iran:Tehran Iraq:Baghdad Turkey:Ankara Canada:Ottawa Australia:Canberra Thailand:Bangkok "
+    "Vietnam:Hanoi Indonesia:Jakarta Belgium:Brussels Netherlands:Amsterdam Switzerland:Bern Romania:Bucharest "
+    "Bulgaria:Sofia Ukraine:Kyiv Syria:Damascus Lebanon:Beirut Libya:Tripoli Ghana:Accra Uganda:Kampala "
+    "Ethiopia:Addis Colombia:Bogotá Venezuela:Caracas Nepal:Kathmandu Pakistan:Islamabad Bangladesh:Dhaka"
+)
+CAPITALS = dict(pair.split(":") for pair in _PAIRS.split())
+REMOVALS = tuple(MEMORY)
+USED: dict[str, bool | None] = {
+    "invented": True,
+    "contradicted": True,
+    "unrelated": False,
+    "related": False,
+    "stated": None,
+}
+"""Whether the answer comes from the sources; None where it may come from either."""
+
+INVENTED = 3
+"""Times as many questions about invented facts, of which small models get fewer right."""
+
+
+class Memory(NamedTuple):
+    """A question, six sources of one sentence, and the word of the answer that counts."""
+
+    question: str
+    sources: list[str]
+    word: str
+
+
+def memory_case(kind: str, number: int, seed: int) -> Memory:
+    """An invented fact among others; or a capital that the sources get wrong, say nothing of, or state."""
+    chance = random.Random(f"memory/{kind}/{number}/{seed}")
+    facts = chance.sample([(person, thing) for person in PEOPLE for thing in THINGS], 6)
+    sources = [f"{person} keeps the {thing} in the {chance.choice(ROOMS)}." for person, thing in facts]
+    if kind == "invented":
+        (person, thing), source = facts[0], sources[0]
+        chance.shuffle(sources)
+        return Memory(f"Where does {person} keep the {thing}?", sources, source.removesuffix(".").split()[-1])
+    countries = random.Random("capitals").sample(list(CAPITALS), len(CAPITALS))[seed % 2 :: 2]
+    country = countries[number % len(countries)]
+    others = chance.sample([other for other in CAPITALS if other != country], 6)
+    word = CAPITALS[others[0] if kind == "contradicted" else country]
+    if kind != "unrelated":
+        sources = [f"The capital of {other} is {CAPITALS[other]}." for other in others]
+    if kind in ("contradicted", "stated"):
+        sources[0] = f"The capital of {country} is {word}."
+    chance.shuffle(sources)
+    return Memory(f"What is the capital of {country}?", sources, word)
+
+
+def memory_passes(engine: LocalEngine, case: Memory) -> Passes[dict[str, Any]]:
+    """What the sentence with the word loses without all sources, by removal; no losses if the model does not say it."""
+    stop = None if engine.lm.tokenizer.chat_template else "\n"
+    query = yield from engine.query(**cite_query(engine.lm, case), max_new_tokens=20, stop=stop)
+    row: dict[str, Any] = {"answer": "".join(query.target_texts), "word": case.word}
+    index = next((i for i, text in enumerate(query.target_texts) if case.word in text), None)
+    if index is None:
+        return row
+    positions = tuple(sorted(position for unit in query.units for position in unit.token_indices))
+    effects = Effects([without(positions, None, removal) for removal in REMOVALS], "logprob")
+    table = yield from engine.session(query).answer(effects)
+    losses = table.score[:, index].tolist()
+    return row | {removal: round(loss, 3) for removal, loss in zip(REMOVALS, losses, strict=True)}
+
+
+def best_threshold(used: Sequence[float], remembered: Sequence[float]) -> float:
+    """Where the mean of both error rates is least; of several such places the middle of the widest gap."""
+    values = sorted({*used, *remembered})
+
+    def errors(threshold: float) -> float:
+        return sum(v < threshold for v in used) / len(used) + sum(v >= threshold for v in remembered) / len(remembered)
+
+    gaps = list(itertools.pairwise(values))
+    return sum(min(gaps, key=lambda gap: (errors(sum(gap) / 2), gap[0] - gap[1]))) / 2
+
+
+def memory_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The threshold chosen on even seeds, and error rates of it and of the default on odd ones; then losses by kind."""
+    lines = ["| removal | threshold | from sources, called memory | from memory, called sourced |", "|" + "---|" * 4]
+    for removal in REMOVALS:
+
+        def losses(odd: int, used: bool, removal: str = removal) -> list[float]:
+            return [r[removal] for r in rows if r["seed"] % 2 == odd and removal in r and USED[r["kind"]] is used]
+
+        chosen = best_threshold(losses(0, True), losses(0, False))
+        for name, threshold in (
+            (f"{chosen:.2f} (chosen)", chosen),
+            (f"{MEMORY[removal]:g} (default)", MEMORY[removal]),
+        ):
+            missed = _share([loss < threshold for loss in losses(1, True)])
+            wrong = _share([loss >= threshold for loss in losses(1, False)])
+            lines.append(f"| {removal} | {name} | {missed} | {wrong} |")
+    lines += ["", f"| model | kind | n | {' | '.join(REMOVALS)}: 5 %, median, 95 % |", "|" + "---|" * 6]
+    for model, kind in itertools.product(dict.fromkeys(r["model"] for r in rows), USED):
+        some = [r for r in rows if (r["model"], r["kind"]) == (model, kind) and REMOVALS[0] in r]
+        cells = [_quantiles([r[removal] for r in some]) for removal in REMOVALS]
+        lines.append(f"| {model} | {kind} | {len(some)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _quantiles(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    quantiles = torch.tensor(values).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+    return ", ".join(f"{value:.1f}" for value in quantiles)
+
+
 # ---- rows and tables -------------------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: costs by size and way, then recall by method, model and category."""
-    lines = ["| model | tokens | texts | way | processor seconds | token-forwards | LDS | found |", "|" + "---|" * 8]
+    head = "| model | tokens | texts | halves | way | processor seconds | token-forwards | LDS | found |"
+    lines = [head, "|" + "---|" * 9]
     costs = [row for row in rows if row["part"] == "cost"]
-    for key in dict.fromkeys((r["model"], r["tokens"], r["way"]) for r in costs):
-        some = [r for r in costs if (r["model"], r["tokens"], r["way"]) == key]
+    for key in dict.fromkeys(map(_cost_key, costs)):
+        some = [r for r in costs if _cost_key(r) == key]
         middle = {
             name: statistics.mean(r[name] for r in some) for name in ("seconds", "token_forwards", "lds", "found")
         }
         lines.append(
-            f"| {key[0]} | {key[1]} | {len(some)} | {key[2]} | {middle['seconds']:.1f} "
+            f"| {key[0]} | {key[1]:,} | {len(some)} | {key[2]} | {key[3]} | {middle['seconds']:.1f} "
             f"| {middle['token_forwards']:,.0f} | {middle['lds']:.3f} | {middle['found']:.2f} |"
         )
     truths = [row for row in rows if row["part"] == "truth"]
@@ -263,15 +394,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [_share([r[column[2]] for r in some if _is_in(r, column)], counts[column]) for column in columns]
         forwards = statistics.mean(r["token_forwards"] for r in some)
         lines.append(f"| {way} | {' | '.join(cells)} | {forwards:,.0f} |")
+    if memories := [row for row in rows if row["part"] == "memory"]:
+        lines += ["", *memory_table(memories)]
     return "\n".join(lines)
+
+
+def _cost_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["tokens"], row["removal"], row["way"]
 
 
 def _is_in(row: dict[str, Any], column: tuple[str, str, str]) -> bool:
     return (row["model"], row["category"]) == column[:2]
 
 
-def _share(hits: Sequence[bool], expected: int) -> str:
-    """A share with Wilson's 95 % interval over prompts; how many there are, where some have not been run."""
+def _share(hits: Sequence[bool], expected: int | None = None) -> str:
+    """A share with Wilson's 95 % interval over prompts; how many there are, where it is not as many as expected."""
     if not hits:
         return ""
     low, high = binomtest(sum(hits), len(hits)).proportion_ci(method="wilson")
@@ -282,14 +419,17 @@ def _share(hits: Sequence[bool], expected: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("part", choices=["cost", "truth", "table"])
+    parser.add_argument("part", choices=["cost", "truth", "memory", "table"])
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct"])
     parser.add_argument("--tokens", type=int, default=2000, help="of all sources together")
     parser.add_argument("--sources", type=int, default=12)
     parser.add_argument("--answers", type=int, default=10, help="sentences of the answer")
     parser.add_argument("--texts", type=int, default=1)
     parser.add_argument("--masks", type=int, default=24, help="random halves for LDS")
+    parser.add_argument("--removal", choices=["zero", "hidden"], default="zero", help="of these halves")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--sentences", nargs="+", type=int, default=[3, 6, 12], help="of planted prompts")
+    parser.add_argument("--repeats", type=int, default=24, help="of each kind of question about memory")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     rows = [json.loads(line) for line in chosen.results.read_text().splitlines()] if chosen.results.exists() else []
@@ -311,8 +451,21 @@ def main() -> None:
                 for row in truth_rows(lm, category, sentences, done.__contains__):
                     keep(**key, **row)
             continue
+        if chosen.part == "memory":
+            engine = LocalEngine(lm, many=True)
+            for seed, kind in itertools.product((0, 1), USED):
+                key = {"part": "memory", "model": name, "seed": seed, "kind": kind}
+                done = {row["example"] for row in rows if key.items() <= row.items()}
+                count = chosen.repeats * (INVENTED if kind == "invented" else 1)
+                numbers = [number for number in range(count) if number not in done]
+                cases = (memory_passes(engine, memory_case(kind, number, seed)) for number in numbers)
+                for index, row, error in run_interleaved(engine, cases):
+                    if error:
+                        raise error
+                    keep(**key, example=numbers[index], **row)
+            continue
         for seed in range(chosen.texts):
-            key = {"part": "cost", "model": name, "tokens": chosen.tokens, "seed": seed}
+            key = {"part": "cost", "model": name, "tokens": chosen.tokens, "removal": chosen.removal, "seed": seed}
             if not any(key.items() <= row.items() for row in rows):
                 for row in cost_rows(lm, chosen, seed):
                     keep(**key, **row)

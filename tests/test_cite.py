@@ -8,18 +8,21 @@ import random
 import re
 
 import pytest
+import tokenizers
 import torch
+import transformers
 from typer.testing import CliRunner
 
 import noiser
 import noiser.model
-import noiser.model.query
 from attribution_for_tests import make, spans_of
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
+from noiser.explain.shortlist import Shortlist
+from noiser.model import memory
 from noiser.types import Source, Target
 from test_pages import chat_model
-from tiny import tiny
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 SOURCES = ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]
 ANSWER = " The fox sings. It rains."
@@ -221,13 +224,14 @@ def test_any_method_cites():
     assert found.scores.shape == (2, 3)
 
 
-@pytest.mark.parametrize(("packs", "baseline"), [(True, "hidden"), (False, "zero")])
-def test_sources_are_hidden_where_the_model_can_hide_them(packs, baseline):
+@pytest.mark.parametrize(("packs", "baseline", "memory"), [(True, "hidden", 3.0), (False, "zero", 4.0)])
+def test_sources_are_hidden_where_the_model_can_hide_them(packs, baseline, memory):
     lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
     lm.packs = packs
     options = {"answer": ANSWER, "unit": "source", "contrast": False}
     found = noiser.cite(lm, QUESTION, SOURCES, **options)
     assert found.attribution.parameters["baseline"] == baseline
+    assert found.memory == memory
     chosen = noiser.cite(lm, QUESTION, SOURCES, method=noiser.Occlusion(score="logprob", baseline=baseline), **options)
     torch.testing.assert_close(found.scores, chosen.scores)
 
@@ -281,13 +285,41 @@ def test_what_cannot_be_cited_is_a_clear_error(sources, options, error, message,
         noiser.cite(tiny("llama"), QUESTION, sources, **{"answer": ANSWER, **options})
 
 
+@pytest.mark.parametrize(
+    ("method", "free", "message"),
+    [
+        ("occlusion", 1e5, r"A prompt of 2\d\d tokens needs about .* the keys and values of 2 layers; .*Shorten"),
+        ("last_attention", 1e6, r"Attention weights between 2\d\d tokens need about .* in 2 layers; .*'occlusion'"),
+        ("input_x_gradient", 7e5, r"A backward pass through \d+ tokens needs about .*only predicts"),
+        ("attn_lrp", 2e6, r"A backward pass through \d+ tokens needs about .*only predicts"),
+    ],
+)
+def test_what_memory_cannot_hold_is_refused_before_it_runs(method, free, message, monkeypatch):
+    lm = tiny("llama")
+    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
+    with pytest.raises(ModelError, match=message):
+        noiser.attribute(lm, "It rains. " * 45, method=method, target=" fox")
+    monkeypatch.setattr(memory, "available_memory", lambda: 8 * free)
+    noiser.attribute(lm, "It rains. " * 45, method=method, target=" fox", unit="sentence")
+
+
 def test_an_answer_that_memory_cannot_hold_is_refused_before_it_is_scored(monkeypatch):
     lm = tiny("llama")
-    monkeypatch.setattr(noiser.model.query, "available_memory", lambda: 2.0**20)
-    monkeypatch.setattr(noiser.model.query, "LEAST_CHECKED", 0)
-    monkeypatch.setattr(noiser.model.query, "COPIES", 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2.0**20)
+    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(memory, "COPIES", 1000)
     with pytest.raises(ModelError, match=r"target tokens need about 0\.0 GiB.*0\.0 GiB of memory are free.*lower"):
         noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER)
+
+
+def test_a_long_answer_ends_before_memory_does(monkeypatch):
+    lm = tiny("llama")
+    monkeypatch.setattr(memory, "available_memory", lambda: 6.5 * 4 * 384 * 8)
+    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
+    monkeypatch.setattr(memory, "check_prompt", None)
+    with pytest.raises(ModelError, match=r"9 target tokens need about"):
+        noiser.model.build_query(lm, "fox", max_new_tokens=50)
 
 
 def test_a_continuation_ends_before_a_text():
@@ -297,6 +329,90 @@ def test_a_continuation_ends_before_a_text():
     index = next(i for i in range(2, 12) if words[i].isascii() and not any(words[i] in word for word in words[:i]))
     assert noiser.model.build_query(lm, QUESTION, max_new_tokens=12, stop=words[index]).target_ids == ids[:index]
     assert noiser.model.build_query(lm, QUESTION, max_new_tokens=12, stop=words[0]).target_ids[:1] == ids[:1]
+
+
+# ---- a small model that looks first, and many questions ------------------------------------------------------------
+
+
+MANY = [f"The {animal} sings in the {place}. It {verb}." for animal, place, verb in zip(
+    ("fox", "dog", "train", "teacher", "river", "village"),
+    ("rain", "bank", "museum", "market", "bridge", "city"),
+    ("jumps", "runs", "plays", "rains", "sings", "is late"),
+    strict=True,
+)]  # fmt: skip
+
+
+def test_a_shortlist_has_the_best_of_each_target():
+    record = citations().attribution  # units A fox. | A dog. | It rains. | Trains.
+    units = list(record.units)
+    best = Shortlist(record, 1)
+    assert [unit.text for unit in best.choose(units, [0])] == ["A fox."]
+    assert [unit.text for unit in best.choose(units, [1, 0])] == ["A fox.", "Trains."]
+    assert [unit.text for unit in Shortlist(record, 2).choose(units[1:], [1])] == ["It rains.", "Trains."]
+    joined = units[0]._replace(end=units[1].end)
+    assert best.choose([joined, *units[2:]], [0]) == (joined,)  # 3 + 1
+    unknown = units[3]._replace(start=units[3].start + 1)  # smaller than what was scored
+    assert best.choose([*units[:3], unknown], [0]) == (*units[:3], unknown)
+
+
+@pytest.mark.parametrize("unit", ["source", "auto"])
+def test_a_model_that_is_its_own_proxy_loses_no_citation(unit):
+    lm = tiny("llama")
+    options = {"answer": ANSWER, "contrast": False, "memory": -math.inf, "least_share": 0.4, "unit": unit}
+    full, pruned = (noiser.cite(lm, QUESTION, MANY, proxy=proxy, **options) for proxy in (None, lm))
+    scored = ~pruned.scores.isnan()
+    assert 2 <= scored[0].sum() <= 4  # two of each sentence
+    torch.testing.assert_close(pruned.scores[scored], full.scores[scored])
+    cited = [{c.number for c in sentence.citations} for sentence in full.sentences]
+    assert any(cited)
+    assert all(a <= {c.number for c in s.citations} for a, s in zip(cited, pruned.sentences, strict=True))
+    assert pruned.attribution.info["proxy"]["model"] == lm.identity.name
+    if unit == "source":
+        assert pruned.attribution.info["token_forwards"] < full.attribution.info["token_forwards"]
+    again = noiser.Citations.from_dict(json.loads(pruned.to_json()))
+    assert [s.mark for s in again.sentences] == [s.mark for s in pruned.sentences]
+    page = re.sub(r"<.*?>|\s", "", pruned.to_html())
+    assert all(re.sub(r"\s", "", text) in page for text in MANY)  # those that were left out, too
+    assert "nan" not in str(pruned)
+
+
+def test_the_large_model_decides():
+    lm, proxy = tiny("llama"), noiser.wrap(tiny_model("llama", seed=1), tiny_tokenizer())
+    options = {"answer": ANSWER, "contrast": False, "memory": -math.inf, "unit": "source", "least_share": 0.5}
+    other, full = (noiser.cite(each, QUESTION, MANY, **options) for each in (proxy, lm))
+    found = noiser.cite(lm, QUESTION, MANY, proxy=proxy, **options)
+    first = {i for row in other.scores for i in row.topk(2).indices.tolist()}
+    assert {i for i in range(len(MANY)) if not found.scores[0, i].isnan()} == first
+    torch.testing.assert_close(found.scores[:, sorted(first)], full.scores[:, sorted(first)])
+
+
+def test_a_proxy_of_another_tokenizer_is_refused_before_anything_runs(monkeypatch):
+    lm = tiny("llama")
+    data = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    vocabulary = data["model"]["vocab"]
+    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
+    swapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)), bos_token="<s>", eos_token="</s>"
+    )
+    proxy = noiser.wrap(tiny_model("llama"), swapped)
+    monkeypatch.setattr(lm.model, "forward", None)
+    with pytest.raises(ParameterError, match=r"proxy: token \d+ is '[ae]' in .* and '[ae]' in .*same tokenizer"):
+        noiser.cite(lm, QUESTION, SOURCES, proxy=proxy)
+
+
+def test_many_questions_are_answered_as_one_by_one():
+    lm = tiny("llama")
+    questions, sources, answers = [QUESTION, "Does it rain?"], [SOURCES, MANY[:2]], [ANSWER, None]
+    many = noiser.cite(lm, questions, sources, answer=answers, max_new_tokens=4)
+    for found, question, texts, answer in zip(many, questions, sources, answers, strict=True):
+        alone = noiser.cite(lm, question, texts, answer=answer, max_new_tokens=4)
+        assert (found.answer, found.answer_without) == (alone.answer, alone.answer_without)
+        torch.testing.assert_close(found.attribution.scores, alone.attribution.scores, atol=1e-4, rtol=1e-4)
+        assert found.losses == pytest.approx(alone.losses, abs=1e-4)
+    with pytest.raises(UnitError, match=r"Prompt 1: Source 1 is empty"):
+        noiser.cite(lm, questions, [SOURCES, [" "]], answer=ANSWER)
+    with pytest.raises(ParameterError, match="sources is a list of 3 for 2 prompts"):
+        noiser.cite(lm, questions, SOURCES)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -321,6 +437,7 @@ def test_command(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
     assert run("--format", "html").stdout.startswith("<!doctype html>")
+    assert run("--proxy", "small").exit_code == 0
     files[0].write_bytes(b"\xff\xfe")
     assert "expected UTF-8" in run().output
     files[0].unlink()

@@ -10,6 +10,7 @@ import torch
 import noiser
 from attribution_for_tests import NAN, make, spans_of
 from noiser.attribution.reasoning import edges
+from noiser.attribution.through import paths
 from noiser.errors import ParameterError
 from noiser.types import Target
 from tiny import tiny
@@ -114,7 +115,7 @@ def by_hand():
 
 
 def test_edges_carry_the_paths_that_use_them():
-    found = {(edge.source, edge.target): edge.flow for edge in edges(by_hand(), 3)}
+    found = {(edge.source, edge.target): edge.flow for edge in edges(paths(by_hand()), 3)}
     assert found == pytest.approx({(0, 2): 0.5, (0, 5): 0.25, (1, 5): 0.25, (2, 5): 0.5})
 
 
@@ -123,7 +124,7 @@ def test_what_leaves_the_prompt_is_its_influence(seed):
     scores = random_scores(seed)
     att = reasoning(scores.tolist())
     for target in range(4):
-        leaving = [sum(e.flow for e in edges(att, target) if e.source == unit) for unit in range(2)]
+        leaving = [sum(e.flow for e in edges(paths(att), target) if e.source == unit) for unit in range(2)]
         assert leaving == pytest.approx(by_enumeration(scores)[target].tolist())
 
 

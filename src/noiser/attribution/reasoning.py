@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.attribution.display import check_targets, label
 from noiser.attribution.record import AttributionRecord
-from noiser.attribution.through import flow, influence, paths
+from noiser.attribution.through import Paths, flow, paths
 from noiser.checks import check_probability
 from noiser.errors import DependencyError, ParameterError
 
@@ -36,13 +36,8 @@ class Edge(NamedTuple):
     flow: float
 
 
-def edges(att: AttributionRecord, target: int) -> list[Edge]:
-    """The edges that lead to a target, the strongest last; see `noiser.attribution.through` for the graph.
-
-    Raises:
-        ParameterError: the continuation has no units, or a unit of it is not inside one target.
-    """
-    graph = paths(att)
+def edges(graph: Paths, target: int) -> list[Edge]:
+    """The edges that lead to a target, the strongest last."""
     count = len(graph.columns)
     weights = flow(graph, target).tolist()
     found = [Edge(source, count + row, value) for row, line in enumerate(weights) for source, value in enumerate(line)]
@@ -61,7 +56,7 @@ def reasoning_figure(att: AttributionRecord, target: int, width: float, least: f
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 6.5 for a page.")
     graph = paths(att)
-    shares = [*influence(graph)[target].tolist(), *flow(graph, target)[:, len(graph.columns) :].sum(0).tolist()]
+    leading = edges(graph, target)
     texts = [*(att.units[column].text for column in graph.columns), *(each.text for each in att.targets)]
     shown = len(graph.columns) + target + 1  # what was written afterwards leads nowhere
     height = _LINE * shown
@@ -70,8 +65,9 @@ def reasoning_figure(att: AttributionRecord, target: int, width: float, least: f
     axes.set_axis_off()
     left = 72 * width * _ARCS
     most = int(72 * width * (1 - _ARCS - _NUMBERS) / (0.5 * _TEXT_SIZE))
-    drawn = [edge for edge in edges(att, target) if edge.flow >= least]
-    for edge in drawn:
+    for edge in leading:
+        if edge.flow < least:
+            continue
         top, bottom = (_LINE * (line + 0.5) for line in (edge.source, edge.target))
         size = (2 * left * 0.95 * (edge.target - edge.source) / max(1, shown - 1), bottom - top)
         colour = _PROMPT if edge.source < len(graph.columns) else _WRITTEN
@@ -79,7 +75,8 @@ def reasoning_figure(att: AttributionRecord, target: int, width: float, least: f
         arc.set(linewidth=0.5 + 5 * edge.flow, alpha=min(1.0, 0.25 + edge.flow))
         axes.add_patch(arc)
     style: dict[str, Any] = {"size": _TEXT_SIZE, "va": "center", "parse_math": False, "usetex": False}
-    for line, (text, share) in enumerate(zip(texts[:shown], shares, strict=False)):
+    for line, text in enumerate(texts[:shown]):
+        share = sum(edge.flow for edge in leading if edge.source == line)
         y, number = _LINE * (line + 0.5), "" if line == shown - 1 else f"{share:.0%}"
         axes.text(left + 72 * width * _NUMBERS, y, number, ha="right", color="#59606e", **style)
         text = label(text)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import Any, Literal, TypeGuard, overload
+from typing import Any, Literal, TypeGuard, TypeVar, overload
 
 import torch
 
@@ -22,7 +22,9 @@ from noiser.objectives import Objective, name_of
 from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
-__all__ = ["attribute", "attribution_passes", "attribution_steps", "is_many"]
+__all__ = ["attribute", "attribution_passes", "attribution_steps", "is_many", "one_for_each", "run_all"]
+
+T = TypeVar("T")
 
 
 @overload
@@ -151,8 +153,8 @@ def attribute(
     columns: list[Sequence[Any]] = [(target,), (foil,), (seed,), (sources,)]
     if is_many(prompt):
         named = {"target": target, "foil": foil, "seed": seed}
-        columns = [_one_for_each(name, value, len(prompts)) for name, value in named.items()]
-        columns.append(_one_for_each("sources", sources, len(prompts)))
+        columns = [one_for_each(name, value, len(prompts)) for name, value in named.items()]
+        columns.append(one_for_each("sources", sources, len(prompts)))
         for index, text in enumerate(prompts):
             try:
                 encode(lm.tokenizer, text, context_length=lm.context_length)
@@ -173,15 +175,21 @@ def attribute(
         )
         for i, (text, target, foil, seed, sources) in enumerate(zip(prompts, *columns, strict=True))
     )
-    attributions: dict[int, Attribution] = {}
+    attributions = run_all(engine, coroutines, shared)
+    return attributions if is_many(prompt) else attributions[0]
+
+
+def run_all(engine: LocalEngine, coroutines: Iterable[Passes[T]], shared: SharedProgress | None = None) -> list[T]:
+    """What coroutines return, in their order; of many (`shared`) an error says which one it is about."""
+    results: dict[int, T] = {}
     with closing(run_interleaved(engine, coroutines, shared)) as outcomes:
-        for index, attribution, error in outcomes:
+        for index, result, error in outcomes:
             if error is not None:
                 raise _about(error, index) if shared else error
-            attributions[index] = attribution
+            results[index] = result
             if shared:
                 shared.finish(index)
-    return [attributions[i] for i in range(len(prompts))] if is_many(prompt) else attributions[0]
+    return [results[index] for index in range(len(results))]
 
 
 def attribution_passes(
@@ -285,7 +293,7 @@ def attribution_steps(
     )
 
 
-def _one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:
+def one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:
     """One value for each prompt."""
     if not isinstance(value, list | tuple):
         return [value] * count

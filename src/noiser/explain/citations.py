@@ -124,8 +124,8 @@ class Citations:
 
     @cached_property
     def scores(self) -> Float[Tensor, "sentences sources"]:
-        """What each sentence loses without each source."""
-        return self._by_source.scores
+        """What each sentence loses without each source; NaN for a source that a proxy left out."""
+        return self._of_every_source(self._by_source.scores)
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
@@ -133,8 +133,19 @@ class Citations:
         return tuple(map(self._sentence, range(len(self.losses))))
 
     @cached_property
+    def _scored(self) -> list[int]:
+        """The sources that have units: a proxy may have left some out."""
+        units = self.attribution.units
+        return [i for i, s in enumerate(self.sources) if any(s.start < u.end and u.start < s.end for u in units)]
+
+    @cached_property
     def _by_source(self) -> Attribution:
-        return self.attribution.aggregate([(source.start, source.end) for source in self.sources])
+        return self.attribution.aggregate([(self.sources[i].start, self.sources[i].end) for i in self._scored])
+
+    def _of_every_source(self, values: Float[Tensor, "sentences _scored"]) -> Float[Tensor, "sentences sources"]:
+        every = values.new_full((len(values), len(self.sources)), torch.nan)
+        every[:, self._scored] = values
+        return every
 
     def _sentence(self, row: int) -> Sentence:
         target, loss = self.attribution.targets[row], self.losses[row]
@@ -148,14 +159,15 @@ class Citations:
         )
 
     def _cited(self, row: int) -> list[Citation]:
-        scores, stderr = self.scores[row], self._by_source.stderr
+        scores, stderr = self.scores[row].nan_to_num(0.0), self._by_source.stderr
+        errors = None if stderr is None else self._of_every_source(stderr)[row]
         shares = scores.clamp_min(0) / scores.clamp_min(0).sum().clamp_min(torch.finfo(scores.dtype).tiny)
         order: list[int] = scores.argsort(descending=True, stable=True).tolist()
         return [
             Citation(
                 number=index + 1,
                 score=float(scores[index]),
-                stderr=math.nan if stderr is None else float(stderr[row, index]),
+                stderr=math.nan if errors is None else float(errors[index]),
                 share=float(shares[index]),
                 quotes=self._quotes(row, self.sources[index]),
             )

@@ -116,10 +116,10 @@ def _source(citations: Citations, source: Source, number: int) -> Iterator[str]:
     for column, unit in enumerate(citations.attribution.units):
         begin, end = max(unit.start, start), min(unit.end, source.end)
         if begin < end and unit.start < source.end and source.start < unit.end:
-            if begin > position and position >= start:
-                yield escape(visible(text[position:begin]))
+            yield escape(visible(text[max(position, start) : begin]))
             yield f'<span class="q q{column}">{escape(visible(text[begin:end]))}</span>'
             position = end
+    yield escape(visible(text[max(position, start) : source.end]))  # what a proxy left out
 
 
 def _rules(citations: Citations, identifier: str) -> Iterator[str]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, overload
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_probability
-from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, Steps, without
-from noiser.engine.scheduler import Progress, complete
+from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, SharedProgress, Steps, without
+from noiser.engine.scheduler import Progress
 from noiser.errors import TargetError
-from noiser.explain.attribute import attribution_steps
+from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
 from noiser.explain.citations import Citations
 from noiser.explain.refine import Budget, SplitRule
+from noiser.explain.shortlist import check_proxy, make_shortlist
 from noiser.methods import Method, Occlusion, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.sources import TEMPLATE, place_sources, without_sources
-from noiser.types import Prompt, Sources
+from noiser.model.text import encode
+from noiser.types import Prompt, Prompts, Sources
 
 __all__ = ["LEAST_SHARE", "MEMORY", "METHOD", "citation_passes", "cite"]
 
@@ -25,9 +28,9 @@ METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
 become zeros; from a text server it is taken out."""
 
-MEMORY = 3.0
-"""A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed: it
-is then less than e³ ≈ 20 times as improbable."""
+MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
+"""A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
+this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
 LEAST_SHARE = 0.2
 """A source is cited if it has at least this share of a sentence's positive scores."""
@@ -35,24 +38,69 @@ LEAST_SHARE = 0.2
 _LINE_END = "\n"
 
 
+@overload
 def cite(
     lm: LanguageModel,
     question: Prompt,
     sources: Sources,
     *,
+    proxy: LanguageModel | None = None,
     method: str | Method | None = None,
     answer: str | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: Literal["auto", "source", "sentence"] = "auto",
-    memory: float = MEMORY,
+    memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     max_forwards: int | None = None,
     max_seconds: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Citations:
+) -> Citations: ...
+
+
+@overload
+def cite(
+    lm: LanguageModel,
+    question: Prompts,
+    sources: Sequence[Sources],
+    *,
+    proxy: LanguageModel | None = None,
+    method: str | Method | None = None,
+    answer: Sequence[str | None] | None = None,
+    max_new_tokens: int = 128,
+    template: str | None = TEMPLATE,
+    unit: Literal["auto", "source", "sentence"] = "auto",
+    memory: float | None = None,
+    least_share: float = LEAST_SHARE,
+    contrast: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Citations]: ...
+
+
+def cite(
+    lm: LanguageModel,
+    question: Prompt | Prompts,
+    sources: Sources | Sequence[Sources],
+    *,
+    proxy: LanguageModel | None = None,
+    method: str | Method | None = None,
+    answer: str | Sequence[str | None] | None = None,
+    max_new_tokens: int = 128,
+    template: str | None = TEMPLATE,
+    unit: Literal["auto", "source", "sentence"] = "auto",
+    memory: float | None = None,
+    least_share: float = LEAST_SHARE,
+    contrast: bool = True,
+    max_forwards: int | None = None,
+    max_seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Citations | list[Citations]:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
 
     The sources are put into the prompt, the model answers, and each source is hidden from question and answer: what a
@@ -63,8 +111,12 @@ def cite(
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         question: a text; it becomes a user's message if the tokenizer has a chat template. Or chat messages, whose last
-            one gets the sources.
+            one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
+            of answers); they run side by side, with the same numbers as one by one.
         sources: texts or (title, text) pairs.
+        proxy: a small model of the same tokenizer, which scores every source and sentence first. `lm` then scores only
+            those that are among the proxy's best for a sentence: as many as can have `least_share` of its score. The
+            others have no score, NaN; shares are of those that were scored.
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
@@ -74,38 +126,45 @@ def cite(
             stand in `question`, which is the whole prompt, word for word.
         unit: "auto" scores sources, and the sentences of those that carry a sentence's score; "source" only the
             former; "sentence" all sentences of all sources.
-        memory: see above, in nats.
+        memory: see above, in nats; None for `MEMORY`: 3 where sources are hidden, 4 where they are removed otherwise.
         least_share: a source is cited, and taken apart, if it has this share of a sentence's positive scores.
         contrast: whether the model is asked without the sources, too.
         max_forwards: with unit="auto", about the most token-forwards to spend; every source is always scored.
-        max_seconds: likewise in seconds.
+        max_seconds: likewise in seconds; many questions then run one by one, each with that much.
         seed: of all random numbers.
-        progress: called with (done, expected) token-forwards while sources are scored.
+        progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
+            questions.
 
     Raises:
         PromptError, UnitError: the prompt or a source is empty, too long, or does not stand in the prompt.
         TargetError: the answer is empty.
         ModelError: memory does not suffice; the message says what it would take.
-        UnknownNameError, ParameterError: no such method, or a value outside its domain.
+        UnknownNameError, ParameterError: no such method, a value outside its domain, or a proxy of another tokenizer.
     """
-    engine = LocalEngine(lm)
-    passes = citation_passes(
-        engine,
-        question,
-        sources,
-        method=None if method is None else make_method(method),
-        answer=answer,
-        max_new_tokens=max_new_tokens,
-        template=template,
-        unit=unit,
-        memory=memory,
-        least_share=least_share,
-        contrast=contrast,
-        budget=Budget.of(max_forwards, max_seconds, unit),
-        seed=seed,
-        progress=progress,
+    options: dict[str, Any] = {
+        "proxy": proxy,
+        "method": None if method is None else make_method(method),
+        "max_new_tokens": max_new_tokens,
+        "template": template,
+        "unit": unit,
+        "memory": memory,
+        "least_share": least_share,
+        "contrast": contrast,
+        "budget": Budget.of(max_forwards, max_seconds, unit),
+        "seed": seed,
+    }
+    many = is_many(question)
+    questions: list[Any] = list(question) if many else [question]
+    documents: Sequence[Any] = one_for_each("sources", sources, len(questions)) if many else [sources]
+    answers: Sequence[Any] = one_for_each("answer", answer, len(questions)) if many else [answer]
+    engine = LocalEngine(lm, many=many and max_seconds is None)
+    shared = SharedProgress(len(questions), progress) if many else None
+    coroutines = (
+        citation_passes(engine, *texts, answer=text, progress=shared.of(i) if shared else progress, **options)
+        for i, (*texts, text) in enumerate(zip(questions, documents, answers, strict=True))
     )
-    return complete(engine, passes)
+    citations = run_all(engine, coroutines, shared)
+    return citations if many else citations[0]
 
 
 def citation_passes(
@@ -113,12 +172,13 @@ def citation_passes(
     question: Prompt,
     sources: Sources,
     *,
+    proxy: LanguageModel | None = None,
     method: Method | None = None,
     answer: str | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: Literal["auto", "source", "sentence"] = "auto",
-    memory: float = MEMORY,
+    memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     budget: Budget | None = None,
@@ -128,11 +188,15 @@ def citation_passes(
     """The citations of one answer as a coroutine, for `noiser.engine.run_interleaved`; see `cite`."""
     check_choice("unit", unit, ("auto", "source", "sentence"))
     check_probability("least_share", least_share)
-    chat = bool(getattr(engine.lm.tokenizer, "chat_template", None))
+    lm = engine.lm
+    chat = bool(getattr(lm.tokenizer, "chat_template", None))
     asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
+    prompt = asked if template is None else place_sources(asked, sources, template)
+    if proxy is not None:  # before anything is run
+        check_proxy(lm, proxy, encode(lm.tokenizer, prompt, context_length=lm.context_length).token_ids)
     writing = {"max_new_tokens": max_new_tokens, "stop": None if chat else _LINE_END}
     query = yield from engine.query(
-        asked if template is None else place_sources(asked, sources, template),
+        prompt,
         target=answer,
         target_unit="sentence",
         unit=unit,
@@ -143,11 +207,10 @@ def citation_passes(
     written = "".join(query.target_texts)
     if not written.strip():
         raise TargetError(
-            f"{engine.lm.identity.name} answers nothing; expected text to cite sources for. Ask otherwise, or name the "
-            "answer."
+            f"{lm.identity.name} answers nothing; expected text to cite sources for. Ask otherwise, or name the answer."
         )
-    method = method or _default(engine.lm, query)
-    steps = _steps(engine.lm, query, method, seed, budget or Budget(), memory, least_share)
+    memory = MEMORY[_default(lm, query).baseline] if memory is None else memory
+    steps = _steps(lm, proxy, query, method, seed, budget or Budget(), memory, least_share)
     attribution, losses = yield from engine.answer(query, steps, progress)
     alone = without_sources(asked, query.sources, template) if contrast else None
     other = None if alone is None else (yield from engine.query(alone, target_unit="all", **writing))
@@ -173,8 +236,9 @@ def _default(lm: LanguageModel, query: Query) -> Occlusion:
 
 def _steps(
     lm: LanguageModel,
+    proxy: LanguageModel | None,
     query: Query,
-    method: Method,
+    method: Method | None,
     seed: int,
     budget: Budget,
     memory: float,
@@ -184,9 +248,17 @@ def _steps(
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
     positions = tuple(sorted(position for unit in inside for position in unit.token_indices))
-    removal: EffectTable = yield Effects([without(positions, None, _default(lm, query).baseline)], score="logprob")
+    default = _default(lm, query)
+    removal: EffectTable = yield Effects([without(positions, None, default.baseline)], score="logprob")
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(least_share, relied, "sentence")
-    attribution = yield from attribution_steps(lm, query, method, seed, budget, rule)
+    shortlist = None
+    if proxy is not None:
+        shortlist = make_shortlist(lm, proxy, query, method or _default(proxy, query), seed, rule)
+        query = query.with_units(shortlist.choose(query.units, relied or range(len(losses))))
+        rule = rule._replace(choose=shortlist.choose)
+    attribution = yield from attribution_steps(lm, query, method or default, seed, budget, rule)
+    if shortlist is not None:
+        attribution = replace(attribution, info={**attribution.info, "proxy": shortlist.info})
     return attribution, losses

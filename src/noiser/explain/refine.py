@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -36,11 +36,14 @@ class SplitRule(NamedTuple):
         least_share: of the sum of absolute scores, that a unit must carry.
         targets: of any one of these targets; None for the average over all.
         finest: "sentence", "word" or "token": parts are no smaller.
+        choose: from the parts of a unit, and the targets of whose score it carries `least_share`, to those that are
+            scored; None for all.
     """
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None
     finest: Literal["sentence", "word", "token"] = "token"
+    choose: Callable[[Sequence[Span], Sequence[int]], Sequence[Span]] | None = None
 
 
 BY_DEFAULT = SplitRule()
@@ -114,6 +117,9 @@ def refine(
         nodes.remove(node)
         may_split = _share(node, whole, rule) >= rule.least_share and node.unit.token_indices[0] < query.prompt_tokens
         parts = split_unit(query.encoding, node.unit, rule.finest) if may_split else ()
+        if parts and rule.choose:
+            shares, targets = _shares(node, whole), range(len(whole)) if rule.targets is None else rule.targets
+            parts = rule.choose(parts, [t for t in targets if shares[t] >= rule.least_share] or targets)
         if parts and run.affords(parts):
             nodes += _settled(node, (yield from run.score(parts)))
         else:
@@ -123,9 +129,14 @@ def refine(
     return tuple(node.unit for node in done), run.scores(done)
 
 
+def _shares(node: _Node, whole: Float[Tensor, " targets"]) -> Float[Tensor, " targets"]:
+    """What a unit carries of each target's absolute scores."""
+    return node.score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+
+
 def _share(node: _Node, whole: Float[Tensor, " targets"], rule: SplitRule) -> float:
-    """What a unit carries of all absolute scores."""
-    shares = node.score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    """What a unit carries of the scores that the rule is about."""
+    shares = _shares(node, whole)
     return float(shares.mean()) if rule.targets is None else max((float(shares[t]) for t in rule.targets), default=0.0)
 
 

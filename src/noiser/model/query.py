@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from noiser.errors import ModelError, ParameterError, PromptError, TargetError
+from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import available_memory
+from noiser.model.memory import check_answer, check_prompt
 from noiser.model.sources import find_sources
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_target_spans, make_units
@@ -23,13 +23,6 @@ from noiser.objectives import Objective
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
 
 SpecialTokens = Literal["frozen", "perturbed"]
-
-COPIES = 6
-"""How many arrays of float32 [target tokens, vocabulary] are in memory at a time, at most: the clean run's logits and
-probabilities, and those of one perturbed sequence with what is read of them."""
-
-LEAST_CHECKED = 2**29
-"""Bytes for which it is not worth asking how much memory is free."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,6 +174,8 @@ def query_passes(
     check_length(lm, len(encoding.token_ids))
     if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
+    if lm.looks_inside:
+        check_prompt(lm, len(encoding.token_ids))
     documents = () if sources is None else find_sources(encoding, sources)
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
@@ -202,7 +197,7 @@ def query_passes(
             )
         ids, first, foil_id = _first_difference(lm, ids, foil_ids)
     check_length(lm, len(encoding.token_ids) + max(len(ids), len(foil_ids or ())) - 1)
-    check_memory(lm, len(ids))
+    check_answer(lm, len(ids))
 
     prompt_tokens = len(encoding.token_ids)
     complete = extend(lm.tokenizer, encoding, ids)
@@ -289,20 +284,6 @@ def check_length(lm: LanguageModel, length: int) -> None:
         raise PromptError(
             f"The prompt and its continuation have {length} tokens; {lm.identity.name} can read {limit}. "
             "Shorten the prompt or ask for fewer targets."
-        )
-
-
-def check_memory(lm: LanguageModel, targets: int) -> None:
-    """Raises ModelError when the next-token distributions of so many target tokens do not fit into main memory.
-
-    On an accelerator the allocator says so itself; here the system would end the process without a word.
-    """
-    needed = COPIES * 4.0 * targets * lm.vocabulary_size
-    if lm.device.type == "cpu" and needed > LEAST_CHECKED and needed > (free := available_memory()):
-        raise ModelError(
-            f"{targets} target tokens need about {needed / 2**30:.1f} GiB for distributions over the model's "
-            f"{lm.vocabulary_size:,} tokens; {free / 2**30:.1f} GiB of memory are free. Explain a shorter answer: "
-            "lower max_new_tokens, or name a part of it as the target and put the rest into the prompt."
         )
 
 
