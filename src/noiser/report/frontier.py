@@ -9,7 +9,14 @@ from noiser.report.grid import COSTS, MeasuredNumber, data_title, method_title, 
 from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import Column, Number, Table, Value
 
-NUMBERS = {"faithfulness": "faithfulness", "area": "area", "rank_area": "area by rank", "aopc": "AOPC"}
+NUMBERS = {
+    "faithfulness": "faithfulness",
+    "area": "area",
+    "rank_area": "area by rank",
+    "lds": "LDS",
+    "insertion_area": "insertion area",
+    "aopc": "AOPC",
+}
 """The metrics' numbers that may stand against cost, and the headers of their columns."""
 
 FORWARDS = "token-forwards"
