@@ -13,8 +13,6 @@ from noiser.errors import DependencyError, ParameterError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Edge", "edges", "reasoning_figure"]
-
 _LINE, _TEXT_SIZE = 20.0, 8.0
 """In points."""
 _ARCS, _NUMBERS = 0.3, 0.07

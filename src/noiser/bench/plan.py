@@ -73,9 +73,9 @@ WORKING = {
 
 
 EngineArg = Literal[
-    "api_key_env", "concurrency", "distributed_executor_backend", "embeddings", "gpu_memory_utilization", "logprobs",
-    "max_model_len", "max_num_seqs", "max_retries", "model", "pipeline_parallel_size", "quantization",
-    "tensor_parallel_size", "timeout", "tokenizer",
+    "api_key_env", "concurrency", "distributed_executor_backend", "embeddings", "enforce_eager",
+    "gpu_memory_utilization", "logprobs", "max_model_len", "max_num_seqs", "max_retries", "model",
+    "pipeline_parallel_size", "quantization", "tensor_parallel_size", "timeout", "tokenizer",
 ]  # fmt: skip
 """What a plan may say to vLLM or about a server: nothing that names code to be run."""
 
