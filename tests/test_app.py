@@ -740,10 +740,14 @@ def test_faithfulness_is_that_of_the_library(handlers):
     shown = last(handlers.faithfulness("v", answer)).answer
     columns = [noiser.evaluate(tiny("llama"), att).estimates for att in answer.attributions]
     for name, estimate in columns[0].items():
-        values = [f"{estimate.value:.4f}", f"{columns[1][name].value:.4f}"]
-        line = re.search(rf"<th scope=row>{name}<.*?</tr>", shown)[0]
+        values = [f"{estimate.value:.3f}", f"{columns[1][name].value:.3f}"]
+        line = re.search(rf"<small>{name}</small>.*?</tr>", shown)[0]
         assert re.findall(r"<td>(.*?)</td>", line)[:2] == [text.replace("nan", "undefined") for text in values]
     assert "<th scope=col>occlusion@1</th><th scope=col>random@1</th>" in shown
+    first, folded = shown.split("<details>")
+    assert first.count("<th scope=row>") == 7
+    assert "The area minus that of random scores<small>area_minus_random</small>" in first
+    assert first.count("<th scope=row>") + folded.count("<th scope=row>") == len(columns[0])
 
 
 def test_files_are_what_the_commands_write(handlers, tmp_path):
