@@ -642,6 +642,15 @@ def test_a_question_with_sources_is_answered_as_the_library_cites(handlers):
     assert not tiny("llama").model._forward_pre_hooks
 
 
+@pytest.mark.slow
+def test_the_citations_example_cites_what_it_says(smol):
+    question = EXAMPLES["Citations"]
+    citations = last(Handlers(Models({question.model: lambda: smol})).ask("visitor", question, None)).answer.citations
+    assert "eight euros" in citations.answer
+    assert [sentence.mark for sentence in citations.sentences] == ["[1]"]
+    assert citations.sentences[0].citations[0].quotes[0].text == "Tickets cost eight euros."
+
+
 def test_citing_can_be_stopped_and_has_a_longest_wait(handlers, monkeypatch):
     views = handlers.ask("visitor", Question(prompt=PROMPT, sources=SOURCES), None)
     next(views)

@@ -29,6 +29,7 @@ _LINES, _LINE = 18, 40
 _STYLE = """
 .noiser-cite { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 2rem; margin: .4rem 0; }
 .noiser-cite h3 { margin: .2rem 0 .5rem; font-size: 1em; color: var(--soft); font-weight: 600; }
+.noiser-cite .answer + h3 { margin-top: 1.2rem; }
 .noiser-cite .answer { font-size: 1.12em; line-height: 1.75; white-space: pre-wrap; overflow-wrap: anywhere; }
 .noiser-cite .s, .noiser-cite .q { border-radius: 3px; padding: .1em 0; cursor: default;
   -webkit-box-decoration-break: clone; box-decoration-break: clone; }
