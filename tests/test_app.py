@@ -642,6 +642,15 @@ def test_a_question_with_sources_is_answered_as_the_library_cites(handlers):
     assert not tiny("llama").model._forward_pre_hooks
 
 
+@pytest.mark.slow
+def test_the_citations_example_cites_what_it_says(smol):
+    question = EXAMPLES["Citations"]
+    citations = last(Handlers(Models({question.model: lambda: smol})).ask("visitor", question, None)).answer.citations
+    assert "eight euros" in citations.answer
+    assert [sentence.mark for sentence in citations.sentences] == ["[1]"]
+    assert citations.sentences[0].citations[0].quotes[0].text == "Tickets cost eight euros."
+
+
 def test_citing_can_be_stopped_and_has_a_longest_wait(handlers, monkeypatch):
     views = handlers.ask("visitor", Question(prompt=PROMPT, sources=SOURCES), None)
     next(views)
@@ -740,10 +749,14 @@ def test_faithfulness_is_that_of_the_library(handlers):
     shown = last(handlers.faithfulness("v", answer)).answer
     columns = [noiser.evaluate(tiny("llama"), att).estimates for att in answer.attributions]
     for name, estimate in columns[0].items():
-        values = [f"{estimate.value:.4f}", f"{columns[1][name].value:.4f}"]
-        line = re.search(rf"<th scope=row>{name}<.*?</tr>", shown)[0]
+        values = [f"{estimate.value:.3f}", f"{columns[1][name].value:.3f}"]
+        line = re.search(rf"<small>{name}</small>.*?</tr>", shown)[0]
         assert re.findall(r"<td>(.*?)</td>", line)[:2] == [text.replace("nan", "undefined") for text in values]
     assert "<th scope=col>occlusion@1</th><th scope=col>random@1</th>" in shown
+    first, folded = shown.split("<details>")
+    assert first.count("<th scope=row>") == 7
+    assert "The area minus that of random scores<small>area_minus_random</small>" in first
+    assert first.count("<th scope=row>") + folded.count("<th scope=row>") == len(columns[0])
 
 
 def test_files_are_what_the_commands_write(handlers, tmp_path):

@@ -30,6 +30,8 @@ import noiser
 from app_for_tests import served
 from noiser.app.examples import EXAMPLES, FACT
 from noiser.attribution.display import number_format
+from noiser.attribution.html import compare_html
+from test_cite import citations
 from tiny import tiny
 
 pytestmark = pytest.mark.slow
@@ -438,6 +440,41 @@ def test_both_schemes_and_narrow_screens(visit, scheme, width):
     page.locator("#noiser-measure").click()
     page.locator("#noiser-evaluation table").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def violations(page):
+    """What axe finds in a page, with everything unfolded: its rules for WCAG and good practice."""
+    axe = pytest.importorskip("axe_playwright_python.base", reason="pip install axe-playwright-python").AXE_SCRIPT
+    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    page.wait_for_timeout(500)  # colours fade in, and have no contrast while they do
+    page.evaluate(axe)
+    found = page.evaluate("axe.run().then((results) => results.violations)")
+    return [(rule["id"], node["target"], node["failureSummary"]) for rule in found for node in rule["nodes"]]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+def test_axe_finds_nothing_on_the_page(visit, scheme, width):
+    page = visit(color_scheme=scheme, viewport={"width": width, "height": 800})
+    assert violations(page) == []
+    for fold in ("Settings", "Answer from sources, and cite them"):
+        page.get_by_role("button", name=fold).click()
+    ask(page)
+    page.locator("#noiser-result .u").first.click()
+    page.locator("#noiser-chart svg").wait_for()
+    page.locator("#noiser-measure").click()
+    page.locator("#noiser-evaluation table").first.wait_for()
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_saved_pages(browser, scheme):
+    lm = tiny("llama")
+    attributions = [noiser.attribute(lm, PROMPT, method=name, max_new_tokens=10) for name in ("occlusion", "lime")]
+    for html in (attributions[0].to_html(), compare_html(attributions), citations().to_html()):
+        page = browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 800})
+        page.set_content(html)
+        assert violations(page) == []
+        page.close()
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")

@@ -387,7 +387,7 @@ def test_html_shows_hostile_text_as_text(make_html):
     expected = visible("".join(HOSTILE))
     assert all(text.startswith(expected) for text in page.maps)
     assert len(page.maps) >= 1
-    allowed = "html head meta title style body div section p span b bdi i h3 footer"
+    allowed = "html head meta title style body main h1 h2 h3 div section p span b bdi i footer"
     allowed += " details summary table thead tbody tr th td"
     assert set(page.tags) <= set(allowed.split())
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]

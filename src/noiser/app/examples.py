@@ -47,7 +47,7 @@ EXAMPLES = {
         unit="word",
     ),
     "A document": Question(prompt=_NOTICE, unit="sentence"),
-    "Citations": Question(prompt="On which day is the museum closed?", sources=_SOURCES, model="smollm2-135m-instruct"),
+    "Citations": Question(prompt="How much does a ticket cost?", sources=_SOURCES, model="smollm2-135m-instruct"),
     "A long prompt": Question(prompt=_REPORT, target=" November", methods=("occlusion",), unit="sentence"),
 }
 """Questions for the built-in models, by the words on their buttons."""

@@ -227,7 +227,7 @@ def _with_thresholds(att: Attribution, search: Attribution) -> Attribution:
     """The attribution as `all_thresholds=True` gives it, from one without them and a search of every unit."""
     work = {name: att.info[name] + search.info[name] for name in ("token_forwards", "passes") if name in att.info}
     parameters = {**att.parameters, "all_thresholds": True}
-    return replace(att, thresholds=search.thresholds, parameters=parameters, info=att.info | work)
+    return replace(att, thresholds=search.thresholds, parameters=parameters, info={**att.info, **work})
 
 
 def _cited_answer(models: Models, question: Question, job: Job[Answer], longest_wait: float | None) -> Answer:

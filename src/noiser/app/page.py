@@ -201,8 +201,8 @@ class _Page:
         with gr.Accordion("How much noise does a unit tolerate?"):
             _html("<p>Choose a unit in the heat map, or here.</p>")
             with gr.Row(elem_id="noiser-choose"):
-                self.unit = gr.Dropdown(units, label="Unit", scale=3, min_width=140, elem_id="noiser-unit")
-                self.target = gr.Dropdown(targets, label="Prediction", scale=2, min_width=120, elem_id="noiser-target")
+                self.unit = gr.Dropdown(units, label="Unit", scale=3, min_width=160, elem_id="noiser-unit")
+                self.target = gr.Dropdown(targets, label="Prediction", scale=2, min_width=160, elem_id="noiser-target")
                 self.draw = gr.Button("Draw", scale=1, min_width=90, elem_id="noiser-tolerate")
             self.chart = _html(None, "noiser-chart")
         with gr.Accordion("Can this be believed?"):

@@ -17,6 +17,17 @@ from noiser.model.memory import is_out_of_memory
 
 __all__ = ["example_note", "explain", "note", "numbers_html", "problem", "progress_line", "table"]
 
+_FIRST = {
+    "soft_ns": "Sufficiency (Soft-NS): what is kept gives back this much of the prediction",
+    "soft_nc": "Comprehensiveness (Soft-NC): without it the prediction goes this far",
+    "faithfulness": "The paper's score: both against random scores",
+    "area": "Mass-matched area: both, with as much kept and removed as for every other method",
+    "area_minus_random": "The area minus that of random scores",
+    "area_minus_permuted": "The area minus that of the same scores, shuffled",
+    "rank_area_minus_random": "By order alone: the area minus that of random scores",
+}
+"""The numbers to read first, in words."""
+
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|…|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
 
 
@@ -79,16 +90,25 @@ def table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str
 
 
 def numbers_html(evaluations: Sequence[Evaluation]) -> str:
-    """One table of what was measured, one column per method, and what could not be measured, with the reason."""
+    """What was measured, one column per method: the numbers to read first, the others folded, and what failed.
+
+    The words are those of docs/metrics.md; below them is the name that `noiser.evaluate` gives the number.
+    """
     names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.estimates))
-    head = ["number", *(label(evaluation.method) for evaluation in evaluations), "no signal", "better"]
     skipped = [
         problem(label(evaluation.method), label(reason.error))
         for evaluation in evaluations
         for reason in evaluation.skipped
     ]
-    numbers = table(map(escape, head), (_row(name, evaluations) for name in names))
-    return f'<div class="noiser-att numbers">{numbers}{"".join(skipped)}</div>'
+    first = _numbers_table([name for name in _FIRST if name in names], evaluations)
+    others = _numbers_table([name for name in names if name not in _FIRST], evaluations)
+    folded = f"<details><summary>all other numbers</summary>{others}</details>"
+    return f'<div class="noiser-att numbers">{first}{folded}{"".join(skipped)}</div>'
+
+
+def _numbers_table(names: Sequence[str], evaluations: Sequence[Evaluation]) -> str:
+    head = ["number", *(label(evaluation.method) for evaluation in evaluations), "no signal", "better"]
+    return table(map(escape, head), (_row(name, evaluations) for name in names))
 
 
 def _row(name: str, evaluations: Sequence[Evaluation]) -> tuple[str, list[str]]:
@@ -96,11 +116,12 @@ def _row(name: str, evaluations: Sequence[Evaluation]) -> tuple[str, list[str]]:
     no_signal = "" if scale.no_signal is None else f"{scale.no_signal:g}"
     better = {True: "higher", False: "lower", None: ""}[scale.higher_is_better]
     values = [_value(evaluation, name) for evaluation in evaluations]
-    return f"{escape(name)}<small>{escape(scale.meaning)}</small>", [*values, no_signal, better]
+    words = _FIRST.get(name) or f"{scale.meaning[:1].upper()}{scale.meaning[1:]}"
+    return f"{escape(words)}<small>{escape(name)}</small>", [*values, no_signal, better]
 
 
 def _value(evaluation: Evaluation, name: str) -> str:
     if name not in evaluation.estimates:
         return ""
     value = evaluation.estimates[name].value
-    return "undefined" if math.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.3e}"
+    return "undefined" if math.isnan(value) else f"{value:.3f}" if abs(value) < 1000 else f"{value:.3e}"

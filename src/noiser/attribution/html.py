@@ -100,8 +100,14 @@ def _identifier() -> str:
 
 
 def _page(body: str, att: AttributionRecord, title: str) -> str:
-    style = f":root {{ color-scheme: light dark; }}\nbody {{ margin: 1.5rem; }}\n{css()}"
-    return html_page(f"{label(att.text[: att.prompt_length])[:80]} – {title}", style, body)
+    return page_of_card(body, f"{label(att.text[: att.prompt_length])[:80]} – {title}")
+
+
+def page_of_card(card: str, title: str, style: str = "") -> str:
+    """A complete page with one card, and headings above it for those who do not see it."""
+    rules = f":root {{ color-scheme: light dark; }}\nbody {{ margin: 1.5rem; }}\n{css()}\n{style}"
+    headings = f'<div class="noiser-unseen"><h1>{escape(title)}</h1><h2>Scores</h2></div>'
+    return html_page(title, rules, f"<main>{headings}{card}</main>")
 
 
 def _card(
@@ -243,7 +249,7 @@ def _table(table: Table) -> str:
         lines = [f"{line}<td class=bar>{bar}</td>" for line, bar in zip(lines, bars, strict=True)]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     note = f"<p class=facts>{table.note}</p>" if table.note else ""
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}"
+    return f"<div class=wide tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}"
 
 
 def _values(column: Column) -> list[str]:

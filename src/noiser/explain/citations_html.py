@@ -13,8 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from noiser.attribution.display import label, visible
-from noiser.attribution.html import css
-from noiser.pages import html_page
+from noiser.attribution.html import css, page_of_card
 
 if TYPE_CHECKING:
     from noiser.explain.citations import Citations, Sentence
@@ -30,6 +29,7 @@ _LINES, _LINE = 18, 40
 _STYLE = """
 .noiser-cite { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 2rem; margin: .4rem 0; }
 .noiser-cite h3 { margin: .2rem 0 .5rem; font-size: 1em; color: var(--soft); font-weight: 600; }
+.noiser-cite .answer + h3 { margin-top: 1.2rem; }
 .noiser-cite .answer { font-size: 1.12em; line-height: 1.75; white-space: pre-wrap; overflow-wrap: anywhere; }
 .noiser-cite .s, .noiser-cite .q { border-radius: 3px; padding: .1em 0; cursor: default;
   -webkit-box-decoration-break: clone; box-decoration-break: clone; }
@@ -49,8 +49,7 @@ _STYLE = """
 
 def page(citations: Citations) -> str:
     """A complete page."""
-    style = f":root {{ color-scheme: light dark; }}\nbody {{ margin: 1.5rem; }}\n{css()}\n{_STYLE}"
-    return html_page(f"{label(citations.answer)[:80]} – citations", style, _card(citations, "noiser"))
+    return page_of_card(_card(citations, "noiser"), f"{label(citations.answer)[:80]} – citations", _STYLE)
 
 
 def fragment(citations: Citations) -> str:
@@ -143,7 +142,6 @@ def _numbers(citations: Citations) -> str:
         lines += (
             f"<tr><th scope=row dir=auto>{escape(label(sentence.text))}</th><td>{sentence.loss:.2f}</td>{cells}</tr>"
         )
-    return (
-        "<details><summary>scores in numbers</summary><div class=wide><table><thead><tr><th scope=col>sentence</th>"
-        f"<th scope=col>all sources</th>{head}</tr></thead><tbody>{lines}</tbody></table></div></details>"
-    )
+    head = f"<tr><th scope=col>sentence</th><th scope=col>all sources</th>{head}</tr>"
+    table = f"<table><thead>{head}</thead><tbody>{lines}</tbody></table>"
+    return f"<details><summary>scores in numbers</summary><div class=wide tabindex=0>{table}</div></details>"
