@@ -41,7 +41,7 @@ import torch
 from scipy.stats import binomtest, spearmanr
 
 import noiser
-from noiser.data import load
+from noiser.data.planted import draw
 from noiser.engine import Effects, LocalEngine, Values, run_interleaved, without
 from noiser.explain.cite import MEMORY
 from noiser.model import LanguageModel, build_query
@@ -200,11 +200,12 @@ def similarities(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[s
 
 
 def truth_rows(
-    lm: LanguageModel, category: str, sentences: int, done: Callable[[str], bool]
+    lm: LanguageModel, category: str, sentences: int, seed: int, done: Callable[[str], bool]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each prompt of a category and length that counts, and each method."""
-    examples = [e for e in load("planted").examples if e.category == category and e.meta["sentences"] == sentences]
-    used = [e for e in examples if _says(lm, e.prompt, e.target) and not _says(lm, str(e.without), e.target)]
+    """A row for each prompt of a category, length and seed that counts, and each method."""
+    examples = [e for e in draw(category, sentences, seed) if e.meta["sentences"] == sentences]
+    said, alone = _says(lm, [e.prompt for e in examples]), _says(lm, [str(e.without) for e in examples])
+    used = [e for e, a, b in zip(examples, said, alone, strict=True) if _begins(e.target, a) > _begins(e.target, b)]
     spans = [sorted(span for places in e.spans.values() for span in places) for e in used]
     sources = [[e.prompt[a:b] for a, b in places] for e, places in zip(used, spans, strict=True)]
     gold = [
@@ -245,10 +246,15 @@ def truth_rows(
                 yield row(way, number, scores, 0)
 
 
-def _says(lm: LanguageModel, prompt: str, answer: str) -> bool:
-    """Whether the first token of the model's answer begins the word."""
-    (said,) = build_query(lm, prompt).target_texts
-    return bool(said.strip()) and answer.startswith(said.strip())
+def _begins(answer: str, token: str) -> bool:
+    return bool(token) and answer.startswith(token)
+
+
+def _says(lm: LanguageModel, prompts: Sequence[str]) -> list[str]:
+    """The first token that the model writes after each."""
+    engine = LocalEngine(lm, many=True)
+    queries = dict(outcome[:2] for outcome in run_interleaved(engine, [engine.query(prompt) for prompt in prompts]))
+    return [queries[number].target_texts[0].strip() for number in range(len(prompts))]
 
 
 # ---- written from the sources, or from memory ------------------------------------------------------------------------
@@ -429,6 +435,8 @@ def main() -> None:
     parser.add_argument("--removal", choices=["zero", "hidden"], default="zero", help="of these halves")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--sentences", nargs="+", type=int, default=[3, 6, 12], help="of planted prompts")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of planted prompts")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--repeats", type=int, default=24, help="of each kind of question about memory")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
@@ -445,10 +453,11 @@ def main() -> None:
         lm = noiser.load_model(name, dtype="bfloat16", device="cpu")
         lm.packs  # noqa: B018 - measured once, and not here
         if chosen.part == "truth":
-            for category, sentences in itertools.product(CATEGORIES, chosen.sentences):
-                key = {"part": "truth", "model": name, "category": category, "sentences": sentences}
+            for category, sentences, seed in itertools.product(CATEGORIES, chosen.sentences, chosen.seeds):
+                key = {"part": "truth", "model": name, "category": category, "sentences": sentences, "seed": seed}
                 done = {row["way"] for row in rows if key.items() <= row.items()}
-                for row in truth_rows(lm, category, sentences, done.__contains__):
+                done |= METHODS.keys() - set(chosen.methods)
+                for row in truth_rows(lm, category, sentences, seed, done.__contains__):
                     keep(**key, **row)
             continue
         if chosen.part == "memory":

@@ -377,10 +377,13 @@ def test_a_model_that_is_its_own_proxy_loses_no_citation(unit):
 
 
 def test_the_large_model_decides():
-    lm, proxy = tiny("llama"), noiser.wrap(tiny_model("llama", seed=1), tiny_tokenizer())
+    lm, proxy = (noiser.wrap(tiny_model("llama", seed=seed), tiny_tokenizer()) for seed in (0, 1))
+    lm.packs = False  # as one that runs elsewhere: it cannot hide tokens, and its proxy can
     options = {"answer": ANSWER, "contrast": False, "memory": -math.inf, "unit": "source", "least_share": 0.5}
     other, full = (noiser.cite(each, QUESTION, MANY, **options) for each in (proxy, lm))
     found = noiser.cite(lm, QUESTION, MANY, proxy=proxy, **options)
+    assert found.attribution.parameters["baseline"] == "zero"
+    assert other.attribution.parameters["baseline"] == "hidden"
     first = {i for row in other.scores for i in row.topk(2).indices.tolist()}
     assert {i for i in range(len(MANY)) if not found.scores[0, i].isnan()} == first
     torch.testing.assert_close(found.scores[:, sorted(first)], full.scores[:, sorted(first)])

@@ -445,6 +445,17 @@ def test_planted_places_are_balanced_and_lengths_span_20_to_2000_tokens():
     assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
 
 
+def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
+    first, other = planted.draw("twice", 6), planted.draw("twice", 6, seed=1)
+    assert [e for e in data.load("planted") if e.category == "twice" and e.meta["sentences"] == 6] == first
+    assert [(e.category, e.meta) for e in other] == [(e.category, e.meta) for e in first]
+    assert not {e.prompt for e in other} & {e.prompt for e in first}
+    assert not {e.id for e in other} & {e.id for e in first}
+    assert all(e.target in e.prompt[a:b] for e in other for a, b in e.spans["gold"])
+    with pytest.raises(UnknownNameError, match="Did you mean 'twice'"):
+        planted.draw("twise", 6)
+
+
 def test_planted_is_the_same_in_every_run():
     digest = hashlib.sha256("".join(example.prompt for example in data.load("planted")).encode()).hexdigest()
     assert digest[:16] == "336c34df2805ea50"

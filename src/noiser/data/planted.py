@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from noiser.checks import check_choice
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spans
 
 SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
@@ -66,25 +67,28 @@ def planted() -> Recipe:
 def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
     """All prompts, the same in every run."""
     return Reading(
-        [
-            example
-            for category, make in CATEGORIES.items()
-            for count in SENTENCES
-            for repeat in range(REPEATS)
-            for example in _examples(category, make, count, repeat)
-        ],
+        [example for category in CATEGORIES for count in SENTENCES for example in draw(category, count)],
         ("Made by a program. An answer counts as right only if it changes when the gold sentences are taken out.",),
     )
 
 
-def _examples(
-    category: str, make: Callable[[_Facts], Iterator[_Planted]], count: int, repeat: int
-) -> Iterator[Example]:
-    facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}"), count, repeat)
-    for variant, case in enumerate(make(facts)):
+def draw(category: str, sentences: int, seed: int = 0) -> list[Example]:
+    """Prompts of a category and length: those of the data set, or with another seed as many others.
+
+    Raises:
+        UnknownNameError: no such category.
+    """
+    check_choice("category", category, list(CATEGORIES))
+    return [example for repeat in range(REPEATS) for example in _examples(category, sentences, repeat, seed)]
+
+
+def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Example]:
+    other = f"/{seed}" if seed else ""
+    facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}{other}"), count, repeat)
+    for variant, case in enumerate(CATEGORIES[category](facts)):
         rest = [sentence for i, sentence in enumerate(case.sentences) if i not in case.gold]
         yield Example(
-            id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}",
+            id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}{other}",
             prompt=_joined(case, case.sentences),
             without=_joined(case, rest),
             target=case.answer,
