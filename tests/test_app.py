@@ -18,7 +18,7 @@ from noiser.app import check_address
 from noiser.app import jobs as jobs_module
 from noiser.app.chart import tolerance_html
 from noiser.app.examples import EXAMPLES, example_answer, offered_examples
-from noiser.app.handlers import Handlers, TooLongError, file_of, result_html, target_choices, unit_choices
+from noiser.app.handlers import METRICS, Handlers, TooLongError, file_of, result_html, target_choices, unit_choices
 from noiser.app.jobs import BusyError, Job, Jobs, Models, StoppedError, Turns, offered
 from noiser.app.question import MOST_CHARACTERS, MOST_TARGETS, Question, parse_chat
 from noiser.app.show import explain, progress_line
@@ -369,7 +369,7 @@ def test_visitors_see_no_folders(monkeypatch, tmp_path):
         views = list(handlers.ask("visitor", Question(prompt=PROMPT, model=name, methods=("random",)), None))
         if answer := views[-1].answer:
             assert answer.attributions[0].model.name == "llama"
-            views += [view._replace(answer=None) for view in handlers.faithfulness("visitor", answer)]
+            views += [view._replace(answer=None) for view in handlers.measure("visitor", answer, METRICS[:1])]
             shown = result_html(answer) + "".join(file_of(answer, form).text for form in ("json", "html"))
             assert str(tmp_path) not in shown
         assert [view.status for view in views if str(tmp_path) in (view.status or "")] == []
@@ -446,7 +446,7 @@ def test_what_is_asked_about_scores_waits_for_the_thresholds(handlers, monkeypat
     monkeypatch.setattr(Job, "offer", offer_and_wait)
     views = handlers.ask("visitor", Question(prompt=PROMPT), None)
     early = next(view.answer for view in views if view.answer is not None)
-    drawn, measured = handlers.tolerance("visitor", early, 1, 0), handlers.faithfulness("visitor", early)
+    drawn, measured = handlers.tolerance("visitor", early, 1, 0), handlers.measure("visitor", early, METRICS[:1])
     assert next(drawn)[:2] == (None, True)
     assert "comes next" in next(views).status
     assert next(measured)[:2] == (None, True)
@@ -688,7 +688,7 @@ def test_hostile_text_is_text_everywhere(handlers):
     answer = ask(handlers, prompt=HOSTILE, methods=("occlusion", "random"), max_new_tokens=2).answer
     shown = [result_html(answer)]
     shown += [last(handlers.tolerance("v", answer, unit, 1)).answer for unit in (0, 5)]
-    shown += [last(handlers.faithfulness("v", answer)).answer]
+    shown += [last(handlers.measure("v", answer, METRICS[:1])).answer]
     shown += [explain(PromptError(HOSTILE), HOSTILE), explain(ValueError(HOSTILE))]
     shown += [progress_line(Job(lambda job: None, HOSTILE).state)]
     for text in shown:
@@ -746,7 +746,7 @@ def test_a_unit_after_the_target_has_no_chart(handlers):
 
 def test_faithfulness_is_that_of_the_library(handlers):
     answer = ask(handlers, methods=("occlusion", "random")).answer
-    shown = last(handlers.faithfulness("v", answer)).answer
+    shown = last(handlers.measure("v", answer, METRICS[:1])).answer
     columns = [noiser.evaluate(tiny("llama"), att).estimates for att in answer.attributions]
     for name, estimate in columns[0].items():
         values = [f"{estimate.value:.3f}", f"{columns[1][name].value:.3f}"]
@@ -757,6 +757,16 @@ def test_faithfulness_is_that_of_the_library(handlers):
     assert first.count("<th scope=row>") == 7
     assert "The area minus that of random scores<small>area_minus_random</small>" in first
     assert first.count("<th scope=row>") + folded.count("<th scope=row>") == len(columns[0])
+
+
+def test_other_metrics_can_be_chosen(handlers):
+    answer = ask(handlers, methods=("occlusion",)).answer
+    shown = last(handlers.measure("v", answer, ["lds", "top_k"])).answer
+    found = noiser.evaluate(tiny("llama"), answer.attributions[0], metrics=["lds", "top_k"]).estimates
+    for name in ("lds", "lds_minus_permuted", "drop"):
+        assert f"<th scope=row>{name}<" in shown
+        assert f"<td>{found[name].value:.4f}</td>" in shown
+    assert "No metric is chosen" in last(handlers.measure("v", answer, [])).status
 
 
 def test_files_are_what_the_commands_write(handlers, tmp_path):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import noiser
 from bench_for_tests import PROMPTS
 from noiser.errors import ParameterError, UnknownNameError
+from noiser.evaluation.display import interval_text, number_text
 from noiser.judges import Verdict
 from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matched, soft_scores
 from noiser.metrics.bootstrap import mean
@@ -433,6 +436,48 @@ def test_the_command(command, tmp_path):
     page = (tmp_path / "e.html").read_text(encoding="utf-8")
     assert page.startswith('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
     assert page.count("<table>") == page.count("</html>") == 1
+
+
+def sign_flip(differences):
+    """The share of all sign changes whose mean is at least as far from 0."""
+    flipped = [np.mean(signs * np.array(differences)) for signs in itertools.product((1, -1), repeat=len(differences))]
+    return np.mean(np.abs(flipped) >= abs(np.mean(differences)) - 1e-12)
+
+
+def test_the_command_compares_methods(command, tmp_path):
+    prompts = [*PROMPTS, *(f"{prompt} and" for prompt in PROMPTS)][:6]
+    assert len(prompts) == 6
+    quick = ("--metrics", "erasure", "--method", "occlusion", "--against", "random, position")
+    data = json.loads(command(*prompts, "--format", "json", *quick).stdout)
+    assert list(data["evaluations"]) == ["occlusion", "random", "position"]
+    raw, adjusted = [], []
+    for gap in data["differences"]:
+        sides = ("occlusion", gap["other"])
+        one, other = ([row[gap["number"]] for row in data["evaluations"][name]["rows"]] for name in sides)
+        pairs = [a - b for a, b in zip(one, other, strict=True)]
+        assert gap["value"] == pytest.approx(np.mean(pairs))
+        assert gap["p"] == pytest.approx(sign_flip(pairs))
+        raw.append(gap["p"])
+        adjusted.append(gap["p_holm"])
+        assert gap["clear"] == ((gap["low"] > 0 or gap["high"] < 0) and gap["p_holm"] < 0.05)
+    assert len(raw) == 4
+    for position, (p, value) in enumerate(sorted(zip(raw, adjusted, strict=True))):
+        assert value >= min(1, p * (4 - position)) - 1e-12, "Holm over all methods and numbers"
+    text = command(*prompts, *quick).stdout
+    assert "occlusion minus each other method" in text
+    page = command(*prompts, "--format", "html", *quick).stdout
+    assert (page.count("<table>"), page.count("</html>")) == (4, 1)
+    refused = command(*prompts, "--method", "random", "--against", "random")
+    assert "each method once" in " ".join(refused.output.split())
+
+
+def test_numbers_have_the_digits_that_their_interval_allows():
+    assert number_text(1.23456, 1.0, 1.8) == "1.23"
+    assert number_text(1.23456, 1.2341, 1.2349) == "1.23456"
+    assert number_text(-0.0001, -0.4, 0.4) == "0.00"
+    assert number_text(0.5) == "0.5000"
+    assert interval_text(0.123456, 0.923456) == "0.12 to 0.92"
+    assert interval_text(math.nan, math.nan) == ""
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import noiser
 from noiser.engine import REMOVALS, expected_norm
 from noiser.metrics import METRICS, Case, gold_spans, lds, normalised_aopc, top_k
 from noiser.metrics.lds import _masks
+from noiser.metrics.probe import permuted_scores, random_scores
 from noiser.metrics.stability import rank_correlations
 from noiser.model import build_query
 from tiny import tiny, tiny_tokenizer
@@ -108,6 +109,66 @@ def test_what_the_model_says_is_shared_by_the_methods_of_a_prompt(name):
 def test_scores_that_do_not_vary_have_no_lds():
     lm, att = attributed(prompt="fox", unit="word")
     assert math.isnan(float(lds(lm, att, masks=5)))
+
+
+def measured(name, lm, att, **settings):
+    case = Case(lm=lm, att=att, **settings)
+    return case.run(METRICS.get(name).factory().measure(case))
+
+
+def test_lds_of_the_scores_shuffled():
+    lm, att = attributed("gemma3", max_new_tokens=2, unit="word")
+    found = measured("lds", lm, att, masks=12, seed=3, draws=4)
+    probe, expected = Case(lm=lm, att=att).probe, []
+    for target, masks in enumerate(_masks(probe, 12, 3)):
+        units, logits = valid_units(att, target), []
+        for mask in masks.tolist():
+            p = probability(lm, att, target, [unit for unit in units if not mask[unit]])
+            logits.append(math.log(p / (1 - p)))
+        for draw in permuted_scores(probe, 3, 4)[:, target].tolist():
+            assert sorted(draw[unit] for unit in units) == sorted(att.scores[target, units].tolist())
+            sums = [sum(draw[unit] for unit in units if mask[unit]) for mask in masks.tolist()]
+            expected.append(stats.spearmanr(sums, logits).statistic)
+    assert found["permuted_lds"] == pytest.approx(np.mean(expected), abs=1e-6)
+    assert found["lds"] == pytest.approx(float(lds(lm, att, masks=12, seed=3).mean()))
+
+
+# ---- random orders -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("removal", ["zero", "delete"])
+def test_random_orders_equal_the_reference(removal):
+    lm, att = attributed("gemma3", prompt="<s>The quick fox sings", max_new_tokens=2, unit="word")
+    settings = {"seed": 3, "draws": 3, "removal": removal, "k": (1, 2)}
+    curves, top = (measured(name, lm, att, **settings) for name in ("erasure_curves", "top_k"))
+    expected = {"deletion_area": [], "insertion_area": [], "aopc": [], "drop": [], "hold": []}
+    for draw in random_scores(Case(lm=lm, att=att).probe, 3, 3):
+        one = with_scores(att, draw)
+        for target in range(2):
+            order = order_of(one, target)
+            counts = range(len(order) + 1)
+            deletion = [probability(lm, att, target, order[:count], removal) for count in counts]
+            insertion = [probability(lm, att, target, order[count:], removal) for count in counts]
+            expected["deletion_area"].append(np.trapezoid(deletion) / len(order))
+            expected["insertion_area"].append(np.trapezoid(insertion) / len(order))
+            expected["aopc"].append(deletion[0] - np.mean(deletion[1:]))
+            expected["drop"] += [math.log(deletion[0] / deletion[count]) for count in (1, 2)]
+            expected["hold"] += [math.log(deletion[0] / insertion[count]) for count in (1, 2)]
+    for name, numbers in expected.items():
+        assert (curves | top)[f"random_{name}"] == pytest.approx(np.mean(numbers), abs=1e-4), name
+
+
+def test_random_orders_are_run_once_for_all_methods():
+    lm, att = attributed()
+    for name in ("erasure_curves", "top_k"):
+        cache, work, references = {}, [], []
+        for scores in (att.scores, torch.arange(len(att.units))):
+            case = Case(lm=lm, att=with_scores(att, scores), cache=cache)
+            found = case.run(METRICS.get(name).factory().measure(case))
+            references.append({key: value for key, value in found.items() if key.startswith("random_")})
+            work.append(case.prepared["session", False].counters.token_forwards)
+        assert references[0] == references[1]
+        assert work[1] < work[0] / 3
 
 
 # ---- top-k drop and hold -------------------------------------------------------------------------------------------

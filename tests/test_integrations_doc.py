@@ -13,11 +13,12 @@ import noiser
 from pages import ROOT, blocks, commands
 from tiny import tiny, tiny_tokenizer
 
-if importlib.util.find_spec("inseq") is None:
-    pytest.skip("Inseq is not installed: pip install inseq==0.7.1", allow_module_level=True)
+if importlib.util.find_spec("inseq") is None or importlib.util.find_spec("shapiq") is None:
+    pytest.skip("Inseq or shapiq is not installed: pip install inseq==0.7.1 shapiq==1.4.1", allow_module_level=True)
 
 from noiser.integrations.captum import captum_methods
 from noiser.integrations.inseq_method import import_inseq, inseq_methods
+from noiser.integrations.shapiq import shapiq_methods
 from noiser.methods import METHODS
 
 inseq = import_inseq()
@@ -72,8 +73,8 @@ def test_commands(command, small, tmp_path):
     assert done.stdout
 
 
-def test_every_method_of_captum_is_described():
-    for name in captum_methods():
+def test_every_method_is_described():
+    for name in [*captum_methods(), *shapiq_methods()]:
         assert f"`{name}`" in TEXT
 
 

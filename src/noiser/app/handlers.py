@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -50,6 +50,8 @@ TIE = (
     "apart. The scores of this target mean little; serve the model with --dtype float32."
 )
 _TYPES = {"json": "application/json", "html": "text/html"}
+METRICS = ("faithfulness", "lds", "top_k", "erasure_curves", "erasure", "normalised_aopc")
+"""What can be measured of one prompt without a judge or a known answer; the first unless others are chosen."""
 NEXT = "What you asked for meanwhile comes next."
 
 LONG = 20_000
@@ -123,15 +125,17 @@ class Handlers:
         work = _cited_answer if question.documents else _answer
         return self._watched(visitor, lambda job: work(self.models, question, job, longest_wait), _show_answer)
 
-    def faithfulness(self, visitor: str, answer: Answer) -> Iterator[View]:
+    def measure(self, visitor: str, answer: Answer, metrics: Sequence[str]) -> Iterator[View]:
         """Measures the attributions; the view's answer is HTML."""
 
         def work(job: Job[list[Evaluation]]) -> list[Evaluation]:
             evaluations: list[Evaluation] = []
+            if not metrics:
+                raise ParameterError(f"No metric is chosen; expected some of {', '.join(METRICS)}.")
             with self.models.use(answer.model, job) as lm:
                 for att in answer.attributions:
-                    job.step(f"Faithfulness of {att.method}")
-                    evaluations.append(evaluate(lm, att, metrics=("faithfulness",), seed=answer.question.seed))
+                    job.step(f"Metrics of {att.method}")
+                    evaluations.append(evaluate(lm, att, metrics=metrics, seed=answer.question.seed))
             return evaluations
 
         def show(evaluations: list[Evaluation]) -> View:

@@ -14,7 +14,7 @@ import gradio as gr
 from gradio import themes
 
 from noiser.app.examples import FACT, example_answer, offered_examples
-from noiser.app.handlers import Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
+from noiser.app.handlers import METRICS, Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
 from noiser.app.question import MOST_TARGETS, Question
 from noiser.app.show import example_note, explain
 from noiser.errors import NoiserError
@@ -210,7 +210,8 @@ class _Page:
                 "<p>Removes what the scores call important, and keeps it alone, and compares with random scores. One "
                 "prompt has no interval: see whether a method is good on many, with <code>noiser evaluate</code>.</p>"
             )
-            self.measure = gr.Button("Measure faithfulness", elem_id="noiser-measure")
+            self.metrics = gr.CheckboxGroup(METRICS, value=METRICS[:1], label="Metrics", elem_id="noiser-metrics")
+            self.measure = gr.Button("Measure", elem_id="noiser-measure")
             self.evaluation = _html(None, "noiser-evaluation")
 
     def connect(self, blocks: gr.Blocks) -> None:
@@ -241,7 +242,7 @@ class _Page:
         picked = self.result.pick(self.pick, None, [self.unit, self.target], **aside)
         for draw in (self.draw.click, picked.then):
             draw(self.tolerance, [self.answer, self.unit, self.target], [*work, self.chart], **aside)
-        self.measure.click(self.faithfulness, self.answer, [*work, self.evaluation], **aside)
+        self.measure.click(self.measured, [self.answer, self.metrics], [*work, self.evaluation], **aside)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
         copied = self.copy.click(_saving("md"), self.answer, self.file, **options)
         copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
@@ -331,9 +332,9 @@ class _Page:
         views = answer and self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
         yield from map(_aside, views or [View(None)])
 
-    def faithfulness(self, request: gr.Request, answer: Answer | None) -> Iterator[Shown]:
+    def measured(self, request: gr.Request, answer: Answer | None, metrics: list[str]) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
-        views = answer and self.handlers.faithfulness(_visitor(request), answer)
+        views = answer and self.handlers.measure(_visitor(request), answer, metrics)
         yield from map(_aside, views or [View(None)])
 
 

@@ -15,6 +15,7 @@ from noiser.types import Prompt, RemovalName
 
 if TYPE_CHECKING:
     from noiser.data import Example
+    from noiser.evaluation import Evaluation
 
 
 def evaluate(
@@ -26,6 +27,9 @@ def evaluate(
     model: o.Model = "gemma-3-270m",
     method: o.MethodName = "noiser",
     set_: o.MethodSettings = None,
+    against: Annotated[
+        str, typer.Option(help="Other methods, with commas between them, to compare with on the same prompts.")
+    ] = "",
     metrics: Annotated[str, typer.Option(help="Names, with commas between them.")] = "faithfulness",
     judge: Annotated[str | None, typer.Option(help="Of answerability: local or openai:MODEL.")] = None,
     judge_set: Annotated[
@@ -77,38 +81,45 @@ def evaluate(
     if (judge or "").startswith("openai:") and "base_url" in judge_parameters and "api_key_env" not in judge_parameters:
         judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))  # for an address that the user types
 
+    from noiser.evaluation import Comparison
     from noiser.evaluation import evaluate as run
     from noiser.judges import make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
     from noiser.metrics.metric import TOP
 
-    chosen = make_method(method, **parameters)
+    others = o.parse_names("--against", against) if against else []
+    chosen = {method: make_method(method, **parameters)} | {name: make_method(name) for name in others}
+    if len(chosen) <= len(others):
+        raise ParameterError(f"--against is {against!r} and --method {method!r}; expected each method once.")
     for name in names:  # before the model is loaded
         METRICS.get(name)
     lm = loading.load(model)
     made_judge = make_judge(judge, lm=lm, **judge_parameters) if judge else None
-    with progress_bar("Evaluating") as progress:
-        result = run(
-            lm,
-            examples,
-            method=chosen,
-            metrics=names,
-            judge=made_judge,
-            unit=unit,
-            max_new_tokens=max_new_tokens or 1,
-            target_unit=target_unit,
-            seed=seed,
-            masks=masks,
-            draws=draws,
-            normalization=normalization,
-            removal=removal,
-            k=k or TOP,
-            profile=profile,
-            progress=progress,
-        )
+    results: dict[str, Evaluation] = {}
+    for name, one in chosen.items():
+        with progress_bar(f"Evaluating {name}" if others else "Evaluating") as progress:
+            results[name] = run(
+                lm,
+                examples,
+                method=one,
+                metrics=names,
+                judge=made_judge,
+                unit=unit,
+                max_new_tokens=max_new_tokens or 1,
+                target_unit=target_unit,
+                seed=seed,
+                masks=masks,
+                draws=draws,
+                normalization=normalization,
+                removal=removal,
+                k=k or TOP,
+                profile=profile,
+                progress=progress,
+            )
     if bill := getattr(made_judge, "bill", None):  # what an endpoint was asked, and what it cost
         say(bill, err=True)
+    result = Comparison(evaluations=results) if others else results[method]
     output.write({"text": lambda: str(result), "json": result.dumps, "html": lambda: result.to_html(page=True)})
 
 

@@ -174,6 +174,8 @@ class Session(QueryRun):
                 return (yield from self.clean()).stats()
             case Spent():
                 return self.counters
+            case Call():
+                return request.function(self)
             case _ if not self.lm.looks_inside:
                 raise _elsewhere(request)
             case PathIntegrals():
@@ -184,17 +186,22 @@ class Session(QueryRun):
                 return gradients.relevance(self, request)
             case Attentions():
                 return self._attentions()
-            case Call():
-                return request.function(self)
             case _:
                 name = type(request).__name__
                 raise ParameterError(f"A local model cannot answer {name}; expected one of noiser.engine's.")
 
     def ask(self, request: Request) -> Any:
         """The answer to a request of a function that cannot wait; its passes run by themselves, without progress."""
+        return self._at_once(self.answer(request))
+
+    def run(self, steps: Steps[T]) -> T:
+        """The result of a generator of requests, for a function that cannot wait; as `ask`."""
+        return self._at_once(self.drive(steps))
+
+    def _at_once(self, passes: Passes[T]) -> T:
         progress, self.progress = self.progress, None
         try:
-            return complete(LocalEngine(self.lm), self.answer(request))
+            return complete(LocalEngine(self.lm), passes)
         finally:
             self.progress = progress
 

@@ -272,11 +272,11 @@ class Counters(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Call(Request):
-    """A call of another library that runs the model by itself: its result is the answer. Only for local models.
+    """A call of another library that runs the model by itself: its result is the answer.
 
     Attributes:
         function: called with the query's `noiser.engine.Session`, which has the model, the clean rows and baselines,
-            answers other requests at once (`ask`), and counts what the library runs (`count`).
+            answers other requests at once (`ask`, `run`), and counts what the library runs (`count`).
     """
 
     function: Callable[[Any], Any]

@@ -35,12 +35,12 @@ def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipp
     reasons: dict[str, list[str]] = {}
     for line in lines:
         name = label(line["number"])
-        interval = "" if math.isnan(line["low"]) else f"{_number(line['low'])} to {_number(line['high'])}"
+        low, high = line["low"], line["high"]
         no_signal = "" if math.isnan(line["no_signal"]) else f"{line['no_signal']:g}"
         p = "" if math.isnan(line["p"]) else f"{line['p']:.2g}"
-        without = "" if math.isnan(line["without_3"]) else _number(line["without_3"])
-        value, read = _number(line["value"]), (no_signal, line["better"], line["meaning"])
-        rows.append((name, value, interval, p, without, str(line["n"]), *read))
+        without = "" if math.isnan(line["without_3"]) else number_text(line["without_3"], low, high)
+        value, read = number_text(line["value"], low, high), (no_signal, line["better"], line["meaning"])
+        rows.append((name, value, interval_text(low, high), p, without, str(line["n"]), *read))
         if line["reason"]:
             reasons.setdefault(line["reason"], []).append(name)
     notes = [
@@ -55,8 +55,24 @@ def view(title: str, lines: Sequence[Mapping[str, Any]], skipped: Sequence[Skipp
     return View(title, rows, notes)
 
 
-def _number(value: float) -> str:
-    return "undefined" if math.isnan(value) else f"{value:.4f}" if abs(value) < 1000 else f"{value:.3e}"
+def number_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """A number with the digits that its interval allows: to two digits of a standard error; without one, four decimals.
+
+    >>> number_text(0.123456, 0.05, 0.21), number_text(0.123456), number_text(1234567.0, 1.1e6, 1.3e6)
+    ('0.123', '0.1235', '1.235e+06')
+    """
+    if math.isnan(value):
+        return "undefined"
+    if abs(value) >= 1000:
+        return f"{value:.3e}"
+    error = (high - low) / 4  # an interval is about four standard errors wide
+    decimals = 1 - math.floor(math.log10(error)) if error > 0 else 4
+    return f"{value:z.{min(6, max(0, decimals))}f}"
+
+
+def interval_text(low: float, high: float) -> str:
+    """Both ends of an interval, with as many digits as its number; empty if there is none."""
+    return "" if math.isnan(low) else f"{number_text(low, low, high)} to {number_text(high, low, high)}"
 
 
 def as_text(shown: View) -> str:
@@ -76,10 +92,10 @@ def as_html(shown: View) -> str:
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
 
 
-def as_page(shown: View) -> str:
-    """A complete page with that table, which needs nothing else."""
+def as_page(shown: View, *before: str) -> str:
+    """A complete page with that table, after other HTML, which needs nothing else."""
     style = (
         ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
         "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
     )
-    return html_page(shown.title, style, as_html(shown))
+    return html_page(shown.title, style, "".join([*before, as_html(shown)]))

@@ -97,8 +97,8 @@ def attribute(
         prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template. A
             list of texts or of chats is many prompts: they run side by side, which is faster, and give the same
             numbers as one by one.
-        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME" and
-            "captum:NAME" are the methods of those libraries.
+        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME",
+            "captum:NAME" and "shapiq:NAME" are the methods of those libraries.
         target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
             put before it where the model finds that reading more probable. int: a token id.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first

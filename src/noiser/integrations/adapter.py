@@ -1,4 +1,4 @@
-"""What the adapters of Captum and Inseq share: keywords of their functions, and no trace of them afterwards."""
+"""What the adapters of other libraries share: keywords and errors of their functions, and no trace afterwards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noiser.errors import ParameterError
+from noiser.errors import ModelError, NoiserError, ParameterError
+from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import model_lock
 
-__all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "names_of", "twin"]
+__all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "explained", "names_of", "twin"]
 
 T = TypeVar("T")
 
@@ -75,6 +76,32 @@ def _as_keywords(kind: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ParameterError(f"{kind} is {value!r}; expected names with values, or each as a keyword of its own.")
     return dict(cast("Mapping[str, Any]", value))
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def explained(library: str, name: str, **settings: Any) -> Generator[None]:
+    """What a library raises, as errors that say which settings it was given: ParameterError where it refused them."""
+    try:
+        yield
+    except NoiserError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        refused = isinstance(error, AssertionError | LookupError | TypeError | ValueError)
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        given = " and ".join(f"{key}={_plain(value)}" for key, value in settings.items())
+        raise (ParameterError if refused else ModelError)(
+            f"{library}'s {name} cannot take this prompt with {given} ({text}). Change them, or use another method; "
+            f"`noiser methods` lists those that need no {library}."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
 
 
 # ---- models and tokenizers ------------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ after the clean prefix.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, cast, get_args
@@ -32,11 +31,10 @@ from noiser.engine import (
     Values,
     ValueTable,
 )
-from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
-from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, names_of
+from noiser.errors import DependencyError, ParameterError, UnknownNameError
+from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, explained, names_of
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
-from noiser.model.memory import is_out_of_memory
 from noiser.version import version_of
 
 __all__ = ["CaptumMethod", "captum_methods", "factory"]
@@ -143,7 +141,7 @@ class CaptumMethod:
             numbers = torch.tensor([*features.values()], device=rows.device)
             arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
         function = TargetFunction(session, g, tuple(positions), self.score)
-        with _explained(self):
+        with explained("Captum", self.name, arguments=self.arguments, constructor=self.constructor):
             result = cls(function, **self.constructor).attribute(rows.requires_grad_(not replaces), **arguments)
         attributions, delta = result if isinstance(result, tuple) else (result, None)
         # What is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
@@ -211,25 +209,6 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (slopes,) = ctx.saved_tensors
         return grads[0][:, None, None] * slopes, None
-
-
-@contextlib.contextmanager
-def _explained(method: CaptumMethod) -> Generator[None]:
-    """What Captum raises, as errors that say which settings it was given."""
-    try:
-        yield
-    except NoiserError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        refused = isinstance(error, AssertionError | LookupError | TypeError | ValueError)
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise (ParameterError if refused else ModelError)(
-            f"Captum's {method.name} cannot take this prompt with arguments={dict(method.arguments)} and "
-            f"constructor={dict(method.constructor)} ({text}). Change them, or use another method; `noiser methods` "
-            "lists those that need no Captum."
-        ) from error
 
 
 def _as_tuple(value: Any) -> Any:

@@ -102,3 +102,8 @@ METHODS.register_family(
     "noiser.integrations.captum:factory",
     summary="a method of Captum that takes embeddings, such as captum:ShapleyValueSampling",
 )
+METHODS.register_family(
+    "shapiq",
+    "noiser.integrations.shapiq:factory",
+    summary="an estimator of Shapley values of shapiq, such as shapiq:KernelSHAP",
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -19,8 +19,8 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.checks import check_count, check_shares
 from noiser.engine import Progress, RemovalName, Steps
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.probe import highest
+from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.probe import highest, random_scores
 from noiser.model import LanguageModel
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -112,7 +112,9 @@ def erasure_scores(
 def _scores(case: Case, shares: Sequence[float] = SHARES) -> Steps[ErasureScores]:
     """As `erasure_scores`, of a case."""
     shares = check_shares("shares", shares)
-    erased = yield from _erase(case, lambda units: [math.ceil(share * units - 1e-9) for share in shares])
+    (erased,) = yield from _erase(
+        case, case.probe.scores[None], lambda units: [math.ceil(share * units - 1e-9) for share in shares]
+    )
     return ErasureScores(
         shares=shares,
         sufficiency_drops=torch.stack([target.clean - target.insertion for target in erased]).float(),
@@ -140,23 +142,26 @@ def erasure_curves(
         ParameterError: the model's tokens are not the attribution's, or steps is below 1.
     """
     case = Case(lm=lm, att=att, removal=removal)
-    return case.run(_curves(case, steps), progress)
+    return case.run(_curves(case, case.probe.scores[None], steps), progress)[0]
 
 
-def _curves(case: Case, steps: int = 20) -> Steps[ErasureCurves]:
-    """As `erasure_curves`, of a case."""
+def _curves(case: Case, scores: Float[Tensor, "draws targets units"], steps: int = 20) -> Steps[list[ErasureCurves]]:
+    """As `erasure_curves`, of a case and each of several scores."""
     check_count("steps", steps)
 
     def counts(units: int) -> list[int]:
         points = min(steps, units)
         return [round(point * units / points) for point in range(points + 1)]
 
-    erased = yield from _erase(case, counts)
-    return ErasureCurves(
-        shares=tuple(target.counts / target.counts[-1] for target in erased),
-        deletion=tuple(target.deletion.float() for target in erased),
-        insertion=tuple(target.insertion.float() for target in erased),
-    )
+    drawn = yield from _erase(case, scores, counts)
+    return [
+        ErasureCurves(
+            shares=tuple(target.counts / target.counts[-1] for target in erased),
+            deletion=tuple(target.deletion.float() for target in erased),
+            insertion=tuple(target.insertion.float() for target in erased),
+        )
+        for erased in drawn
+    ]
 
 
 class _Erased(NamedTuple):
@@ -175,37 +180,56 @@ class _Erased(NamedTuple):
     insertion: Float64[Tensor, " counts"]
 
 
-def _erase(case: Case, counts_of: Callable[[int], list[int]]) -> Steps[list[_Erased]]:
-    """Erases units for each target; `counts_of` says from their number how many."""
-    scores = case.probe.scores
-    counts = [torch.tensor(counts_of(int((~row.isnan()).sum()))) for row in scores]
-    moved = [highest(row, some) for row, some in zip(scores, counts, strict=True)]
-    kept = [torch.cat([torch.ones_like(some[:1]), ~some, some]) for some in moved]
+def _erase(
+    case: Case, scores: Float[Tensor, "draws targets units"], counts_of: Callable[[int], list[int]]
+) -> Steps[list[list[_Erased]]]:
+    """Erases units in the order of each draw, for each target; `counts_of` says from their number how many."""
+    counts = [torch.tensor(counts_of(int((~row.isnan()).sum()))) for row in case.probe.scores]
+    moved = [torch.cat([highest(draw[g], some) for draw in scores]) for g, some in enumerate(counts)]
+    kept = [torch.cat([torch.ones_like(units[:1]), ~units, units]) for units in moved]
     values = yield from case.probe.values_of(kept, "prob", case.removal, case.seed)
-    return [_Erased(float(found[0]), some, *found[1:].view(2, -1)) for found, some in zip(values, counts, strict=True)]
+    known = [
+        (float(value[0]), some, value[1:].view(2, len(scores), -1)) for value, some in zip(values, counts, strict=True)
+    ]
+    return [[_Erased(clean, some, *curves[:, draw]) for clean, some, curves in known] for draw in range(len(scores))]
 
 
 # ---- as registered --------------------------------------------------------------------------------------------------
 
 
-def _metric(measure: Callable[[Case], Steps[Any]], **scales: Scale) -> Metric:
-    """The means over prompts of some of a result's numbers."""
+_SCALES = {
+    "sufficiency": Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
+    "comprehensiveness": Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
+}
+_CURVE_SCALES = {
+    "deletion_area": Scale(0, 1, None, False, "p(target) while units are removed, highest first"),
+    "insertion_area": Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
+    "aopc": Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
+}
 
-    def columns(case: Case) -> Steps[Measured]:
-        result = yield from measure(case)
-        return {name: getattr(result, name) for name in scales}
 
-    return Metric(measure=columns, summaries=mean_of_columns(**scales), reads=frozenset({"removal"}))
+def _measure(case: Case) -> Steps[Measured]:
+    result = yield from _scores(case)
+    return {name: getattr(result, name) for name in _SCALES}
 
 
-ERASURE = _metric(
-    _scores,
-    sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
-    comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
-)
-ERASURE_CURVES = _metric(
-    _curves,
-    deletion_area=Scale(0, 1, None, False, "p(target) while units are removed, highest first"),
-    insertion_area=Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
-    aopc=Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
+def _measure_curves(case: Case) -> Steps[Measured]:
+    probe, draws = case.probe, check_count("draws", case.draws)
+    (own,) = yield from _curves(case, probe.scores[None])
+    drawn: list[ErasureCurves] = yield from case.cached(
+        "erasure curves",
+        probe,
+        (case.seed, draws, case.removal),
+        lambda: _curves(case, random_scores(probe, case.seed, draws)),
+    )
+    columns = {name: getattr(own, name) for name in _CURVE_SCALES}
+    columns |= {f"random_{name}": sum(getattr(one, name) for one in drawn) / draws for name in _CURVE_SCALES}
+    return columns | {"draws": draws}
+
+
+ERASURE = Metric(measure=_measure, summaries=mean_of_columns(**_SCALES), reads=frozenset({"removal"}))
+ERASURE_CURVES = Metric(
+    measure=_measure_curves,
+    summaries=mean_of_columns(**_CURVE_SCALES) | gap_to("random", "that of random orders", _CURVE_SCALES),
+    reads=frozenset({"removal", "draws"}),
 )

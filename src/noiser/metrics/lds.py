@@ -14,8 +14,8 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.checks import check_count
 from noiser.engine import Progress, RemovalName, Steps
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.probe import FaithfulnessProbe
+from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.probe import FaithfulnessProbe, permuted_scores
 from noiser.metrics.stability import rank_correlations
 from noiser.model import LanguageModel
 
@@ -52,11 +52,11 @@ def lds(
         UnknownNameError: no such removal.
     """
     case = Case(lm=lm, att=att, masks=masks, seed=seed, removal=removal)
-    return case.run(_correlations(case), progress)
+    return case.run(_correlations(case, case.probe.scores[None]), progress)[0]
 
 
-def _correlations(case: Case) -> Steps[Float[Tensor, " targets"]]:
-    """As `lds`, of a case; the model is asked once for all cases that share a cache."""
+def _correlations(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[Float[Tensor, "draws targets"]]:
+    """As `lds`, of several scores; the model is asked once for all of them, and for all cases that share a cache."""
     probe, masks = case.probe, check_count("masks", MASKS if case.masks is None else case.masks)
     kept = _masks(probe, masks, case.seed)
     logits: Sequence[Float64[Tensor, " masks"]] = yield from case.cached(
@@ -65,8 +65,10 @@ def _correlations(case: Case) -> Steps[Float[Tensor, " targets"]]:
         (masks, case.seed, case.removal),
         lambda: probe.values_of(kept, "logit", case.removal, case.seed),
     )
-    sums = [mask.double() @ scores.double().nan_to_num() for mask, scores in zip(kept, probe.scores, strict=True)]
-    return torch.tensor([rank_correlations(a, b)[0] for a, b in zip(sums, logits, strict=True)])
+    rows = scores.double().nan_to_num()
+    sums = [(mask.double() @ rows[:, g].T).T for g, mask in enumerate(kept)]  # for each target [draws, masks]
+    by_target = [[rank_correlations(row, odds)[0] for row in some] for some, odds in zip(sums, logits, strict=True)]
+    return torch.tensor(by_target).T
 
 
 def _masks(probe: FaithfulnessProbe, masks: int, seed: int) -> list[Bool[Tensor, "masks units"]]:
@@ -82,14 +84,16 @@ def _masks(probe: FaithfulnessProbe, masks: int, seed: int) -> list[Bool[Tensor,
 
 
 def _measure(case: Case) -> Steps[Measured]:
-    correlations = yield from _correlations(case)
-    return {"lds": float(correlations.nanmean())}
+    shuffled = permuted_scores(case.probe, case.seed, check_count("draws", case.draws))
+    own, *permuted = yield from _correlations(case, torch.cat([case.probe.scores[None], shuffled]))
+    columns = {"lds": float(own.nanmean()), "permuted_lds": float(torch.stack(permuted).nanmean())}
+    return columns | {"draws": case.draws}
 
+
+_SCALES = {"lds": Scale(-1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks")}
 
 LDS = Metric(
     measure=_measure,
-    summaries=mean_of_columns(
-        lds=Scale(-1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks")
-    ),
-    reads=frozenset({"masks", "removal"}),
+    summaries=mean_of_columns(**_SCALES) | gap_to("permuted", "that of its own scores, shuffled", _SCALES),
+    reads=frozenset({"masks", "removal", "draws"}),
 )

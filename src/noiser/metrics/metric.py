@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, Progress, Query, RemovalName, Steps, complete
-from noiser.metrics.bootstrap import Statistic, mean
+from noiser.metrics.bootstrap import Statistic, mean, mean_gap
 from noiser.metrics.probe import FaithfulnessProbe, Profile
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.clean import Passes
@@ -66,6 +67,25 @@ class Summary(NamedTuple):
 def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
     """The means over prompts of columns, by the columns' names."""
     return {name: Summary(mean, (name,), scale) for name, scale in scales.items()}
+
+
+def gap_to(reference: str, meaning: str, scales: Mapping[str, Scale]) -> dict[str, Summary]:
+    """Means over prompts of columns minus those of a reference, by names such as "area_minus_random".
+
+    Args:
+        reference: its name, which stands before the columns that hold its numbers: "random_area" for "area".
+        meaning: what the reference is, in a few words.
+        scales: of the columns; scores without information have a gap of 0.
+    """
+    return {
+        f"{column}_minus_{reference}": Summary(
+            mean_gap,
+            (column, f"{reference}_{column}"),
+            Scale(-math.inf, math.inf, 0.0, scale.higher_is_better, f"{column.replace('_', ' ')} minus {meaning}"),
+            contrast=True,
+        )
+        for column, scale in scales.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,8 +16,8 @@ from noiser.attribution import Attribution
 from noiser.checks import check_count
 from noiser.engine import Progress, RemovalName, Steps
 from noiser.errors import ParameterError
-from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.probe import highest
+from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.probe import highest, random_scores
 from noiser.model import LanguageModel
 
 
@@ -70,7 +70,7 @@ def top_k(
         UnknownNameError: no such removal.
     """
     case = Case(lm=lm, att=att, k=tuple(k), removal=removal, seed=seed)
-    return case.run(_falls(case), progress)
+    return case.run(_falls(case, case.probe.scores[None]), progress)[0]
 
 
 def check_top(k: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,23 +82,32 @@ def check_top(k: tuple[int, ...]) -> tuple[int, ...]:
     return k
 
 
-def _falls(case: Case) -> Steps[TopK]:
-    """As `top_k`, of a case."""
+def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[list[TopK]]:
+    """As `top_k`, of a case and each of several scores."""
     probe, k = case.probe, torch.tensor(check_top(case.k))
     kept: list[Tensor] = []
-    for scores in probe.scores:
-        top, unasked = highest(scores, k), (k >= (~scores.isnan()).sum())[:, None]
+    for g, row in enumerate(probe.scores):
+        top = torch.cat([highest(draw[g], k) for draw in scores])
+        unasked = (k >= (~row.isnan()).sum()).repeat(len(scores))[:, None]
         kept.append(torch.cat([torch.ones_like(top[:1]), ~top | unasked, top | unasked]))
     values: list[Float64[Tensor, " inputs"]] = yield from probe.values_of(kept, "logprob", case.removal, case.seed)
     units = (~probe.scores.isnan()).sum(-1, keepdim=True)
     falls = torch.stack([value[0] - value[1:] for value in values])
-    drops, holds = falls.float().unflatten(1, (2, -1)).masked_fill((k >= units)[:, None], torch.nan).unbind(1)
-    return TopK(k=case.k, drops=drops, holds=holds)
+    by_draw = falls.float().unflatten(1, (2, len(scores), -1)).masked_fill((k >= units)[:, None, None], torch.nan)
+    return [TopK(k=case.k, drops=drops, holds=holds) for drops, holds in by_draw.permute(2, 1, 0, 3)]
 
 
 def _measure(case: Case) -> Steps[Measured]:
-    result = yield from _falls(case)
-    columns = {"drop": result.drop, "hold": result.hold}
+    probe, draws = case.probe, check_count("draws", case.draws)
+    (result,) = yield from _falls(case, probe.scores[None])
+    drawn: list[TopK] = yield from case.cached(
+        "top k",
+        probe,
+        (case.k, case.seed, draws, case.removal),
+        lambda: _falls(case, random_scores(probe, case.seed, draws)),
+    )
+    columns: dict[str, float] = {"drop": result.drop, "hold": result.hold, "draws": draws}
+    columns |= {f"random_{name}": sum(getattr(one, name) for one in drawn) / draws for name in ("drop", "hold")}
     for name, falls in (("drop", result.drops), ("hold", result.holds)):
         means = zip(result.k, falls.nanmean(0).tolist(), strict=True)
         columns |= {f"{name}@{number}": mean for number, mean in means}
@@ -108,12 +117,14 @@ def _measure(case: Case) -> Steps[Measured]:
 _DROP = Scale(-math.inf, math.inf, None, True, "fall of log p(target) without the k highest units")
 _HOLD = Scale(-math.inf, math.inf, None, False, "fall of log p(target) with only the k highest units")
 
+_SCALES = {
+    "drop": _DROP._replace(meaning=f"{_DROP.meaning}, mean over k"),
+    "hold": _HOLD._replace(meaning=f"{_HOLD.meaning}, mean over k"),
+}
+
 TOP_K = Metric(
     measure=_measure,
-    summaries=mean_of_columns(
-        drop=_DROP._replace(meaning=f"{_DROP.meaning}, mean over k"),
-        hold=_HOLD._replace(meaning=f"{_HOLD.meaning}, mean over k"),
-    ),
+    summaries=mean_of_columns(**_SCALES) | gap_to("random", "that of random orders", _SCALES),
     others={"drop@": _DROP, "hold@": _HOLD},
-    reads=frozenset({"k", "removal"}),
+    reads=frozenset({"k", "removal", "draws"}),
 )

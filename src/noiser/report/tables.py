@@ -202,8 +202,11 @@ _TRUSTED = (_FAITHFULNESS._replace(printed=None), _AREAS[0], _AREAS[4])
 """The numbers that methods are compared by."""
 _FIELD = (
     SpecNumber("lds", "LDS"),
+    SpecNumber("lds_minus_permuted", "LDS − permuted"),
     SpecNumber("drop", "top-k drop"),
+    SpecNumber("drop_minus_random", "drop − random"),
     SpecNumber("hold", "top-k hold"),
+    SpecNumber("hold_minus_random", "hold − random"),
     SpecNumber("naopc", "normalised AOPC"),
     SpecNumber("auprc", "AUPRC"),
     SpecNumber("mrr", "MRR"),
@@ -446,7 +449,11 @@ def _all_numbers(topic: Topic) -> list[MeasuredNumber]:
         return []
     columns = topic.results.columns(topic.data.label, label)
     summaries = {**metric.summaries, **metric.other_summaries(columns)}
-    return [MeasuredNumber(name.replace("_", " "), label, summary) for name, summary in summaries.items()]
+    return [
+        MeasuredNumber(name.replace("_", " "), label, summary)
+        for name, summary in summaries.items()
+        if not columns or set(columns).issuperset(summary.columns)  # rows of earlier versions may lack some
+    ]
 
 
 # ---- counts ---------------------------------------------------------------------------------------------------------

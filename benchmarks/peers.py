@@ -1,0 +1,474 @@
+"""Other libraries' own code beside ours: the same model and prompts, as many evaluations, scored by our metrics.
+
+    python benchmarks/peers.py RESULTS.jsonl run --model FOLDER --python context-cite=VENV/bin/python ...
+    python benchmarks/peers.py RESULTS.jsonl table
+
+`run` scores planted facts (`noiser.data`, made by a program): prompts of six sentences, each sentence a unit, the
+model's next token the target; those count whose answer the model gives, and does not give without the gold sentences.
+Each library works in a process of its own, with the interpreter that `--python NAME=PATH` gives it, since their
+requirements clash; `--peers` chooses among them. For each prompt every library has its turn, then ours, so that a
+busy machine slows all alike. Lines that the file has are not computed again. An environment that has everything of
+ours and one more:
+
+    python -m venv DIR
+    python -c 'import site; print(site.getsitepackages()[0])' > DIR/lib/python3.11/site-packages/ours.pth
+    DIR/bin/pip install context-cite                        # or: --no-deps lxt, then zennit; flashtrace; shapiq
+
+Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one unit at a time takes
+what it takes. Token-forwards are counted where the model's `forward` is called, backward passes not. Seconds are of the
+processor, one thread; memory is the most that the process held while it scored, the model included. LDS and recall as
+in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BUDGET = 32
+MASKS = 48
+CATEGORIES = ("once", "twice")
+SENTENCES = 6
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "context-cite": ("ContextCite",),
+    "shapiq": ("KernelSHAP", "PermutationSamplingSV"),
+    "captum": ("FeatureAblation", "ShapleyValueSampling"),
+    "inseq": ("occlusion", "integrated_gradients"),
+    "lxt": ("AttnLRP",),
+    "flashtrace": ("FlashTrace",),
+    "noiser": ("noiser_joint", "context_cite", "kernel_shap", "shapley_sampling", "occlusion", "attn_lrp"),
+}
+"""What each library is asked for."""
+
+
+class Question(NamedTuple):
+    """A prompt: its sentences with (start, end) in it, and the first token that the model says."""
+
+    prompt: str
+    spans: list[list[int]]
+    target: str
+    seed: int
+
+    @property
+    def sentences(self) -> list[str]:
+        """Their texts."""
+        return [self.prompt[start:end] for start, end in self.spans]
+
+    @property
+    def rest(self) -> str:
+        """What comes after the last sentence."""
+        return self.prompt[self.spans[-1][1] :]
+
+    def per_sentence(self, scores: Sequence[float], offsets: Sequence[Sequence[int]]) -> list[float]:
+        """Sums over the tokens of each sentence, from scores and characters of the prompt's tokens."""
+        pairs = list(zip(scores, offsets, strict=True))
+        return [sum(s for s, (a, b) in pairs if a < end and b > start) for start, end in self.spans]
+
+
+Scorer = Callable[[Question, str], Sequence[float]]
+"""Scores the sentences of a question by the way of that name."""
+
+
+# ---- the libraries, each imported in a process of its own ------------------------------------------------------------
+
+
+class Loaded:
+    """The model as each library's page loads it, and how many tokens it runs."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        torch.set_num_threads(1)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+        self.tokens = self.inputs = 0
+        forward = self.model.forward
+
+        @functools.wraps(forward)
+        def counted(*args: Any, **given: Any) -> Any:  # in its place, since Captum calls it past all hooks
+            embeds = given.get("inputs_embeds")
+            shape = (embeds if embeds is not None else given["input_ids"] if "input_ids" in given else args[0]).shape
+            self.inputs += shape[0]
+            self.tokens += shape[0] * shape[1]
+            return forward(*args, **given)
+
+        self.model.forward = counted
+
+    def encode(self, question: Question) -> tuple[Any, list[list[int]], int]:
+        """Token ids [1, length], the characters of each, and the target's id."""
+        encoded = self.tokenizer(question.prompt, return_offsets_mapping=True, return_tensors="pt")
+        target = self.tokenizer(question.target, add_special_tokens=False)["input_ids"][0]
+        return encoded["input_ids"], encoded["offset_mapping"][0].tolist(), target
+
+
+def context_cite(loaded: Loaded) -> Scorer:
+    """Deletes sentences; Lasso of log-odds. The chat template is the text itself, so that the prompt is ours."""
+    from context_cite import ContextCiter
+    from context_cite.context_partitioner import BaseContextPartitioner
+
+    class Sentences(BaseContextPartitioner):
+        def __init__(self, question: Question) -> None:
+            super().__init__(" ".join(question.sentences))
+            self.parts = question.sentences
+
+        @property
+        def num_sources(self) -> int:
+            return len(self.parts)
+
+        def split_context(self) -> None:
+            pass
+
+        def get_source(self, index: int) -> str:
+            return self.parts[index]
+
+        def get_context(self, mask: Any = None) -> str:
+            kept = [True] * len(self.parts) if mask is None else mask
+            return " ".join(part for part, keep in zip(self.parts, kept, strict=True) if keep)
+
+    loaded.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    loaded.tokenizer.padding_side = "left"
+
+    def score(question: Question, _way: str) -> Sequence[float]:
+        sentences = Sentences(question)
+        citer = ContextCiter(
+            loaded.model,
+            loaded.tokenizer,
+            sentences.context,
+            question.rest,
+            partitioner=sentences,
+            prompt_template="{context}{query}",
+            num_ablations=BUDGET,
+            generate_kwargs={"max_new_tokens": 1, "do_sample": False},
+        )
+        return citer.get_attributions(as_dataframe=False, verbose=False)
+
+    return score
+
+
+def shapiq(loaded: Loaded) -> Scorer:
+    """Zero rows; the game is written as its documentation shows, on the log-odds, in batches."""
+    import numpy as np
+    import shapiq.approximator
+    import torch
+
+    def score(question: Question, way: str) -> Sequence[float]:
+        ids, offsets, target = loaded.encode(question)
+        rows = loaded.model.get_input_embeddings()(ids)[0].detach()
+        owner = [next((i for i, (a, b) in enumerate(question.spans) if s < b and e > a), -1) for s, e in offsets]
+
+        @torch.no_grad()
+        def game(masks: Any) -> Any:
+            kept = torch.as_tensor(np.atleast_2d(masks).astype(np.float32))
+            kept = torch.cat([kept, torch.ones(len(kept), 1)], 1)[:, owner]
+            logits = loaded.model(inputs_embeds=rows * kept[..., None], logits_to_keep=1).logits[:, -1]
+            log_p = logits.log_softmax(-1)[:, target].double()
+            return (log_p - torch.log1p(-log_p.exp())).numpy()
+
+        method = getattr(shapiq.approximator, way)(n=len(question.spans), random_state=question.seed)
+        return method.approximate(budget=BUDGET, game=game).get_n_order_values(1).tolist()
+
+    return score
+
+
+def captum(loaded: Loaded) -> Scorer:
+    """Deletes sentences, parts of a text template; log p of the target."""
+    from captum.attr import FeatureAblation, LLMAttribution, ShapleyValueSampling, TextTemplateInput
+
+    kinds = {"FeatureAblation": FeatureAblation, "ShapleyValueSampling": ShapleyValueSampling}
+
+    def score(question: Question, way: str) -> Sequence[float]:
+        template = " ".join(["{}"] * len(question.spans)) + question.rest.replace("{", "{{").replace("}", "}}")
+        text = TextTemplateInput(template, question.sentences)
+        # An order takes as many evaluations as there are sentences.
+        more = {"n_samples": BUDGET // len(question.spans)} if way == "ShapleyValueSampling" else {}
+        method = LLMAttribution(kinds[way](loaded.model), loaded.tokenizer)
+        result = method.attribute(text, target=question.target, use_cached_outputs=False, **more)
+        return result.seq_attr.tolist()
+
+    return score
+
+
+def inseq(loaded: Loaded) -> Scorer:
+    """Token by token, summed over a sentence; integrated gradients in as many steps as there are evaluations."""
+    import inseq
+
+    models = {way: inseq.load_model(loaded.model, way, tokenizer=loaded.tokenizer) for way in WAYS["inseq"]}
+
+    def score(question: Question, way: str) -> Sequence[float]:
+        _, offsets, _ = loaded.encode(question)
+        steps = {"n_steps": BUDGET} if way == "integrated_gradients" else {}
+        out = models[way].attribute(
+            question.prompt, question.prompt + question.target, show_progress=False, pretty_progress=False, **steps
+        )
+        tokens = out.sequence_attributions[0].target_attributions
+        tokens = tokens.norm(dim=-1) if tokens.dim() == 3 else tokens
+        return question.per_sentence(tokens[: len(offsets), 0].tolist(), offsets)
+
+    return score
+
+
+def lxt(loaded: Loaded) -> Scorer:
+    """AttnLRP of the target's logit, one pass forwards and one back, summed over a sentence."""
+
+    def score(question: Question, _way: str) -> Sequence[float]:
+        ids, offsets, target = loaded.encode(question)
+        rows = loaded.model.get_input_embeddings()(ids).detach().requires_grad_()
+        loaded.model(inputs_embeds=rows, use_cache=False).logits[0, -1, target].backward()
+        loaded.model.zero_grad()
+        return question.per_sentence((rows * rows.grad).sum(-1)[0].tolist(), offsets)
+
+    return score
+
+
+def flashtrace(loaded: Loaded) -> Scorer:
+    """Its own tracing of the target through the attention, summed over a sentence."""
+    from flashtrace import FlashTrace
+
+    def score(question: Question, _way: str) -> Sequence[float]:
+        result = FlashTrace(loaded.model, loaded.tokenizer).trace(prompt=question.prompt, target=question.target)
+        start, offsets = 0, list[list[int]]()
+        for token in result.prompt_tokens:
+            start = question.prompt.index(token.strip(), start) if token.strip() else start
+            offsets.append([start, start := start + len(token.strip())])
+        return question.per_sentence(result.scores, offsets)
+
+    return score
+
+
+def noiser(folder: str) -> tuple[Any, Scorer]:
+    """Ours: zero rows, unless a method has none."""
+    import torch
+
+    import noiser as library
+
+    torch.set_num_threads(1)
+    lm = library.load_model(folder, device="cpu", dtype="float32")
+    methods = {
+        "noiser_joint": library.NoiserJoint(samples=BUDGET),
+        "context_cite": library.ContextCite(samples=BUDGET, baseline="delete"),
+        "kernel_shap": library.KernelShap(samples=BUDGET, score="logit"),
+        "shapley_sampling": library.ShapleySampling(permutations=BUDGET // (2 * SENTENCES), score="logprob"),
+        "occlusion": library.Occlusion(score="logprob"),
+        "attn_lrp": library.AttnLrp(),
+    }
+    counted = argparse.Namespace(tokens=0, inputs=0)
+
+    def score(question: Question, way: str) -> Sequence[float]:
+        spans = [tuple(span) for span in question.spans]
+        att = library.attribute(lm, question.prompt, method=methods[way], unit=spans, seed=question.seed)
+        counted.tokens += att.info["token_forwards"]
+        counted.inputs = 0
+        return att.scores[0].tolist()
+
+    return counted, score
+
+
+# ---- one library's process -------------------------------------------------------------------------------------------
+
+
+def work(peer: str, folder: str) -> None:
+    """Answers lines of stdin, [question, way], by lines of stdout that begin with "= "."""
+    if peer == "lxt":  # before the model is made
+        import transformers.pytorch_utils
+
+        # LXT 2.1 imports this for BERT alone; transformers 5 does not have it
+        transformers.pytorch_utils.find_pruneable_heads_and_indices = None
+        from lxt.efficient import monkey_patch
+        from transformers.models.llama import modeling_llama
+
+        monkey_patch(modeling_llama)
+    if peer == "noiser":
+        loaded, score = noiser(folder)
+    else:
+        options = {"attn_implementation": "eager"} if peer in ("flashtrace", "inseq") else {}
+        loaded = Loaded(folder, **options)
+        score = globals()[peer.replace("-", "_")](loaded)
+    for line in sys.stdin:
+        question, way = json.loads(line)
+        loaded.tokens = loaded.inputs = 0
+        _forget_peak()
+        began = time.process_time()
+        try:
+            answer: dict[str, Any] = {"scores": [float(one) for one in score(Question(**question), way)]}
+        except Exception as error:  # it is the peer's answer
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        answer |= {"seconds": round(time.process_time() - began, 3), "memory_mb": _peak_mb()}
+        answer |= {"token_forwards": loaded.tokens, "inputs": loaded.inputs, "version": version(peer)}
+        print("=", json.dumps(answer), flush=True)
+
+
+def _forget_peak() -> None:
+    """Linux forgets the most memory that this process has held."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_mb() -> int:
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
+
+
+class Worker:
+    """A process that scores for one library."""
+
+    def __init__(self, peer: str, python: str, folder: str) -> None:
+        command = [python, __file__, "-", "work", "--peer", peer, "--model", folder]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, question: Question, way: str) -> dict[str, Any]:
+        """What it answers."""
+        self._process.stdin.write(json.dumps([question._asdict(), way]) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._answer())
+
+    def _answer(self) -> str:
+        for line in self._process.stdout:
+            if line.startswith("= "):
+                return line[2:]
+        raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}; its error is above.")
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+def questions(lm: Any, count: int) -> Iterator[tuple[str, Question, list[int]]]:
+    """So many prompts that count of each category, in turn, each with the numbers of its gold sentences."""
+    from noiser.data import load
+    from noiser.model import build_query
+
+    def says(prompt: str) -> str:
+        return build_query(lm, prompt).target_texts[0]
+
+    def of(category: str) -> Iterator[tuple[str, Question, list[int]]]:
+        for seed, example in enumerate(load("planted").examples):
+            if example.category != category or example.meta["sentences"] != SENTENCES:
+                continue
+            said, alone = says(example.prompt), says(str(example.without))
+            if not said.strip() or not example.target.startswith(said.strip()):
+                continue
+            if alone.strip() and example.target.startswith(alone.strip()):
+                continue
+            spans = sorted(span for places in example.spans.values() for span in places)
+            gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
+            yield example.id, Question(example.prompt, [list(span) for span in spans], said, seed), gold
+
+    turns = [of(category) for category in CATEGORIES]
+    for _ in range(count):
+        for turn in turns:
+            if (found := next(turn, None)) is not None:
+                yield found
+
+
+class Judge:
+    """Our metrics of any scores of one prompt; what the model says of masks is computed once."""
+
+    def __init__(self, lm: Any, question: Question) -> None:
+        import noiser as library
+
+        self.lm, self.cache = lm, {}
+        spans = [tuple(span) for span in question.spans]
+        self.att = library.attribute(lm, question.prompt, method="position", unit=spans)
+
+    def measure(self, scores: Sequence[float], gold: list[int]) -> dict[str, Any]:
+        """LDS under two removals, and whether the gold sentences are first (equal scores share their places)."""
+        import torch
+
+        from noiser.metrics import METRICS, Case, gold_spans
+
+        att = dataclasses.replace(self.att, scores=torch.tensor([list(scores)], dtype=torch.float32))
+        numbers: dict[str, Any] = {}
+        for removal in ("zero", "delete"):
+            case = Case(lm=self.lm, att=att, masks=MASKS, removal=removal, cache=self.cache)
+            numbers[f"lds_{removal}"] = round(case.run(METRICS.get("lds").factory().measure(case))["lds"], 4)
+        places = {"gold": [(att.units[i].start, att.units[i].end) for i in gold]}
+        numbers["recall"] = round(float(gold_spans(att, places, k=(len(gold),)).recalls[0, 0]), 4)
+        return numbers
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Adds a line for each prompt, library and way."""
+    import noiser as library
+
+    pythons = dict(one.split("=", 1) for one in chosen.python)
+    lines = chosen.results.read_text(encoding="utf-8").splitlines() if chosen.results.exists() else []
+    done = {(row["peer"], row["way"], row["prompt"]) for row in map(json.loads, lines)}
+    workers = {peer: Worker(peer, pythons.get(peer, sys.executable), chosen.model) for peer in chosen.peers}
+    lm = library.load_model(chosen.model, device="cpu", dtype="float32")
+    for prompt, question, gold in questions(lm, chosen.prompts):
+        judge = Judge(lm, question)
+        for peer, worker in workers.items():
+            for way in WAYS[peer]:
+                if (peer, way, prompt) in done:
+                    continue
+                row: dict[str, Any] = {"peer": peer, "way": way, "prompt": prompt, "budget": BUDGET}
+                row |= worker.ask(question, way)
+                if "scores" in row:
+                    row |= judge.measure(row["scores"], gold)
+                    row["scores"] = [float(f"{score:.5g}") for score in row["scores"]]
+                with chosen.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    for worker in workers.values():
+        worker.close()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: means over prompts, medians of seconds and memory."""
+    heads = (
+        "library | way | prompts | token-forwards | seconds | MB | LDS, rows zero | LDS, text deleted | once | twice"
+    )
+    lines = [f"| {heads} |", "|" + "---|" * 10]
+    for peer, way in dict.fromkeys((row["peer"], row["way"]) for row in rows):
+        some = [row for row in rows if (row["peer"], row["way"]) == (peer, way)]
+        good = [row for row in some if "scores" in row]
+        name = f"{peer} {some[0]['version']}"
+        if not good:
+            lines.append(f"| {name} | {way} | 0 of {len(some)}: {some[0]['error']} |" + " |" * 7)
+            continue
+        forwards = statistics.mean(row["token_forwards"] for row in good)
+        seconds, memory = (statistics.median(row[key] for row in good) for key in ("seconds", "memory_mb"))
+        lds = [statistics.mean(row[key] for row in good) for key in ("lds_zero", "lds_delete")]
+        by_category = [[row["recall"] for row in good if f"-{category}-" in row["prompt"]] for category in CATEGORIES]
+        recalls = [statistics.mean(some) if some else None for some in by_category]
+        numbers = " | ".join("–" if value is None else f"{value:.2f}" for value in (*lds, *recalls))
+        lines.append(
+            f"| {name} | `{way}` | {len(good)} | {forwards:,.0f} | {seconds:.2f} | {memory:,.0f} | {numbers} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="a JSONL file, which is added to")
+    parser.add_argument("action", choices=("run", "table", "work"))
+    parser.add_argument("--model", help="a folder in Hugging Face's layout")
+    parser.add_argument("--peers", nargs="*", default=[*WAYS], choices=[*WAYS])
+    parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH")
+    parser.add_argument("--prompts", type=int, default=6, help="of each category")
+    parser.add_argument("--peer", help="work: which library this process is")
+    chosen = parser.parse_args()
+    if chosen.action == "work":
+        work(chosen.peer, chosen.model)
+    elif chosen.action == "run":
+        run(chosen)
+    else:
+        print(table([json.loads(line) for line in chosen.results.read_text(encoding="utf-8").splitlines()]))
+
+
+if __name__ == "__main__":
+    main()
