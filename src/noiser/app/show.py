@@ -13,6 +13,7 @@ from noiser.attribution.display import label
 from noiser.durations import duration
 from noiser.errors import NoiserError
 from noiser.evaluation import Evaluation
+from noiser.metrics import METRICS
 from noiser.model.memory import is_out_of_memory
 
 __all__ = ["example_note", "explain", "note", "numbers_html", "problem", "progress_line", "table"]
@@ -26,7 +27,7 @@ _FIRST = {
     "area_minus_permuted": "The area minus that of the same scores, shuffled",
     "rank_area_minus_random": "By order alone: the area minus that of random scores",
 }
-"""The numbers to read first, in words."""
+"""The numbers of faithfulness to read first, in words."""
 
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|…|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
 
@@ -90,7 +91,7 @@ def table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str
 
 
 def numbers_html(evaluations: Sequence[Evaluation]) -> str:
-    """What was measured, one column per method: the numbers to read first, the others folded, and what failed.
+    """What was measured, one column per method: of faithfulness, less often read numbers are folded; and what failed.
 
     The words are those of docs/metrics.md; below them is the name that `noiser.evaluate` gives the number.
     """
@@ -100,10 +101,12 @@ def numbers_html(evaluations: Sequence[Evaluation]) -> str:
         for evaluation in evaluations
         for reason in evaluation.skipped
     ]
-    first = _numbers_table([name for name in _FIRST if name in names], evaluations)
-    others = _numbers_table([name for name in names if name not in _FIRST], evaluations)
-    folded = f"<details><summary>all other numbers</summary>{others}</details>"
-    return f'<div class="noiser-att numbers">{first}{folded}{"".join(skipped)}</div>'
+    seldom = METRICS.get("faithfulness").factory().summaries.keys() - _FIRST.keys()
+    first = [name for name in _FIRST if name in names] + [n for n in names if n not in _FIRST and n not in seldom]
+    shown = _numbers_table(first, evaluations)
+    if others := [name for name in names if name in seldom]:
+        shown += f"<details><summary>all other numbers</summary>{_numbers_table(others, evaluations)}</details>"
+    return f'<div class="noiser-att numbers">{shown}{"".join(skipped)}</div>'
 
 
 def _numbers_table(names: Sequence[str], evaluations: Sequence[Evaluation]) -> str:
