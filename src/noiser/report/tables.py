@@ -198,7 +198,13 @@ _AREAS = (
     SpecNumber("rank_area_minus_random", "area by rank − random"),
     SpecNumber("rank_area_minus_position", "area by rank − position"),
 )
-_TRUSTED = (_FAITHFULNESS._replace(printed=None), _AREAS[0], _AREAS[4])
+_TRUSTED = (
+    _FAITHFULNESS._replace(printed=None),
+    _AREAS[0],
+    _AREAS[4],
+    SpecNumber("lds", "LDS"),
+    SpecNumber("insertion_area", "insertion area"),
+)
 """The numbers that methods are compared by."""
 _FIELD = (
     SpecNumber("lds", "LDS"),
@@ -283,8 +289,9 @@ def robustness(results: Results) -> Iterator[Table]:
 
 
 def references(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
-    """Noiser as the paper has it and with relative noise; else every Noiser there is; else the first method."""
-    plain = [m for m in methods if unversioned(m.name) in ("noiser", "noiser_relative") and not m.args]
+    """Noiser as the paper has it, with relative noise, and joint; else every Noiser there is; else the first method."""
+    ours = ("noiser", "noiser_relative", "noiser_joint")
+    plain = [m for m in methods if unversioned(m.name) in ours and not m.args]
     return plain or [m for m in methods if unversioned(m.name) == "noiser"] or list(methods[:1])
 
 
