@@ -13,10 +13,9 @@ from completion_server import CompletionServer
 from noiser.errors import DependencyError, ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
 from test_contract import PROMPT
-from test_server_model import alone, folder, local
 from tiny import tiny
 
-__all__ = ["alone", "folder", "local"]
+pytestmark = pytest.mark.slow  # importing shapiq takes seconds
 
 NEEDED = "shapiq is not installed: pip install shapiq==1.4.1"
 
@@ -86,7 +85,7 @@ def test_seeds_and_the_callers_random_states():
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_a_server_answers_it_too(local, folder):
+def test_a_server_answers_it_too(no_openai_settings, local, folder):
     with CompletionServer(local.model, str(folder), tokenizer=local.tokenizer, rows=True) as server:
         served = noiser.load_model(server.url, device="cpu", embeddings=False, backoff=0.01, logprobs=4)
         method = make_method("shapiq:KernelSHAP", budget=8, baseline="delete")
