@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import random
@@ -202,10 +203,11 @@ def test_scores_are_falls_of_each_sentences_log_probability():
         assert found.attribution.scores[:, column].tolist() == pytest.approx(expected, abs=1e-3)
 
 
-def test_sources_that_carry_a_score_are_taken_apart_and_no_others():
+def test_sources_that_carry_a_score_are_taken_apart_and_no_others(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("noiser.explain.cite"), "MIN_SHARE", 0.45)
     lm = tiny("llama")
     coarse = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="source", memory=-math.inf, contrast=False)
-    found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, memory=-math.inf, contrast=False, least_share=0.45)
+    found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, memory=-math.inf, contrast=False, least_share=0.5)
     torch.testing.assert_close(found.scores, coarse.scores, atol=1e-4, rtol=1e-4)
     shares = coarse.scores.abs() / coarse.scores.abs().sum(1, keepdim=True)
     split = [bool((shares[:, i] >= 0.45).any()) for i in range(2)]  # the third source is one sentence

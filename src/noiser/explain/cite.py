@@ -13,7 +13,7 @@ from noiser.engine.scheduler import Progress
 from noiser.errors import TargetError
 from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
 from noiser.explain.citations import Citations
-from noiser.explain.refine import Budget, SplitRule
+from noiser.explain.refine import MIN_SHARE, Budget, SplitRule
 from noiser.explain.shortlist import check_proxy, make_shortlist
 from noiser.methods import Method, Occlusion, make_method
 from noiser.model.clean import Passes
@@ -116,7 +116,8 @@ def cite(
         sources: texts or (title, text) pairs.
         proxy: a small model of the same tokenizer, which scores every source and sentence first. `lm` then scores only
             those that are among the proxy's best for a sentence: as many as can have `least_share` of its score. The
-            others have no score, NaN; shares are of those that were scored.
+            others have no score, NaN; shares are of those that were scored. Its work does not count for `max_forwards`
+            and `max_seconds`.
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
@@ -127,7 +128,8 @@ def cite(
         unit: "auto" scores sources, and the sentences of those that carry a sentence's score; "source" only the
             former; "sentence" all sentences of all sources.
         memory: see above, in nats; None for `MEMORY`: 3 where sources are hidden, 4 where they are removed otherwise.
-        least_share: a source is cited, and taken apart, if it has this share of a sentence's positive scores.
+        least_share: a source is cited if it has this share of a sentence's positive scores. It is taken apart if it has
+            a twentieth of all scores: what is not cited helps to predict, too.
         contrast: whether the model is asked without the sources, too.
         max_forwards: with unit="auto", about the most token-forwards to spend; every source is always scored.
         max_seconds: likewise in seconds; many questions then run one by one, each with that much.
@@ -252,10 +254,10 @@ def _steps(
     removal: EffectTable = yield Effects([without(positions, None, default.baseline)], score="logprob")
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
-    rule = SplitRule(least_share, relied, "sentence")
+    rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
     shortlist = None
     if proxy is not None:
-        shortlist = make_shortlist(lm, proxy, query, method or _default(proxy, query), seed, rule)
+        shortlist = make_shortlist(lm, proxy, query, method or _default(proxy, query), seed, rule, least_share)
         query = query.with_units(shortlist.choose(query.units, relied or range(len(losses))))
         rule = rule._replace(choose=shortlist.choose)
     attribution = yield from attribution_steps(lm, query, method or default, seed, budget, rule)

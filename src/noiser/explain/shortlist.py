@@ -54,11 +54,17 @@ class Shortlist:
 
 
 def make_shortlist(
-    lm: LanguageModel, proxy: LanguageModel, query: Query, method: Method, seed: int, rule: SplitRule
+    lm: LanguageModel,
+    proxy: LanguageModel,
+    query: Query,
+    method: Method,
+    seed: int,
+    rule: SplitRule,
+    least_share: float,
 ) -> Shortlist:
     """What a proxy says of a query of `lm`, about the same tokens.
 
-    As many units are kept for each target as can have `rule.least_share` of its score.
+    As many units are kept for each target as can have `least_share` of its score.
 
     Raises:
         PromptError: the proxy cannot read so long a text.
@@ -76,7 +82,7 @@ def make_shortlist(
     )
     engine = LocalEngine(proxy)
     att = complete(engine, engine.answer(same, attribution_steps(proxy, same, method, seed, Budget(), rule)))
-    return Shortlist(att, math.floor(1 / max(rule.least_share, 1e-6)))
+    return Shortlist(att, math.floor(1 / max(least_share, 1e-6)))
 
 
 def check_proxy(lm: LanguageModel, proxy: LanguageModel, token_ids: Sequence[int]) -> None:
