@@ -182,7 +182,8 @@ def test_settings_of_metrics_that_remove_units(tmp_path, models):
     for metric, columns, found in (("lds", {"lds"}, lds), ("top_k", {"drop", "hold", "drop@2", "hold@2"}, top)):
         for record in found.records:
             values = by_key(tmp_path / "out")["llama", "own", f"own-{record['index']}", "occlusion", metric].values
-            assert values == pytest.approx({name: record[name] for name in columns}, abs=1e-5)
+            assert columns < values.keys()
+            assert values == pytest.approx({name: record[name] for name in values}, abs=1e-5)
 
 
 def test_a_prompt_that_cannot_be_attributed(tmp_path, models):

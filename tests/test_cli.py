@@ -89,7 +89,7 @@ def test_metrics_lists_every_metric_with_its_settings(noiser_command):
     assert [line for line in lines if not line.startswith(" ")] == METRICS.names()
     at = lines.index("lds")
     assert lines[at + 1].strip() == METRICS.get("lds").summary
-    assert lines[at + 2].strip() == "settings: masks, removal"
+    assert lines[at + 2].strip() == "settings: draws, masks, removal"
     assert lines[lines.index("answerability") + 2].strip().endswith("judge")
 
 
