@@ -279,7 +279,7 @@ def test_compare_measure_and_link(visit):
     ask(page)
     sync_api.expect(page.locator("#noiser-result .row h3")).to_have_text(["noiser@2", "occlusion@1"])
     page.locator("#noiser-measure").click()
-    page.locator("#noiser-evaluation table").wait_for()
+    page.locator("#noiser-evaluation table").first.wait_for()
     link = link_of(page)
     assert page.url == link
     other = visit(link[link.index("?") :])
@@ -438,7 +438,7 @@ def test_both_schemes_and_narrow_screens(visit, scheme, width):
         red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
         assert (red + green + blue > 384) == (scheme == "light"), (selector, colour)
     page.locator("#noiser-measure").click()
-    page.locator("#noiser-evaluation table").wait_for()
+    page.locator("#noiser-evaluation table").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 

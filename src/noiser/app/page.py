@@ -210,7 +210,7 @@ class _Page:
                 "<p>Removes what the scores call important, and keeps it alone, and compares with random scores. One "
                 "prompt has no interval: see whether a method is good on many, with <code>noiser evaluate</code>.</p>"
             )
-            self.metrics = gr.CheckboxGroup(METRICS, value=METRICS[:1], label="Metrics", elem_id="noiser-metrics")
+            self.metrics = gr.CheckboxGroup(list(METRICS), value=[METRICS[0]], label="Metrics", elem_id="noiser-metrics")
             self.measure = gr.Button("Measure", elem_id="noiser-measure")
             self.evaluation = _html(None, "noiser-evaluation")
 
