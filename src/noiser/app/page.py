@@ -210,7 +210,8 @@ class _Page:
                 "<p>Removes what the scores call important, and keeps it alone, and compares with random scores. One "
                 "prompt has no interval: see whether a method is good on many, with <code>noiser evaluate</code>.</p>"
             )
-            self.metrics = gr.CheckboxGroup(list(METRICS), value=[METRICS[0]], label="Metrics", elem_id="noiser-metrics")
+            first, names = METRICS[0], list(METRICS)  # Gradio takes lists alone
+            self.metrics = gr.CheckboxGroup(names, value=[first], label="Metrics", elem_id="noiser-metrics")
             self.measure = gr.Button("Measure", elem_id="noiser-measure")
             self.evaluation = _html(None, "noiser-evaluation")
 
