@@ -41,13 +41,8 @@ class Comparison:
         Paired, with p-values by sign-flip tests, corrected by Holm's method for all differences together; see
         `Evaluation.minus`.
         """
-        first, *others = self.evaluations.values()
-        gaps = {
-            (name, number): gap
-            for name, other in zip([*self.evaluations][1:], others, strict=True)
-            for number, gap in first.minus(other).items()
-        }
-        return corrected(gaps)
+        (_, first), *others = self.evaluations.items()
+        return corrected({(name, number): gap for name, other in others for number, gap in first.minus(other).items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""

@@ -211,8 +211,9 @@ def citation_passes(
         raise TargetError(
             f"{lm.identity.name} answers nothing; expected text to cite sources for. Ask otherwise, or name the answer."
         )
-    memory = MEMORY[_default(lm, query).baseline] if memory is None else memory
-    steps = _steps(lm, proxy, query, method, seed, budget or Budget(), memory, least_share)
+    default = _default(lm, query)
+    memory = MEMORY[default.baseline] if memory is None else memory
+    steps = _steps(lm, proxy, query, method, default, seed, budget or Budget(), memory, least_share)
     attribution, losses = yield from engine.answer(query, steps, progress)
     alone = without_sources(asked, query.sources, template) if contrast else None
     other = None if alone is None else (yield from engine.query(alone, target_unit="all", **writing))
@@ -241,6 +242,7 @@ def _steps(
     proxy: LanguageModel | None,
     query: Query,
     method: Method | None,
+    default: Occlusion,
     seed: int,
     budget: Budget,
     memory: float,
@@ -250,7 +252,6 @@ def _steps(
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
     positions = tuple(sorted(position for unit in inside for position in unit.token_indices))
-    default = _default(lm, query)
     removal: EffectTable = yield Effects([without(positions, None, default.baseline)], score="logprob")
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
