@@ -12,13 +12,14 @@ ours and one more:
 
     python -m venv DIR
     python -c 'import site; print(site.getsitepackages()[0])' > DIR/lib/python3.11/site-packages/ours.pth
-    DIR/bin/pip install context-cite                        # or: --no-deps lxt, then zennit; flashtrace; shapiq
+    DIR/bin/pip install context-cite                        # or: flashtrace; shapiq
+    DIR/bin/pip install --no-deps lxt zennit && DIR/bin/pip install 'transformers<5'   # LXT 2.1 fails on transformers 5
 
 Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one unit at a time takes
 what it takes. Token-forwards are counted where the model's `forward` is called, backward passes not. Seconds are of the
 processor, one thread; memory is the most that the process held while it scored, the model included. LDS and recall as
 in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks.
-A library that fails has its error in its line, as LXT 2.1 does on transformers 5.23.
+A library that fails has its error in its line.
 """
 
 from __future__ import annotations
@@ -88,12 +89,13 @@ Scorer = Callable[[Question, str], Sequence[float]]
 class Loaded:
     """The model as each library's page loads it, and how many tokens it runs."""
 
-    def __init__(self, folder: str, **options: Any) -> None:
+    def __init__(self, folder: str, tokenizer: str = "AutoTokenizer", **options: Any) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        import transformers
+        from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer = getattr(transformers, tokenizer).from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
         self.tokens = self.inputs = 0
         forward = self.model.forward
@@ -282,19 +284,19 @@ def noiser(folder: str) -> tuple[Any, Scorer]:
 
 def work(peer: str, folder: str) -> None:
     """Answers lines of stdin, [question, way], by lines of stdout that begin with "= "."""
+    options: dict[str, Any] = {"attn_implementation": "eager"} if peer in ("flashtrace", "inseq") else {}
     if peer == "lxt":  # before the model is made
-        import transformers.pytorch_utils
-
-        # LXT 2.1 imports this for BERT alone; transformers 5 does not have it
-        transformers.pytorch_utils.find_pruneable_heads_and_indices = None
         from lxt.efficient import monkey_patch
+        from transformers import AutoConfig
         from transformers.models.llama import modeling_llama
 
         monkey_patch(modeling_llama)
+        config = AutoConfig.from_pretrained(folder)
+        config.rope_theta = config.rope_parameters["rope_theta"]  # transformers 4 reads what 5 wrote
+        options = {"config": config, "tokenizer": "PreTrainedTokenizerFast"}
     if peer == "noiser":
         loaded, score = noiser(folder)
     else:
-        options = {"attn_implementation": "eager"} if peer in ("flashtrace", "inseq") else {}
         loaded = Loaded(folder, **options)
         score = globals()[peer.replace("-", "_")](loaded)
     for line in sys.stdin:
@@ -430,16 +432,16 @@ def run(chosen: argparse.Namespace) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: means over prompts, medians of seconds and memory."""
-    heads = (
-        "library | way | prompts | token-forwards | seconds | MB | LDS, rows zero | LDS, text deleted | once | twice"
-    )
-    lines = [f"| {heads} |", "|" + "---|" * 10]
+    prompts = dict.fromkeys(row["prompt"] for row in rows)
+    counts = [f"{name}, n = {sum(f'-{name}-' in prompt for prompt in prompts)}" for name in CATEGORIES]
+    heads = ("library", "way", "token-forwards", "seconds", "MB", "LDS, rows zero", "LDS, text deleted", *counts)
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for peer, way in dict.fromkeys((row["peer"], row["way"]) for row in rows):
         some = [row for row in rows if (row["peer"], row["way"]) == (peer, way)]
         good = [row for row in some if "scores" in row]
         name = f"{peer} {some[0]['version']}"
         if not good:
-            lines.append(f"| {name} | {way} | 0 of {len(some)}: {some[0]['error']} |" + " |" * 7)
+            lines.append(f"| {name} | {way} | {some[0]['error']} |" + " |" * (len(heads) - 3))
             continue
         forwards = statistics.mean(row["token_forwards"] for row in good)
         seconds, memory = (statistics.median(row[key] for row in good) for key in ("seconds", "memory_mb"))
@@ -447,9 +449,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         by_category = [[row["recall"] for row in good if f"-{category}-" in row["prompt"]] for category in CATEGORIES]
         recalls = [statistics.mean(some) if some else None for some in by_category]
         numbers = " | ".join("–" if value is None else f"{value:.2f}" for value in (*lds, *recalls))
-        lines.append(
-            f"| {name} | `{way}` | {len(good)} | {forwards:,.0f} | {seconds:.2f} | {memory:,.0f} | {numbers} |"
-        )
+        lines.append(f"| {name} | `{way}` | {forwards:,.0f} | {seconds:.2f} | {memory:,.0f} | {numbers} |")
     return "\n".join(lines)
 
 

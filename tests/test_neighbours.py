@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import peers
 from pages import ROOT
 from tiny import tiny_model, tiny_tokenizer
 
@@ -77,3 +79,8 @@ def test_captums_cache_changes_its_numbers():
     )
     torch.testing.assert_close(cached[0], plain[0], atol=1e-4, rtol=0)
     assert (cached[1] - plain[1]).abs().max() > 0.1
+
+
+def test_the_table_of_their_own_code_is_that_of_the_rows():
+    lines = (ROOT / "benchmarks/results/peers.jsonl").read_text(encoding="utf-8").splitlines()
+    assert peers.table([json.loads(line) for line in lines]) in TEXT
