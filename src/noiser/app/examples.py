@@ -46,7 +46,7 @@ EXAMPLES = {
         model="smollm2-135m-instruct",
         unit="word",
     ),
-    "A document": Question(prompt=_NOTICE, unit="sentence"),
+    "A document": Question(prompt=_NOTICE, methods=("noiser_joint",), unit="sentence"),
     "Citations": Question(prompt="How much does a ticket cost?", sources=_SOURCES, model="smollm2-135m-instruct"),
     "A long prompt": Question(prompt=_REPORT, target=" November", methods=("occlusion",), unit="sentence"),
 }

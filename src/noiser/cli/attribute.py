@@ -47,7 +47,7 @@ def attribute(
 def compare(
     question: o.Question,
     methods: Annotated[str, typer.Option(help="Names, with commas between them; see: noiser methods.")] = (
-        "noiser,occlusion,integrated_gradients"
+        "noiser_joint,noiser,occlusion"
     ),
     model: o.Model = "gemma-3-270m",
     loading: o.Loading = o.LOADING,

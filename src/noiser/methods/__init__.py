@@ -60,15 +60,15 @@ def _noiser_1(**parameters: Any) -> Noiser:
     return Noiser(**(defaults | parameters))
 
 
+METHODS.register(
+    "noiser_joint", NoiserJoint, summary="units removed alone, last and first, and in random halves; copies are found"
+)
 METHODS.register("noiser", _noiser_1, version=1, summary="bounded noise, the search always by bisection")
 METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)")
 METHODS.register(
     "noiser_relative",
     _noiser_relative,
     summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
-)
-METHODS.register(
-    "noiser_joint", NoiserJoint, summary="units removed alone, last and first, and in random halves; copies are found"
 )
 METHODS.register(
     "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
