@@ -365,7 +365,7 @@ def test_two_thousand_words(visit):
     open_settings(page)
     unit_choice(page, "sentence").check()
     choose(page, "Methods", "occlusion")
-    page.get_by_role("button", name="Remove 0").click()
+    page.locator(".token", has_text="noiser").get_by_role("button").click()
     ask(page, text)
     sync_api.expect(page.locator("#noiser-result .map .u")).to_have_count(100)
     sync_api.expect(page.locator("#noiser-result .map .u[tabindex='0']")).to_have_count(1)

@@ -230,7 +230,9 @@ class _Page:
         for button, question in self.examples.items():
             button.click(partial(self._filled, question), None, filled, queue=False, **options)
         restored = [self.status, self.linked, self.asked, *filled]
-        blocks.load(self.restore, self.linked, restored, js="() => [noiserPage.search()]", **options)
+        # Not through the queue: Gradio's client may lose a click at the moment that a queued event of its own ends.
+        search = "() => [noiserPage.search()]"
+        blocks.load(self.restore, self.linked, restored, js=search, queue=False, **options)
         # Only by a link with a prompt: an event that leaves a component alone could undo what another does to it.
         from_link = self.asked.change(self.ask, asking, shown, scroll_to_output=True, **options)
         for answered in (asked, from_link):
