@@ -252,7 +252,7 @@ def test_frontier_draws_a_line_per_method_through_its_budgets():
     (picture,) = [one for one in plots(results, made) if one.key.startswith("frontier")]
     (axes,) = picture.figure.axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert list(lines) == ["Noiser", "other", "Occlusion", "Position"]
+    assert list(lines) == ["Position", "Noiser", "other", "Occlusion"]
     assert lines["Noiser"].get_xdata().tolist() == [1000, 2000]
     assert lines["Noiser"].get_ydata().tolist() == pytest.approx([1.225, 1.325])
     assert lines["Occlusion"].get_xdata().tolist() == [100]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "H", "8", "1", "2", "3", "4", "+", "x")
 """One per method, in the order of the plan: shape tells them apart, colour only helps."""
 
@@ -340,16 +340,15 @@ def _frontier(results: Results, data: DataEntry, numbers: _Numbers) -> Iterator[
 
 def _budget_lines(axes: Axes, frame: Frame) -> None:
     """A line per family over the cost of its rows; what needs no model is a horizontal line."""
-    for i, family in enumerate(dict.fromkeys(frame["family"])):
-        rows = frame[(frame["family"] == family) & frame["low"].notna()].sort_values("cost")
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "label": family}
-        if not len(rows):
-            continue
-        if not rows["cost"].gt(0).all():
-            free: dict[str, Any] = {"linestyle": ((0, (4, 2)), (0, (1, 1.5)))[i % 2], "linewidth": 1.2}
-            axes.axhline(rows["value"].iloc[0], **style, **free)
+    paid = frame["cost"].gt(0)
+    for i, (family, rows) in enumerate(frame[~paid].dropna(subset="low").groupby("family", sort=False)):
+        dashes = ((0, (4, 2)), (0, (1, 1.5)))[i % 2]
+        axes.axhline(rows["value"].iloc[0], color=SOFT, linestyle=dashes, linewidth=1.2, label=family)
+    for i, (family, rows) in enumerate(frame[paid].groupby("family", sort=False)):
+        rows, colour = rows.dropna(subset="low").sort_values("cost"), COLOURS[i % len(COLOURS)]
+        if rows.empty:
             continue
         point: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markeredgecolor": INK, "markeredgewidth": 0.6}
-        axes.plot(rows["cost"], rows["value"], **point, **style, markersize=6, linewidth=1.2)
-        axes.vlines(rows["cost"], rows["low"], rows["high"], colors=style["color"], linewidth=0.8, alpha=0.6)
+        axes.plot(rows["cost"], rows["value"], **point, color=colour, label=family, markersize=6, linewidth=1.2)
+        axes.vlines(rows["cost"], rows["low"], rows["high"], colors=colour, linewidth=0.8, alpha=0.6)
     _logarithmic(axes)
