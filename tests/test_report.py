@@ -293,6 +293,27 @@ def test_metric_that_the_plan_does_not_have_for_a_method_has_no_line():
     assert [line.label for line in table(found, "stability-known").rows] == ["Noiser", "Occlusion"]
 
 
+def test_model_for_which_the_plan_has_nothing_has_no_column():
+    """The second model runs on LongRA alone, and the third is measured by stability alone."""
+    models = [{"name": name} for name in ("gemma-3-270m", "smollm2-135m-instruct", "qwen2.5-coder-1.5b-instruct")]
+    names = [model["name"] for model in models]
+    methods = [{"name": "noiser", "data": ["known"], "models": [names[0], names[2]]}]
+    methods += [{"name": "noiser", "label": "elsewhere", "data": ["longra"]}]
+    metrics = [{"name": "soft_scores", "models": names[:2]}, {"name": "stability", "models": names[2:]}]
+    wanted = plan(models=models, data=[{"name": "known"}, {"name": "longra"}], methods=methods, metrics=metrics)
+    assert [[entry.label for entry in wanted.data_for(name)] for name in names] == [
+        ["known", "longra"],
+        ["longra"],
+        ["known", "longra"],
+    ]
+    found = tables(Results(plan=wanted, selections=()))
+    groups = {one.key: {head.group for head in one.columns if head.group in names} for one in found}
+    assert groups["faithfulness-known"] == {names[0]}
+    assert groups["faithfulness-longra"] == {*names[:2]}
+    assert groups["stability-known"] == {names[2]}
+    assert [one.key for one in found if one.key.startswith("robustness-known")] == [f"robustness-known-{names[0]}"]
+
+
 def test_undefined_number_says_why():
     rows = [row("noiser", "soft_scores", i, soft(0.0, 0.5)) for i in range(3)]
     found = table(tables(results(rows)), "faithfulness-known")
@@ -667,6 +688,7 @@ def test_metrics_of_the_field_stand_side_by_side_and_have_all_their_numbers():
     assert [head.name for head in table(found, "top-k-known").columns] == ["drop", "hold", "drop@2", "hold@2"]
     assert cell(table(found, "gold-spans-known"), "Noiser", "recall@1").value == pytest.approx(0.335)
     assert "LDS" in [head.name for head in table(found, "glance").columns]
+    assert "lds-known" not in [one.key for one in found]  # there is no more than what stands side by side
 
 
 def test_part_of_a_data_set_says_so():

@@ -302,10 +302,11 @@ class Plan(BaseModel):
         return next(entry for entry in getattr(self, kind) if entry.label == label)
 
     def data_for(self, model: str) -> Iterator[DataEntry]:
-        """The data sets, each with the limit that it has for a model."""
+        """The data sets on which a method runs for a model, each with the limit that it has there."""
         for entry in self.data:
-            limits = (entry.limit, limit_for(self.entry("models", model), entry.label))
-            yield entry.model_copy(update={"limit": combined(limits)})
+            if self.methods_for(model, entry.label):
+                limits = (entry.limit, limit_for(self.entry("models", model), entry.label))
+                yield entry.model_copy(update={"limit": combined(limits)})
 
     def methods_for(self, model: str, data: str) -> list[MethodEntry]:
         """The methods that run for a model and a data set, by their labels."""

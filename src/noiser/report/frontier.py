@@ -51,7 +51,7 @@ def frontier(results: Results) -> Iterator[Table]:
                 continue
             numbers = [topic.number(number, name) for number, name in NUMBERS.items() if number in topic.measures]
             numbers = [MeasuredNumber(FORWARDS, ATTRIBUTION, COSTS[FORWARDS], "quantity"), *numbers]
-            for model in results.models:
+            for model in topic.models:
                 columns: list[tuple[Column, Sequence[Value]]] = []
                 for number in numbers:
                     cells = [Cell(model.label, data.label, method.label, number.metric) for method in methods]

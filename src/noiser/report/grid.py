@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry
 from noiser.errors import UnknownNameError
 from noiser.metrics import METRICS
 from noiser.metrics.bootstrap import holm, mean
@@ -122,6 +122,17 @@ class Topic(NamedTuple):
     def title(self, name: str) -> str:
         """The title of a table or figure."""
         return f"{name} on {data_title(self.data)}{self.suffix}"
+
+    @property
+    def models(self) -> list[ModelEntry]:
+        """The models that the plan measures with any of the metrics."""
+        pairs = product(self.results.methods, self.measures.values())
+        planned = {
+            model.label
+            for method, measure in pairs
+            for model in self.results.planned(method.label, measure.label, self.data.label)
+        }
+        return [model for model in self.results.models if model.label in planned]
 
     def methods(self, number: str = "", profile: str = "paper") -> list[MethodEntry]:
         """The methods of a profile that the plan measures with the metric of a number; "": of any number."""
@@ -294,10 +305,11 @@ def grid(
     With `minus`, the numbers are paired differences of that method minus each of the others.
     """
     results, data, labels = topic.results, topic.data, [label(method) for method in methods]
+    every = topic.models
     ranked = any(one.summary.scale.higher_is_better is not None for one in numbers)
     legend: Legend = "clear" if minus else "best" if ranked else ""
-    apart = len(numbers) > _SIDE_BY_SIDE and len(results.models) > 1
-    for models in [[model] for model in results.models] if apart else [results.models]:
+    apart = len(numbers) > _SIDE_BY_SIDE and len(every) > 1
+    for models in [[model] for model in every] if apart else [every]:
         columns: list[tuple[Column, Sequence[Value]]] = []
         reasons: list[str] = []
         for model, number in product(models, numbers):

@@ -39,9 +39,11 @@ _DASHED: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 
 
 def plots(results: Results, tables: Sequence[Table]) -> list[Picture]:
     """The figures of these tables of a run, in the order of a report. Raises DependencyError without matplotlib."""
-    numbers = _Numbers(results.plan.labels("models"), cells_frame(tables))
+    cells = cells_frame(tables)
     draw = (_areas, _localisation, _minimum, _against_answerability, _against_cost, _frontier)
-    return [picture for one in draw for data in results.data for picture in one(results, data, numbers)]
+    numbers = [_Numbers([one.label for one in results.models_with(data.label)], cells) for data in results.data]
+    about = list(zip(results.data, numbers, strict=True))
+    return [picture for one in draw for pair in about for picture in one(results, *pair)]
 
 
 class _Numbers(NamedTuple):

@@ -132,18 +132,24 @@ class Results:
         return _by_cell(pd.DataFrame(self.costs, columns=list(Cost._fields)))
 
     @cached_property
-    def _planned(self) -> frozenset[tuple[str, str, str]]:
-        pairs = product(self.models, self.data)
-        kinds = ((data.label, *kind[:2]) for model, data in pairs for kind in self.plan.kinds(model.label, data.label))
-        return frozenset(kinds)
+    def _planned(self) -> Mapping[tuple[str, str, str], list[ModelEntry]]:
+        planned: dict[tuple[str, str, str], list[ModelEntry]] = {}
+        for model, data in product(self.models, self.data):
+            for method, metric, _ in self.plan.kinds(model.label, data.label):
+                planned.setdefault((data.label, method, metric), []).append(model)
+        return planned
 
     @cached_property
     def _wanted(self) -> Callable[[Row | Cost], bool]:
         return self.plan.wanted()
 
-    def planned(self, method: str, metric: str, data: str) -> bool:
-        """Whether the plan has a metric for a method on a data set, with any model."""
-        return (data, method, metric) in self._planned
+    def planned(self, method: str, metric: str, data: str) -> Sequence[ModelEntry]:
+        """The models for which the plan has a metric for a method on a data set."""
+        return self._planned.get((data, method, metric), ())
+
+    def models_with(self, data: str) -> list[ModelEntry]:
+        """The models for which the plan has a method on a data set."""
+        return [model for model in self.models if self.plan.methods_for(model.label, data)]
 
     def rows(self, cell: Cell) -> Frame:
         """The rows of a cell, those with errors included: the columns of `frame` but the last two."""

@@ -217,7 +217,7 @@ _FIELD = (
     SpecNumber("auprc", "AUPRC"),
     SpecNumber("mrr", "MRR"),
 )
-"""Side by side; all numbers of each metric are in a table of their own."""
+"""Side by side; a metric that has more numbers than these has a table of its own too."""
 
 
 def _answerability(prefix: str, printed: str, title: str) -> TableSpec:
@@ -263,8 +263,9 @@ _COUNTED = {"sum_not_positive": "no positive sum", "clipped": "clipped"}
 
 def robustness(results: Results) -> Iterator[Table]:
     """What the numbers are without the prompts that matter most, and how often the paper's measure meets its limits."""
-    for data, model in product(results.data, results.models):
-        for topic in topics(results, data, *(one.number for one in _TRUSTED)):
+    for data in results.data:
+        about = topics(results, data, *(one.number for one in _TRUSTED))
+        for topic, model in [(each, model) for each in about for model in each.models]:
             methods = topic.methods()
             columns: list[tuple[Column, Sequence[Value]]] = []
             for spec in _TRUSTED:
@@ -415,6 +416,8 @@ def _compared(results: Results) -> Iterator[_Compared]:
     """The headline numbers per model and data set; other boundings are not in the table of faithfulness."""
     for model, data, spec in product(results.models, results.data, (*_HEADLINE, *_FIELD)):
         for topic in topics(results, data, spec.number):
+            if model not in topic.models:
+                continue
             methods = topic.methods()
             methods = without_boundings(methods) if spec.number == "faithfulness" else methods
             number = topic.number(spec.number, f"{spec.name}{topic.suffix}", spec.form)
@@ -434,33 +437,33 @@ def _leader(numbers: Sequence[Number], methods: Sequence[MethodEntry]) -> str:
 
 
 def others(results: Results) -> Iterator[Table]:
-    """All numbers of the metrics that have no table of their own."""
+    """All numbers of the metrics that no table above shows whole."""
     names = dict.fromkeys(unversioned(measure.name) for measure in results.measures)
-    headline = {one.number for one in _HEADLINE}
+    headline, field = ({one.number for one in group} for group in (_HEADLINE, _FIELD))
     for data, name in product(results.data, names):
         for topic in named(results, data, name):
             label = topic.measure.label
             if name == "localisation" or headline & summaries_of(topic.measure).keys():
                 continue
             numbers, methods = _all_numbers(topic), topic.methods()
-            if numbers and methods:
+            if methods and not field.issuperset(numbers):
                 title = f"{label.replace('_', ' ').capitalize()} on {data_title(data)}"
-                notes = [f"{one.name}: {one.summary.scale.meaning}." for one in numbers]
-                yield from grid(topic, topic.key(name.replace("_", "-")), title, methods, numbers, notes)
+                notes = [f"{one.name}: {one.summary.scale.meaning}." for one in numbers.values()]
+                yield from grid(topic, topic.key(name.replace("_", "-")), title, methods, [*numbers.values()], notes)
 
 
-def _all_numbers(topic: Topic) -> list[MeasuredNumber]:
-    """The numbers of a metric by name, and the means of its other columns where it has a scale for them."""
+def _all_numbers(topic: Topic) -> dict[str, MeasuredNumber]:
+    """The numbers of a metric, and the means of its other columns where it has a scale for them."""
     metric, label = metric_of(topic.measure), topic.measure.label
     if metric is None:
-        return []
+        return {}
     columns = topic.results.columns(topic.data.label, label)
     summaries = {**metric.summaries, **metric.other_summaries(columns)}
-    return [
-        MeasuredNumber(name.replace("_", " "), label, summary)
+    return {
+        name: MeasuredNumber(name.replace("_", " "), label, summary)
         for name, summary in summaries.items()
         if not columns or set(columns).issuperset(summary.columns)  # rows of earlier versions may lack some
-    ]
+    }
 
 
 # ---- counts ---------------------------------------------------------------------------------------------------------
@@ -529,7 +532,7 @@ def cost(results: Results) -> Iterator[Table]:
         methods = [method for method in results.methods if data.label in (method.data or (data.label,))]
         numbers = [MeasuredNumber(name, ATTRIBUTION, summary, "quantity") for name, summary in COSTS.items()]
         columns: list[tuple[Column, Sequence[Value]]] = []
-        for model in results.models:
+        for model in results.models_with(data.label):
             cells = [Cell(model.label, data.label, method.label, ATTRIBUTION) for method in methods]
             if results.timed(data.label):
                 seconds = [Number.of(results.seconds(cell), form="quantity") for cell in cells]
