@@ -35,10 +35,10 @@ def both(first: Results, second: Results) -> Results:
 def table(first: Results, second: Results, wanted: Sequence[str]) -> list[str]:
     """Lines of Markdown: model, method and number, its value in both, and the paired difference."""
     results = both(first, second)
-    models, datas, methods = (results.plan.labels(kind) for kind in ("models", "data", "methods"))
+    models, sets, methods = (results.plan.labels(kind) for kind in ("models", "data", "methods"))
     kinds = [(measure, name, one) for measure in results.measures for name, one in _numbers(measure) if name in wanted]
     gaps, values = {}, {}
-    for model, data, method, (measure, name, summary) in product(models, datas, methods, kinds):
+    for model, data, method, (measure, name, summary) in product(models, sets, methods, kinds):
         old = Cell(model, data, method, measure.label)
         new = old._replace(model=model + _SECOND)
         gap = results.paired(new, old, summary)
