@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import noiser
 import noiser.model
-from attribution_for_tests import make, spans_of
+from attribution_for_tests import make, spans_of, spoiled
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.explain.shortlist import Shortlist
@@ -156,6 +156,18 @@ def test_saved_and_loaded(tmp_path):
         (tmp_path / "b.json").write_text(broken, encoding="utf-8")
         with pytest.raises(StoredFileError, match=r"b\.json"):
             noiser.Citations.load(tmp_path / "b.json")
+
+
+def test_a_file_with_a_wrong_value_is_refused_or_can_be_shown(tmp_path):
+    path, draw = tmp_path / "a.json", random.Random(0)
+    for _ in range(300):
+        path.write_text(json.dumps(spoiled(json.loads(citations().to_json()), draw)), encoding="utf-8")
+        try:
+            record = noiser.Citations.load(path)
+        except StoredFileError:
+            continue
+        assert "\x1b" not in str(record) + repr(record) + record.to_html()
+        assert noiser.Citations.from_dict(json.loads(record.to_json())).to_dict() == record.to_dict()
 
 
 # ---- scores, by plain passes of the model ----------------------------------------------------------------------------

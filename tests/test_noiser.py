@@ -119,6 +119,11 @@ def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
     torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
 
 
+def test_authors_profile_of_a_single_step_asks_nothing_and_scores_at_its_middle():
+    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=3, steps=1, profile="authors"))
+    assert float(att.k_min) == 0.5
+
+
 def test_foil_replaces_p_and_flips_when_the_pair_turns():
     lm = tiny("llama")
     second = int(clean(lm, build_query(lm, PROMPT))[0].topk(2).indices[1])

@@ -83,14 +83,20 @@ def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     assert float(((drawn.scores - whole.scores) / drawn.stderr).abs().max()) < 4
 
 
+def test_the_number_of_inputs_counts_the_single_steps_and_one_pair_at_least():
+    method = noiser.NoiserJoint(samples=2)
+    assert [method.inputs_for(units) for units in (1, 2, 3, 8)] == [1, 3, 7, 19]
+
+
 def test_a_single_unit_has_the_whole_gain():
     att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint", unit="sentence")
     assert float(att.scores) == pytest.approx(att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6)
 
 
+@pytest.mark.parametrize("removal", ["zero", "noise"])
 @pytest.mark.parametrize("samples", [16, EVERY])
-def test_a_targets_scores_do_not_depend_on_later_targets(samples):
-    lm, method = tiny("llama"), noiser.NoiserJoint(samples=samples)
+def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
+    lm, method = tiny("llama"), noiser.NoiserJoint(samples=samples, removal=removal)
     alone = noiser.attribute(lm, PROMPT, method=method)
     together = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3)
     units = alone.scores.shape[1]
@@ -126,10 +132,11 @@ def test_copies_share_what_one_of_them_would_have():
 def test_standard_errors_are_the_spread_over_seeds():
     pairs = {(i, j): (-1.0) ** (i * j) * (1 + (3 * i + 5 * j) % 4) for i, j in itertools.combinations(range(10), 2)}
     value = lambda kept: sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
-    fits = [play(value, 10, 60, seed) for seed in range(60)]
-    spread = torch.stack([fit.scores for fit in fits]).std(0)
-    claimed = torch.stack([fit.stderr for fit in fits]).square().mean(0).sqrt()
-    assert 0.8 < float((claimed / spread).mean()) < 1.3
+    for drawn in (15, 30, 60):
+        fits = [play(value, 10, drawn, seed) for seed in range(200)]
+        spread = torch.stack([fit.scores for fit in fits]).std(0)
+        claimed = torch.stack([fit.stderr for fit in fits]).square().mean(0).sqrt()
+        assert 0.85 < float((claimed / spread).mean()) < 1.15
 
 
 def test_more_samples_come_nearer_to_the_truth():

@@ -44,6 +44,13 @@ def test_parts_add_up_to_the_unit_they_are_parts_of(method, tokens):
     assert "".join(unit.text for unit in found.units) == PROMPT
 
 
+@pytest.mark.parametrize("method", [noiser.Occlusion(), noiser.Noiser(samples=3, steps=4, profile="authors")])
+def test_special_tokens_that_are_units_are_not_split(method):
+    found = noiser.attribute(tiny("llama"), PROMPT, method=method, unit="auto", special_tokens="perturbed")
+    assert found.units[0].text == "<s>"
+    assert len(found.units) > 4
+
+
 def test_parts_are_scored_as_units_of_their_own():
     lm = tiny("gemma3")
     found = noiser.attribute(lm, PROMPT, method="occlusion", unit="auto")

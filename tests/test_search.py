@@ -110,6 +110,13 @@ def test_prunes_units_that_cannot_be_the_minimum():
     assert search.thresholds(4)[3] == math.floor(0.05 * 1024) / 1024
 
 
+@pytest.mark.parametrize("steps", [41, 64, 2000])
+def test_certified_ends_however_fine_the_grid(steps):
+    search = Certified([0, 1], steps=steps, samples=5)
+    run(search, lambda u, k: k > 0.3, lambda u, k: (1 - k / 0.3) ** 3)
+    assert search.thresholds(2)[0] == pytest.approx(0.3, abs=2.0**-39)
+
+
 def test_a_tie_ends_the_search():
     search = Bisection([0], mode="min", steps=3)
     run(search, lambda u, k: True)

@@ -89,6 +89,21 @@ def test_units_may_be_parts_of_a_target():
     torch.testing.assert_close(att.through().scores, torch.tensor([[0.75, 0.25], [0.375, 0.625]]))
 
 
+def test_a_target_is_not_what_it_was_written_from():
+    """Only the second of two equal sentences is a target: the first, which is found before it, belongs to none."""
+    pieces = ("A fox.", " It sings.")
+    att = make(
+        pieces,
+        ((3.0, 1.0),),
+        prompt_length=6,
+        text="A fox. It sings. It sings",
+        units=spans_of(*pieces),
+        targets=(Target(" It sings", 1, 0.5, 1),),
+    )
+    with pytest.raises(ParameterError, match=r"' It sings\.' of the continuation is not inside one target"):
+        att.through()
+
+
 def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
     lm, prompt = tiny("llama"), "The fox sings. A dog plays."
     answer = " It rains. The trains run late. The fox sings."
@@ -143,6 +158,7 @@ def test_picture_has_a_line_for_each_sentence_and_an_arc_for_each_edge():
     assert len(att.plot_through(target=0).axes[0].patches) == 1
     for options, message in (
         ({"target": 4}, "indices of the 4 targets"),
+        ({"target": -5}, "indices of the 4 targets"),
         ({"width": 0}, "expected inches"),
         ({"least": 2}, "least is 2"),
     ):

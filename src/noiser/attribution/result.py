@@ -261,7 +261,7 @@ class Attribution(AttributionRecord):
             DependencyError: matplotlib is not installed.
             ParameterError: no such target, or what `through` raises.
         """
-        return reasoning.reasoning_figure(self, target % len(self.targets) if target < 0 else target, width, least)
+        return reasoning.reasoning_figure(self, target + len(self.targets) if target < 0 else target, width, least)
 
     def _repr_html_(self) -> str:
         return html.fragment(self)

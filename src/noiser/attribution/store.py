@@ -48,8 +48,19 @@ def _item(value: Any) -> Any:
     return known | ({"probability": math.nan} if known.get("probability", 0) is None else {})
 
 
-_Number = Annotated[float, BeforeValidator(_number)]
+SavedNumber = Annotated[float, BeforeValidator(_number)]
+"""A number of a file: null for NaN, a text for an infinite one."""
+
 _Target = Annotated[Target, BeforeValidator(_item)]
+
+
+class _Place(BaseModel, strict=True, extra="allow"):
+    start: int
+    end: int
+
+
+class _Info(BaseModel, strict=True, extra="allow"):
+    sources: list[_Place] = []
 
 
 class SavedAttribution(BaseModel):
@@ -61,7 +72,7 @@ class SavedAttribution(BaseModel):
     schema_: Literal[1] = Field(alias="schema")
     method: str
     parameters: dict[str, Any]
-    seed: int
+    seed: int = Field(ge=-(2**63), lt=2**64)
     model: ModelIdentity
     versions: dict[str, str]
     prompt: str | list[dict[str, str]]
@@ -72,11 +83,11 @@ class SavedAttribution(BaseModel):
     target_unit: str = "token"
     targets: list[_Target]
     foil: _Target | None = None
-    scores: list[list[_Number]]
-    stderr: list[list[_Number]] | None = None
-    thresholds: list[list[_Number]] | None = None
-    k_min: list[_Number] | None = None
-    info: dict[str, Any]
+    scores: list[list[SavedNumber]]
+    stderr: list[list[SavedNumber]] | None = None
+    thresholds: list[list[SavedNumber]] | None = None
+    k_min: list[SavedNumber] | None = None
+    info: _Info
 
 
 def read(path: str | PathLike[str]) -> dict[str, Any]:
@@ -118,7 +129,11 @@ def from_dict(data: Any) -> dict[str, Any]:
             raise _damaged(f"a unit goes from {unit.start} to {unit.end}, outside of 'text', of {length} characters")
     fields = {name: getattr(saved, name) for name in SavedAttribution.model_fields if name not in ("format", "schema_")}
     fields |= {name: _tensor(fields[name], shape, name) for name in ("scores", "stderr", "thresholds")}
-    fields |= {"k_min": _tensor(saved.k_min, shape[:1], "k_min"), "units": tuple(saved.units)}
+    fields |= {
+        "info": saved.info.model_dump(exclude_unset=True),
+        "k_min": _tensor(saved.k_min, shape[:1], "k_min"),
+        "units": tuple(saved.units),
+    }
     prompt = saved.prompt if isinstance(saved.prompt, str) else tuple(saved.prompt)
     return fields | {"targets": tuple(saved.targets), "prompt": prompt}
 

@@ -87,8 +87,8 @@ def _target_spans(att: AttributionRecord) -> list[tuple[int, int]]:
 
 def _owner(att: AttributionRecord, column: int, spans: list[tuple[int, int]]) -> int:
     unit = att.units[column]
-    for row, (start, end) in enumerate(spans):
-        if start <= unit.start and unit.end <= end:
+    for row, (start, end) in enumerate(spans):  # what a target is written from is no part of it
+        if start <= unit.start and unit.end <= end and att.scores[row, column].isnan():
             return row
     raise ParameterError(
         f"The unit {unit.text!r:.60} of the continuation is not inside one target; expected targets that cover the "

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float64
-from torch import Tensor
 
-from noiser.engine.readouts import stderr_of
+from noiser.engine.readouts import log_of, stderr_of
 from noiser.engine.requests import (
     CleanStats,
     Counters,
@@ -83,8 +81,8 @@ def _effects(
 ) -> EffectTable:
     """Flips and leads are those of the two continuations' log-probabilities, which stand for the pair of tokens."""
     before = [torch.tensor(stats.probabilities, dtype=torch.float64) for stats in clean]
-    rest = float(sizes[0] * _log(before[0]) - sizes[1] * _log(before[1]))
-    now = sizes[0] * _log(target.probability) - sizes[1] * _log(foil.probability)
+    rest = float(sizes[0] * log_of(before[0]) - sizes[1] * log_of(before[1]))
+    now = sizes[0] * log_of(target.probability) - sizes[1] * log_of(foil.probability)
     influence = tuple(one - other for one, other in zip(target.influence, foil.influence, strict=True))
     return dataclasses.replace(
         target,
@@ -96,7 +94,3 @@ def _effects(
         clean_lead=torch.full_like(target.clean_lead, rest),
         influence=influence,
     )
-
-
-def _log(p: Float64[Tensor, "*any"]) -> Float64[Tensor, "*any"]:
-    return p.clamp_min(torch.finfo(torch.float32).tiny).log()

@@ -111,7 +111,7 @@ class CleanRun:
             ParameterError: the function does not return one finite number per sample.
         """
         assert self.of is not None
-        values: object = self.of(log_p, _log(self.probabilities[list(self.spans[target])]))
+        values: object = self.of(log_p, log_of(self.probabilities[list(self.spans[target])]))
         if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise ParameterError(
@@ -235,8 +235,8 @@ class EffectReadout:
         target, foil, own, rival, leader, most, _ = filled.unbind(-1)
         rest = at_rest[0].unbind(-1)
         seen = ~target.isnan()
-        clean_lead = _log(rest[2]) - _log(rest[3])
-        lead = (_log(own) - _log(rival)) / torch.where(clean_lead == 0, math.inf, clean_lead)
+        clean_lead = log_of(rest[2]) - log_of(rest[3])
+        lead = (log_of(own) - log_of(rival)) / torch.where(clean_lead == 0, math.inf, clean_lead)
         changes = leader != rest[4] if clean.foil_id is None else (rest[0] > rest[1]) != (target > foil)
         first = torch.tensor([span[0] for span in clean.spans])
         weakest = first + by_target(lead[..., None], sizes, lambda tokens: tokens[..., 0].argmin(-1))
@@ -267,7 +267,7 @@ class EffectReadout:
         return target - foil if self.score == "prob" or self.clean.foil_id is not None else target
 
     def _scale(self, tokens: Float64[Tensor, "rows targets size 1"]) -> Float64[Tensor, "rows targets"]:
-        return _geometric_mean(tokens) if self.score == "prob" else _log(tokens[..., 0]).sum(-1)
+        return _geometric_mean(tokens) if self.score == "prob" else log_of(tokens[..., 0]).sum(-1)
 
     def _own(
         self,
@@ -285,7 +285,7 @@ class EffectReadout:
             here = slice(start, start + size)
             with torch.enable_grad():
                 p = mean[here].detach().clone().requires_grad_()
-                value = self.clean.objective(_log(p)[None], target)
+                value = self.clean.objective(log_of(p)[None], target)
                 (slope,) = (
                     torch.autograd.grad(value.sum(), p) if value.requires_grad else (torch.full_like(p, torch.nan),)
                 )
@@ -328,7 +328,7 @@ class ValueReadout:
         clean, samples = self.clean, distributions
         if self._is_own:
             spans = samples.split(clean.sizes(targets), 1)
-            values = [clean.objective(_log(span), target) for span, target in zip(spans, targets, strict=True)]
+            values = [clean.objective(log_of(span), target) for span, target in zip(spans, targets, strict=True)]
             columns = [value[:, None].expand(span.shape[:2]) for span, value in zip(spans, values, strict=True)]
             return torch.cat(columns, 1)[..., None].detach()
         if self.value in DISTANCES:
@@ -375,12 +375,12 @@ class ValueReadout:
         target, other = tokens.unbind(-1)
         if self.value == "prob":
             return _geometric_mean(tokens) - (0 if self.clean.foil_id is None else other[..., 0])
-        value = _log(target).sum(-1)
+        value = log_of(target).sum(-1)
         if self.clean.foil_id is not None:
-            return value - _log(other).sum(-1)
+            return value - log_of(other).sum(-1)
         if self.value == "logit":  # 1 - Π p_j is the sum over j of being right before token j and wrong at it
             right = torch.cat([torch.ones_like(target[..., :1]), target[..., :-1].cumprod(-1)], -1)
-            return value - _log((right * other).sum(-1))
+            return value - log_of((right * other).sum(-1))
         return value
 
 
@@ -402,7 +402,7 @@ def _slope_of_geometric_mean(
     p: Float[Tensor, " tokens"], sizes: Sequence[int], place: TokenIndex
 ) -> Float[Tensor, " tokens"]:
     """Its derivative with respect to each token's p: 1 for a single token."""
-    logs = p.clamp_min(TINY).log()
+    logs = log_of(p)
     mean = by_target(logs[None, :, None], sizes, lambda tokens: tokens[..., 0].mean(-1))[0]
     return (mean[place.owners] - logs).exp() / place.sizes
 
@@ -419,5 +419,6 @@ def _sum(tokens: Float[Tensor, "rows tokens"], sizes: Sequence[int]) -> Float[Te
     return by_target(tokens[..., None], sizes, lambda each: each[..., 0].sum(-1))
 
 
-def _log(p: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+def log_of(p: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The logarithm of probabilities, of float32's smallest where they are 0."""
     return p.clamp_min(TINY).log()

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label, number_format, provenance, visible
-from noiser.attribution.store import to_jsonable
-from noiser.errors import ParameterError, StoredFileError
+from noiser.attribution.store import SavedNumber, first_problem, to_jsonable
+from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain import citations_html
 from noiser.files import parse_json, write_text
 from noiser.types import Prompt, Source
@@ -288,20 +289,38 @@ class Citations:
         """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
         if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("schema") != SCHEMA:
             raise StoredFileError(f"This is not a {FORMAT} file of schema {SCHEMA}.")
-        values = cast("Mapping[str, Any]", data)
         try:
-            return cls(
-                question=values["question"],
-                sources=tuple(Source(**source) for source in values["sources"]),
-                answer=str(values["answer"]),
-                answer_without=values["answer_without"],
-                attribution=Attribution.from_dict(values["attribution"]),
-                losses=tuple(math.nan if loss is None else float(loss) for loss in values["losses"]),
-                memory=float(values["memory"]),
-                least_share=float(values["least_share"]),
+            saved = _Saved.model_validate(dict(cast("Mapping[str, Any]", data)))
+            record = cls(
+                question=saved.question,
+                sources=tuple(saved.sources),
+                answer=saved.answer,
+                answer_without=saved.answer_without,
+                attribution=Attribution.from_dict(saved.attribution),
+                losses=tuple(saved.losses),
+                memory=saved.memory,
+                least_share=saved.least_share,
             )
-        except (KeyError, TypeError, ParameterError) as error:
-            raise StoredFileError(f"The citations are incomplete or inconsistent ({error}).") from error
+            _ = record.sentences  # sources that are not in the text, or that no unit is in
+        except (ValidationError, ParameterError, UnitError) as error:
+            problem = first_problem(error) if isinstance(error, ValidationError) else error
+            raise StoredFileError(f"The citations are incomplete or inconsistent: {problem}.") from error
+        return record
+
+
+class _Saved(BaseModel):
+    """The keys of the file that are not made from others."""
+
+    model_config = ConfigDict(strict=True)
+
+    question: str | list[dict[str, str]]
+    sources: list[Source]
+    answer: str
+    answer_without: str | None
+    attribution: dict[str, Any]
+    losses: list[SavedNumber]
+    memory: SavedNumber
+    least_share: SavedNumber
 
 
 def _plain(citation: Citation) -> dict[str, Any]:

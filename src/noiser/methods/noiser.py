@@ -213,7 +213,7 @@ class _Run:
         return searches
 
     def _warn_of_ties(self, searches: Sequence[Search]) -> None:
-        lead, dtype = min(map(abs, self.clean_leads)), self.query.dtype
+        lead, dtype = min(map(abs, self.clean_leads), default=math.inf), self.query.dtype
         if any(search.tied for search in searches):
             warnings.warn(
                 "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "

@@ -60,7 +60,7 @@ class NoiserJoint:
 
     def inputs_for(self, units: int) -> int:
         """The most inputs that are run for so many units."""
-        return min(1 + self._samples_for(units), 2**units - 1)
+        return min(1 + max(self._samples_for(units), 2 * units + 2), 2**units - 1)
 
     def _samples_for(self, units: int) -> int:
         return max(self.samples or 8 * units, 2 * units)
@@ -70,7 +70,10 @@ class NoiserJoint:
         root, units = self.score == "root", len(query.units)
         # of the caller's function there is only the number that it gives
         value: ScaleName = self.score if self.score != "root" else "logit" if query.of is None else "prob"
-        coalitions = Coalitions(query, Remover(query, self.removal, rng, samples=1), value)
+        noise = rng
+        if self.removal == "noise":  # as many numbers as there are tokens: the inputs must not depend on how many
+            noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
+        coalitions = Coalitions(query, Remover(query, self.removal, noise, samples=1), value)
         half, exact = self._draw(query, rng)
         single = torch.eye(units, dtype=torch.bool)
         middle = yield from coalitions.values(torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half]))
@@ -140,5 +143,5 @@ def _fit(
     change = solve @ rest
     if not ridge:  # all pairs: nothing was drawn
         return _Fit(guess + change, torch.zeros_like(guess))
-    residual = (rest - signs @ change) / (1 - (signs.T * solve).sum(0)).clamp_min(0.1)
+    residual = (rest - signs @ change) / (1 - (signs.T * solve).sum(0)).clamp_min(0.1).sqrt()  # HC2
     return _Fit(guess + change, (solve * residual).square().sum(1).sqrt())

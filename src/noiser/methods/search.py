@@ -232,7 +232,7 @@ class Root:
 
     def __init__(self, guess: float, *, steps: int) -> None:
         self.low, self._high = 0.0, 1.0
-        self._cell = 2.0**-steps
+        self._cell = max(2.0**-steps, SMALLEST)
         self._guess = guess
         self._lead, self._loss = 1.0, math.nan  # at low, and at high where it is known
         self._slow = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -177,7 +176,8 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
         if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
             break
         for s, count in outermost.items():
-            kept += _all_of_size(units, s)
+            chosen = torch.tensor(list(itertools.combinations(range(units), s)))
+            kept += torch.zeros(len(chosen), units, dtype=torch.bool).scatter(1, chosen, value=True)
             weights += [mass.pop(s) / count] * count
     if mass:
         pairs = max(1, (samples - len(kept)) // 2)
@@ -188,13 +188,6 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
             kept += [chosen, ~chosen]
     table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
     return Weighted(table, torch.tensor(weights, dtype=torch.float64))
-
-
-def _all_of_size(units: int, size: int) -> Iterator[Bool[Tensor, " units"]]:
-    for members in itertools.combinations(range(units), size):
-        kept = torch.zeros(units, dtype=torch.bool)
-        kept[list(members)] = True
-        yield kept
 
 
 def _join(game: Weighted, count: int, generator: torch.Generator) -> Weighted:

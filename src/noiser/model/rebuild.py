@@ -103,8 +103,10 @@ def _shared(lm: LanguageModel, att: Attribution, encoding: Encoding) -> list[tup
 
 def _check_unit(lm: LanguageModel, att: Attribution, whole: Encoding, unit: Span) -> None:
     """The unit's tokens must cover its characters; spans that the caller chose, and sources, need only touch them."""
-    if max(unit.token_indices) >= len(whole.token_ids):
-        raise _mismatch(lm, att, f"the text has {len(whole.token_ids)} tokens, none at {max(unit.token_indices)}")
+    if outside := [index for index in unit.token_indices if not 0 <= index < len(whole.token_ids)]:
+        raise _mismatch(lm, att, f"the text has {len(whole.token_ids)} tokens, none at {outside[0]}")
+    if not unit.token_indices:
+        raise _mismatch(lm, att, f"{unit.text!r} at {unit.start} to {unit.end} has no tokens")
     offsets = [whole.offsets[index] for index in unit.token_indices]
     start, end = min(a for a, _ in offsets), max(b for _, b in offsets)
     touches = att.unit in ("spans", "source", "auto") and start < unit.end and unit.start < end

@@ -237,7 +237,7 @@ def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:
 
 @cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019), inverted."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    """The byte for each printable character that byte-level BPE writes (Radford et al. 2019)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}

@@ -154,7 +154,7 @@ def _parts(encoding: Encoding, unit: Span, segment: Callable[[str], list[Offset]
     """A unit cut into smaller ones, each of whole tokens."""
     members = set(unit.token_indices)
     pieces = [piece for piece in _named_units(encoding, None) if members.issuperset(piece.token_indices)]
-    if segment is None:
+    if segment is None or not pieces:  # a special token is no piece of text
         return pieces
     return _grouped(encoding, min(p.start for p in pieces), max(p.end for p in pieces), pieces, segment)
 
