@@ -110,9 +110,31 @@ def play(value, units, pairs, seed=0):
     """The effects in the middle, and their standard errors, of a game: a function from a set of units to a number."""
     kept = torch.rand(pairs, units, generator=torch.Generator().manual_seed(seed)) < 0.5
     numbers = lambda rows: torch.tensor([value(frozenset(row.nonzero().flatten().tolist())) for row in rows]).double()
-    sets = [frozenset(), frozenset(range(units))]
-    sets += [s for u in range(units) for s in (sets[1] - {u}, frozenset({u}))]
-    return _fit(kept, numbers(kept) - numbers(~kept), ends({kept: value(kept) for kept in sets}, units), 1.0)
+    every, none = frozenset(range(units)), frozenset()
+    last = [value(every) - value(every - {u}) for u in range(units)]
+    first = [value(frozenset({u})) - value(none) for u in range(units)]
+    return _fit(kept, numbers(kept) - numbers(~kept), torch.tensor([last, first]).double())
+
+
+def test_the_fit_minimises_what_it_says():
+    """Against gradient descent on the formula, in φ and the two weights at once."""
+    draw = torch.Generator().manual_seed(3)
+    kept = torch.rand(9, 6, generator=draw) < 0.5
+    differences, guesses = (torch.randn(*shape, generator=draw).double() for shape in ((9,), (2, 6)))
+    signs = 2 * kept.double() - 1
+    prior = 0.3 * (signs @ guesses.T).square().mean()
+    scores, weights = torch.zeros(6).double().requires_grad_(), torch.zeros(2).double().requires_grad_()
+    search = torch.optim.LBFGS([scores, weights], max_iter=500, tolerance_grad=1e-12, tolerance_change=0)
+
+    def loss():
+        search.zero_grad()
+        total = (differences - signs @ scores).square().sum() + (scores - weights @ guesses).square().sum()
+        total = total + prior * (weights - 0.5).square().sum()
+        total.backward()
+        return total
+
+    search.step(loss)
+    torch.testing.assert_close(_fit(kept, differences, guesses).scores, scores.detach(), atol=1e-7, rtol=0)
 
 
 def test_a_sum_is_found_with_the_fewest_samples():

@@ -16,6 +16,9 @@ from noiser.methods.protocol import Scores
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
+_PRIOR = 0.3
+"""How many pairs count as much as the belief that last and first steps matter alike in the middle."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiserJoint:
@@ -25,9 +28,11 @@ class NoiserJoint:
     mean of its last step f(X) - f(all but u) and its first, f(u alone) - f(nothing); and an effect in the middle, its
     Banzhaf value: the mean of g(z with u) - g(z without u) over all z of the other units. The score is the mean of
     both, the second scaled to the first's size Σ|·|. The ends are run exactly; the middle is fitted to random z and
-    their complements, by least squares with a ridge towards the steps of g:
+    their complements, by least squares with a ridge towards a mix of the last and first steps of g, l and e:
 
-        argmin over φ of  Σ over pairs (g(z) - g(1 - z) - (2z - 1)·φ)² + ‖φ - φ⁰‖²
+        argmin over φ, a, b of  Σ over pairs (g(z) - g(1 - z) - (2z - 1)·φ)² + ‖φ - a l - b e‖²,
+
+    with a and b held near ½ as by a third of a pair.
 
     A fact that stands twice, or two that only count together, can be missed one unit at a time; the middle sees them.
     A fit to random z alone is blind to what decides while the prediction still stands; the ends see that.
@@ -78,15 +83,15 @@ class NoiserJoint:
         single = torch.eye(units, dtype=torch.bool)
         middle = yield from coalitions.values(torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half]))
         ends, whole = middle[:, : 1 + 2 * units], coalitions.clean
-        guess = _steps(ends, whole)
+        guesses = _steps(ends, whole)
         if root and query.of is None and not query.foil_ids:
             ends, whole = ends.sigmoid() ** 0.25, whole.sigmoid() ** 0.25
-        steps = _steps(ends, whole)
+        steps = _steps(ends, whole).mean(0)
         drawn, opposite = middle[:, 1 + 2 * units :].chunk(2, dim=1)
         fits: list[_Fit] = []
         for g, seen in enumerate(coalitions.seen):
-            ridge = 0.0 if len(seen) <= exact else 1.0
-            found = _fit(half[:, seen], drawn[g] - opposite[g], guess[g, seen], ridge)
+            every = len(seen) <= exact
+            found = _fit(half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen])
             size = found.scores.abs().sum()
             scale = steps[g, seen].abs().sum() / size if size else 0.0
             fits.append(_Fit((steps[g, seen] + scale * found.scores) / 2, scale * found.stderr / 2))
@@ -112,15 +117,15 @@ class NoiserJoint:
 
 def _steps(
     ends: Float64[Tensor, "targets inputs"], whole: Float64[Tensor, " targets"]
-) -> Float64[Tensor, "targets units"]:
-    """The mean of each unit's last step, from all but it to all, and its first, from nothing to it alone.
+) -> Float64[Tensor, "2 targets units"]:
+    """Each unit's last step, from all but it to all, and its first, from nothing to it alone.
 
     Args:
         ends: what is predicted from nothing, then from all but each unit, then from each unit alone.
         whole: what is predicted from all.
     """
     last, first = ends[:, 1:].chunk(2, dim=1)
-    return (whole[:, None] - last + first - ends[:, :1]) / 2
+    return torch.stack([whole[:, None] - last, first - ends[:, :1]])
 
 
 class _Fit(NamedTuple):
@@ -133,15 +138,22 @@ class _Fit(NamedTuple):
 def _fit(
     kept: Bool[Tensor, "pairs seen"],
     differences: Float64[Tensor, " pairs"],
-    guess: Float64[Tensor, " seen"],
-    ridge: float,
+    guesses: Float64[Tensor, "2 seen"] | None,
 ) -> _Fit:
-    """The φ that minimises Σ (differences - (2 kept - 1)·φ)² + ridge ‖φ - guess‖²."""
+    """The φ that minimises Σ (differences - (2 kept - 1)·φ)² + ‖φ - w·guesses‖² + p ‖w - ½‖².
+
+    p is 0.3 times the mean square of (2 kept - 1)·guess. Without guesses, all pairs are there and nothing was drawn.
+    """
     signs = 2 * kept.double() - 1
-    rest = differences - signs @ guess
-    solve = torch.linalg.solve(signs.T @ signs + ridge * torch.eye(len(guess), dtype=torch.float64), signs.T)
+    units = signs.shape[1]
+    if guesses is None:
+        return _Fit(signs.T @ differences / len(signs), torch.zeros(units, dtype=torch.float64))
+    basis = torch.cat([guesses.T, torch.eye(units, dtype=torch.float64)], 1)  # φ = basis @ (w, φ - w·guesses)
+    design = signs @ basis
+    penalty = torch.ones(2 + units, dtype=torch.float64)
+    penalty[:2] = (_PRIOR * design[:, :2].square().mean()).clamp_min(1e-12)
+    solve = torch.linalg.solve(design.T @ design + penalty.diag(), design.T)
+    rest = differences - design[:, :2].mean(1)
     change = solve @ rest
-    if not ridge:  # all pairs: nothing was drawn
-        return _Fit(guess + change, torch.zeros_like(guess))
-    residual = (rest - signs @ change) / (1 - (signs.T * solve).sum(0)).clamp_min(0.1).sqrt()  # HC2
-    return _Fit(guess + change, (solve * residual).square().sum(1).sqrt())
+    residual = (rest - design @ change) / (1 - (design.T * solve).sum(0)).clamp_min(0.1).sqrt()  # HC2
+    return _Fit(guesses.mean(0) + basis @ change, (basis @ solve * residual).square().sum(1).sqrt())
