@@ -66,7 +66,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "noiser.cite, zero rows": {"method": noiser.Occlusion(score="logprob")},
     "noiser.cite, zero rows, proxy": {},
 }
-CATEGORIES = ("once", "twice", "conflict")
+CATEGORIES = ("once", "twice", "conflict", "combined")
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         )
     truths = [row for row in rows if row["part"] == "truth"]
     columns = [(*key, "first") for key in dict.fromkeys((r["model"], r["category"]) for r in truths)]
-    columns += [(model, category, "all_first") for model, category, _ in columns if category == "twice"]
+    columns += [(*column[:2], "all_first") for column in columns if column[1] in ("twice", "combined")]
     counts = {column: len({r["example"] for r in truths if _is_in(r, column)}) for column in columns}
     heads = [
         f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {counts[model, category, name]})"

@@ -134,6 +134,14 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize(("ending", "form"), [("json", "json"), ("HTML", "html"), ("txt", "text"), ("json", "text")])
+def test_the_form_is_what_the_output_ends_in_unless_given(noiser_command, tmp_path, ending, form):
+    given = ["--format", form] if ending == "json" and form == "text" else []
+    noiser_command("attribute", PROMPT, *given, "-o", str(tmp_path / f"out.{ending}"))
+    shown = noiser_command("attribute", PROMPT, "--format", form).stdout
+    assert (tmp_path / f"out.{ending}").read_text(encoding="utf-8") == shown
+
+
 @pytest.mark.parametrize("command", [["attribute", PROMPT], ["compare", PROMPT, "--methods", "noiser,occlusion"]])
 def test_a_file_has_plain_text_whatever_stdout_is(noiser_command, tmp_path, monkeypatch, command):
     plain = noiser_command(*command).stdout

@@ -127,7 +127,10 @@ class Question:
 class Output:
     """Where a result goes, and in which form; a file that cannot be written is refused before the work."""
 
-    format_: Annotated[Literal["text", "json", "html"], typer.Option("--format", help="Form of the result.")] = "text"
+    format_: Annotated[
+        Literal["text", "json", "html"] | None,
+        typer.Option("--format", help="Form of the result; unless given, what --output ends in says it, else text."),
+    ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None
 
     def __post_init__(self) -> None:
@@ -138,7 +141,9 @@ class Output:
 
     def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
         """Writes the result in its form, with one newline at the end."""
-        write(forms[self.format_]().rstrip("\n") + "\n", self.output, self.format_)
+        ending = self.output.suffix.lower().removeprefix(".") if self.output else ""
+        form = self.format_ or (ending if ending in ("json", "html") else "text")
+        write(forms[form]().rstrip("\n") + "\n", self.output, form)
 
 
 LOADING, OUTPUT = Loading(), Output()
