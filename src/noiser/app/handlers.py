@@ -31,18 +31,6 @@ from noiser.model.text import encode
 from noiser.model.units import make_units
 from noiser.types import Prompt
 
-__all__ = [
-    "Answer",
-    "File",
-    "Handlers",
-    "TooLongError",
-    "View",
-    "file_of",
-    "result_html",
-    "target_choices",
-    "unit_choices",
-]
-
 T = TypeVar("T")
 
 TIE = (

@@ -13,8 +13,6 @@ from noiser.errors import ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, Method, Noiser, make_method
 from noiser.types import Prompt, TargetUnitName, TextUnitName
 
-__all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "json_messages", "parse_chat"]
-
 MOST_TARGETS = 20
 """Continuation tokens that can be asked about at once: every one has a heat map of its own."""
 

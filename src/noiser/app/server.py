@@ -15,8 +15,6 @@ from noiser.errors import DependencyError, ParameterError
 if TYPE_CHECKING:
     from noiser.app.jobs import Source
 
-__all__ = ["Server", "check_address", "check_hosts", "read_auth", "serve"]
-
 SIGN_IN = "After five wrong passwords there is a pause before the next one counts, at most of five minutes."
 
 

@@ -25,8 +25,6 @@ from noiser.explain import citations_html
 from noiser.files import parse_json, write_text
 from noiser.types import Prompt, Source
 
-__all__ = ["Citation", "Citations", "Quote", "Sentence"]
-
 FORMAT, SCHEMA = "noiser.citations", 1
 
 _QUOTED = 3

@@ -20,8 +20,6 @@ from noiser.errors import ModelError, NoiserError, ParameterError
 from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import model_lock
 
-__all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "explained", "names_of", "twin"]
-
 T = TypeVar("T")
 
 
