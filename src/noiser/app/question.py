@@ -96,10 +96,6 @@ class Question:
         """The sources, each by itself."""
         return [text.strip() for text in _RULE.split(self.sources) if text.strip()]
 
-    def method(self, name: str) -> Method:
-        """The method of that name; a search stops at the smallest threshold."""
-        return make_method(name)
-
     def threshold_method(self, name: str) -> Method | None:
         """What finds every unit's threshold and nothing else, for a method that finds one; None if not wanted."""
         made = make_method(name)
