@@ -123,12 +123,11 @@ def test_a_question_has_a_length(name):
 
 def test_thresholds_are_asked_of_the_search_alone():
     question = Question(methods=("noiser",))
-    assert not question.method("noiser").all_thresholds
     assert question.threshold_method("noiser") == noiser.Noiser(bounding="k_max_per_unit")
     assert Question(all_thresholds=False).threshold_method("noiser") is None
     assert question.threshold_method("noiser_relative") is None
     for name in METHODS.names():
-        question.method(name)
+        question.threshold_method(name)
 
 
 # ---- jobs and turns --------------------------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from noiser.attribution import Attribution
     from noiser.explain import Tolerance
 
-__all__ = ["tolerance_html"]
-
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 300, 56, 20, 18, 46
 
 

@@ -10,8 +10,6 @@ from noiser.app.handlers import Answer
 from noiser.app.question import Question
 from noiser.attribution import Attribution
 
-__all__ = ["EXAMPLES", "example_answer", "offered_examples"]
-
 FACT = "LeBron James professionally plays the sport of"
 
 _NOTICE = """The museum opens at nine and closes at six. Tickets cost eight euros. On Mondays the museum is closed. \

@@ -16,8 +16,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard", "Throttle"]
-
 POSTS = ("/login", "/gradio_api/queue/join", "/gradio_api/run/predict")
 """All that the page's script posts to; Gradio has more, such as uploads to its disk."""
 

@@ -23,25 +23,13 @@ from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
 from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
 from noiser.explain.citations_html import fragment as citations_fragment
-from noiser.methods import Method
+from noiser.methods import Method, make_method
 from noiser.methods.search import SMALLEST
 from noiser.model import LanguageModel
 from noiser.model.sources import place_sources
 from noiser.model.text import encode
 from noiser.model.units import make_units
 from noiser.types import Prompt
-
-__all__ = [
-    "Answer",
-    "File",
-    "Handlers",
-    "TooLongError",
-    "View",
-    "file_of",
-    "result_html",
-    "target_choices",
-    "unit_choices",
-]
 
 T = TypeVar("T")
 
@@ -210,7 +198,7 @@ def _answer(models: Models, question: Question, job: Job[Answer], longest_wait: 
         for name in question.methods:
             job.step(f"{name} on {lm.identity.name}")
             try:
-                attributions[name] = run(name, question.method(name))
+                attributions[name] = run(name, make_method(name))
             except Exception as error:
                 failures.append((name, error.with_traceback(None)))
         if not attributions:

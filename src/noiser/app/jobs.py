@@ -22,8 +22,6 @@ from noiser.model.catalog import BUILT_IN
 from noiser.model.text import encode
 from noiser.types import Prompt
 
-__all__ = ["BusyError", "Job", "Jobs", "Models", "Source", "State", "StoppedError", "Turns", "offered"]
-
 T = TypeVar("T")
 Source = Callable[[], LanguageModel]
 logger = logging.getLogger("noiser.app")

@@ -21,8 +21,6 @@ from noiser.errors import NoiserError
 from noiser.methods import METHODS
 from noiser.types import TargetUnitName
 
-__all__ = ["build", "look"]
-
 Shown = tuple[Any, ...]
 """One value per component, in the order of the event's outputs."""
 

@@ -13,8 +13,6 @@ from noiser.errors import ParameterError, PromptError, UnknownNameError
 from noiser.methods import METHODS, Method, Noiser, make_method
 from noiser.types import Prompt, TargetUnitName, TextUnitName
 
-__all__ = ["MOST_CHARACTERS", "MOST_TARGETS", "Question", "json_messages", "parse_chat"]
-
 MOST_TARGETS = 20
 """Continuation tokens that can be asked about at once: every one has a heat map of its own."""
 
@@ -97,10 +95,6 @@ class Question:
     def documents(self) -> list[str]:
         """The sources, each by itself."""
         return [text.strip() for text in _RULE.split(self.sources) if text.strip()]
-
-    def method(self, name: str) -> Method:
-        """The method of that name; a search stops at the smallest threshold."""
-        return make_method(name)
 
     def threshold_method(self, name: str) -> Method | None:
         """What finds every unit's threshold and nothing else, for a method that finds one; None if not wanted."""

@@ -15,8 +15,6 @@ from noiser.errors import DependencyError, ParameterError
 if TYPE_CHECKING:
     from noiser.app.jobs import Source
 
-__all__ = ["Server", "check_address", "check_hosts", "read_auth", "serve"]
-
 SIGN_IN = "After five wrong passwords there is a pause before the next one counts, at most of five minutes."
 
 
@@ -135,13 +133,15 @@ def check_address(host: str, auth: str | None) -> tuple[str, str] | None:
     Raises:
         ParameterError: others can reach the address and there is no login, or the login is not "user:password".
     """
-    login = None if auth is None else read_auth(auth)
-    if login is None and not _is_loopback(host):
+    user, _, password = (auth or "").partition(":")  # the password may hold colons
+    if auth is not None and not (user and password):
+        raise ParameterError("--auth: expected user:password, with neither of them empty.")
+    if auth is None and not _is_loopback(host):
         raise ParameterError(
             f"--host {host} can be reached by others, and there is no password; expected --auth user:password. "
             "Or leave out --host, to listen on this machine alone."
         )
-    return login
+    return None if auth is None else (user, password)
 
 
 def check_hosts(names: Collection[str]) -> None:
@@ -151,14 +151,6 @@ def check_hosts(names: Collection[str]) -> None:
             raise ParameterError(
                 f"--allowed-host {name!r}: expected a name without scheme, port or path, such as noiser.example.org."
             )
-
-
-def read_auth(text: str) -> tuple[str, str]:
-    """User and password; the password may hold colons. Raises ParameterError."""
-    user, _, password = text.partition(":")
-    if not user or not password:
-        raise ParameterError("--auth: expected user:password, with neither of them empty.")
-    return user, password
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,8 +16,6 @@ from noiser.evaluation import Evaluation
 from noiser.metrics import METRICS
 from noiser.model.memory import is_out_of_memory
 
-__all__ = ["example_note", "explain", "note", "numbers_html", "problem", "progress_line", "table"]
-
 _FIRST = {
     "soft_ns": "Sufficiency (Soft-NS): what is kept gives back this much of the prediction",
     "soft_nc": "Comprehensiveness (Soft-NC): without it the prediction goes this far",

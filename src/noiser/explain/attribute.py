@@ -22,8 +22,6 @@ from noiser.objectives import Objective, name_of
 from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
-__all__ = ["attribute", "attribution_passes", "attribution_steps", "is_many", "one_for_each", "run_all"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from noiser.explain import citations_html
 from noiser.files import parse_json, write_text
 from noiser.types import Prompt, Source
 
-__all__ = ["Citation", "Citations", "Quote", "Sentence"]
-
 FORMAT, SCHEMA = "noiser.citations", 1
 
 _QUOTED = 3
@@ -291,16 +289,10 @@ class Citations:
             raise StoredFileError(f"This is not a {FORMAT} file of schema {SCHEMA}.")
         try:
             saved = _Saved.model_validate(dict(cast("Mapping[str, Any]", data)))
-            record = cls(
-                question=saved.question,
-                sources=tuple(saved.sources),
-                answer=saved.answer,
-                answer_without=saved.answer_without,
-                attribution=Attribution.from_dict(saved.attribution),
-                losses=tuple(saved.losses),
-                memory=saved.memory,
-                least_share=saved.least_share,
-            )
+            fields: dict[str, Any] = dict(saved)
+            fields["attribution"] = Attribution.from_dict(saved.attribution)
+            fields |= {"sources": tuple(saved.sources), "losses": tuple(saved.losses)}
+            record = cls(**fields)
             _ = record.sentences  # sources that are not in the text, or that no unit is in
         except (ValidationError, ParameterError, UnitError) as error:
             problem = first_problem(error) if isinstance(error, ValidationError) else error

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from noiser.explain.citations import Citations, Sentence
     from noiser.types import Source
 
-__all__ = ["fragment", "page"]
-
 _AT_ONCE = 8
 """Sources that are all shown."""
 _LINES, _LINE = 18, 40

@@ -22,8 +22,6 @@ from noiser.model.sources import TEMPLATE, place_sources, without_sources
 from noiser.model.text import encode
 from noiser.types import Prompt, Prompts, Sources
 
-__all__ = ["LEAST_SHARE", "MEMORY", "METHOD", "citation_passes", "cite"]
-
 METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
 become zeros; from a text server it is taken out."""

@@ -23,8 +23,6 @@ from noiser.methods import Method, Scores
 from noiser.model.units import split_unit
 from noiser.types import Span
 
-__all__ = ["BY_DEFAULT", "MIN_SHARE", "Budget", "SplitRule", "refine"]
-
 MIN_SHARE = 0.05
 """A unit that carries less of the sum of absolute scores, on average over targets, is not split by `unit="auto"`."""
 

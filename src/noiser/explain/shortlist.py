@@ -20,8 +20,6 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.query import check_length
 from noiser.types import Span
 
-__all__ = ["Shortlist", "check_proxy", "make_shortlist"]
-
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:

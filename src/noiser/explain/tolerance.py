@@ -21,8 +21,6 @@ from noiser.model.text import token_texts
 from noiser.registry import unversioned
 from noiser.types import Span, Target
 
-__all__ = ["GRID", "Tolerance", "tolerance"]
-
 GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
 """No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where its search begins."""
 

@@ -20,8 +20,6 @@ from noiser.errors import ModelError, NoiserError, ParameterError
 from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import model_lock
 
-__all__ = ["FlatFactory", "RandomStates", "check_keywords", "copied_tokenizer", "explained", "names_of", "twin"]
-
 T = TypeVar("T")
 
 
@@ -52,13 +50,12 @@ class FlatFactory(Generic[T]):
     Attributes:
         make: called as make(name, arguments=..., constructor=..., **fields).
         name: of the method, in its library.
-        fields: keywords of `make` itself.
-        constructor: keywords of the library's class. All others are arguments of its function that attributes.
+        constructor: keywords of the library's class. All others that `make` does not have are arguments of its
+            function that attributes.
     """
 
     make: Callable[..., T]
     name: str
-    fields: tuple[str, ...]
     constructor: tuple[str, ...]
 
     def __call__(self, **given: Any) -> T:
@@ -66,7 +63,7 @@ class FlatFactory(Generic[T]):
         if (name := given.pop("name", self.name)) != self.name:
             raise ParameterError(f"Got name={name!r} for the method {self.name!r}; expected no other name.")
         nested = {key: _as_keywords(key, given.pop(key, {})) for key in ("arguments", "constructor")}
-        fields = {key: given.pop(key) for key in self.fields if key in given}
+        fields = {key: given.pop(key) for key in names_of(self.make, "name", *nested) if key in given}
         for key, value in given.items():
             nested["constructor" if key in self.constructor else "arguments"][key] = value
         return self.make(self.name, **fields, **nested)

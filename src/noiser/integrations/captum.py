@@ -265,5 +265,4 @@ def factory(name: str) -> Callable[..., CaptumMethod]:
     Raises:
         DependencyError: Captum is not installed. UnknownNameError: it has no such method.
     """
-    constructor = names_of(class_of(name), "forward_func")
-    return FlatFactory(make=CaptumMethod, name=name, fields=("baseline", "score", "reduce"), constructor=constructor)
+    return FlatFactory(make=CaptumMethod, name=name, constructor=names_of(class_of(name), "forward_func"))

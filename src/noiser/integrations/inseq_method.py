@@ -168,8 +168,7 @@ def factory(name: str) -> FlatFactory[InseqMethod]:
     Raises:
         DependencyError: Inseq is not installed. UnknownNameError: it has no such method.
     """
-    constructor = names_of(_class_of(name), *OURS_OF_A_CLASS)
-    return FlatFactory(make=InseqMethod, name=name, fields=("attributed_fn", "reduce"), constructor=constructor)
+    return FlatFactory(make=InseqMethod, name=name, constructor=names_of(_class_of(name), *OURS_OF_A_CLASS))
 
 
 def import_inseq() -> Any:

@@ -147,8 +147,7 @@ def factory(name: str) -> FlatFactory[ShapiqMethod]:
     Raises:
         DependencyError: shapiq is not installed. UnknownNameError: it has no such method.
     """
-    constructor = names_of(_class_of(name), *OURS)
-    return FlatFactory(make=ShapiqMethod, name=name, fields=("budget", "baseline", "score"), constructor=constructor)
+    return FlatFactory(make=ShapiqMethod, name=name, constructor=names_of(_class_of(name), *OURS))
 
 
 def _classes() -> dict[str, Any]:

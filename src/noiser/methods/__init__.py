@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
@@ -43,31 +43,19 @@ __all__ = [
 ]
 
 
-def _noiser_relative(**parameters: Any) -> Noiser:
-    """Noise in proportion to each embedding, scored by the Hellinger distance.
-
-    That score asks what the whole distribution depends on. It does not answer why the model said this token: a unit
-    that only moves other tokens' probabilities scores too, and whether it speaks for or against the target is not said.
-    `score="logprob"` and "prob" read the target.
-    """
-    defaults: dict[str, Any] = {"bounding": "relative", "score": "hellinger"}
-    return Noiser(**(defaults | parameters))
-
-
-def _noiser_1(**parameters: Any) -> Noiser:
-    """Noiser as it was in its first version, when bisection was the default search."""
-    defaults: dict[str, Any] = {"search": "bisection"}
-    return Noiser(**(defaults | parameters))
-
-
 METHODS.register(
     "noiser_joint", NoiserJoint, summary="units removed alone, last and first, and in random halves; copies are found"
 )
-METHODS.register("noiser", _noiser_1, version=1, summary="bounded noise, the search always by bisection")
+METHODS.register(
+    "noiser", partial(Noiser, search="bisection"), version=1, summary="bounded noise, the search always by bisection"
+)
 METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)")
+# The Hellinger distance does not answer why the model said this token: a unit that only moves other tokens'
+# probabilities scores too, and whether it speaks for or against the target is not said.
+# With score="logprob" or "prob" the scores read the target.
 METHODS.register(
     "noiser_relative",
-    _noiser_relative,
+    partial(Noiser, bounding="relative", score="hellinger"),
     summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
 )
 METHODS.register(

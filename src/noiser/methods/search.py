@@ -79,7 +79,9 @@ class Bisection:
             self._interval[unit] = (low, k) if unit in flipped else (k, high)
         drop = {"min": self._active - flipped, "max": flipped, "each": set[int]()}[self.mode]
         if flipped and flipped != self._active:
-            self._drop(drop)
+            self._active -= drop
+            for unit in drop:
+                del self._interval[unit]
         self._retire()
 
     def thresholds(self, count: int) -> Float[Tensor, " units"]:
@@ -88,11 +90,6 @@ class Bisection:
         for unit, (low, high) in self._interval.items():
             found[unit] = (low + high) / 2 if self.last_probe else low
         return found
-
-    def _drop(self, units: set[int]) -> None:
-        self._active -= units
-        for unit in units:
-            del self._interval[unit]
 
     def _retire(self) -> None:
         if self.last_probe and self._round >= self.steps - 1:  # the answer to the last probe would not matter

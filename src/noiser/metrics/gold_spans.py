@@ -61,7 +61,7 @@ def gold_spans(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]],
     if name is None:
         raise ParameterError(
             f"The spans are named {', '.join(map(repr, spans)) or 'nothing'}; expected {' or '.join(map(repr, GOLD))}, "
-            "what decides the answer. Give examples that have them, or leave the metric out."
+            "lists of (start, end) of what decides the answer. Give examples that have them, or leave the metric out."
         )
     gold = torch.zeros(len(att.units), dtype=torch.bool)
     gold[list(units_by_name(att, spans)[name])] = True
@@ -98,12 +98,7 @@ def _mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
 
 
 def _measure(case: Case) -> Measured:
-    if not case.spans:
-        raise ParameterError(
-            "The example names no spans; expected `spans` with the name 'gold', a list of (start, end). Give examples "
-            "that have them, or leave the metric out."
-        )
-    result = gold_spans(case.att, case.spans, case.k)
+    result = gold_spans(case.att, case.spans or {}, case.k)
     recalls = zip(result.k, result.recalls.nanmean(0).tolist(), strict=True)
     return {
         "auprc": float(result.precisions.nanmean()),

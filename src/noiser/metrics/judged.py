@@ -195,8 +195,10 @@ def judged_columns(
             readable.pop(index, None)
             errors[index] = error
     judged = judge_all(list(readable.values())) if readable else ()
-    results = dict(zip(readable, (_unless_lost(*pair) for pair in judged), strict=True))
-    return [errors[index] if index in errors else results[index] for index in range(len(cases))]
+    results: dict[int, Measured | Exception] = {**errors}
+    for index, (verdict, columns) in zip(readable, judged, strict=True):
+        results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
+    return [results[index] for index in range(len(cases))]
 
 
 def _without_frozen(case: Case) -> Attribution:
@@ -204,7 +206,3 @@ def _without_frozen(case: Case) -> Attribution:
     kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
     units, scores = tuple(att.units[i] for i in kept), att.scores[:, kept]
     return replace(att, units=units, scores=scores, thresholds=None, stderr=None)
-
-
-def _unless_lost(verdict: Verdict, columns: Measured) -> Measured | Exception:
-    return JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns

@@ -15,8 +15,7 @@ from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_count, check_shares
 from noiser.engine import KeepDimensions, Progress, Steps
 from noiser.errors import ParameterError
-from noiser.metrics.bootstrap import mean_gap
-from noiser.metrics.metric import DRAWS, RATES, Case, Measured, Metric, Scale, Summary, mean_of_columns
+from noiser.metrics.metric import DRAWS, RATES, Case, Measured, Metric, Scale, gap_to, mean_of_columns
 from noiser.metrics.probe import DistanceName, permuted_scores, position_scores, random_scores, ranks
 from noiser.model import LanguageModel
 
@@ -230,26 +229,19 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
         return columns | {"draws": case.draws}
 
     what = "with the same mass" if by == "score" else "by order alone"
-    area = f"{prefix}area"
+    area = Scale(0, math.inf, 1.0, True, "both together")
     scales = {
-        f"{area}_ns": Scale(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
-        f"{area}_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
-        area: Scale(0, math.inf, 1.0, True, "both together"),
+        f"{prefix}area_ns": Scale(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
+        f"{prefix}area_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
+        f"{prefix}area": area,
     }
-    no_signal = {"random": 0.0, "permuted": 0.0, "position": None}
     meanings = {"random": "random scores", "permuted": "its own scores, shuffled", "position": "1 to n along the text"}
-    gaps = {
-        f"{area}_minus_{name}": Summary(
-            mean_gap,
-            (area, f"{prefix}{name}_area"),
-            Scale(-math.inf, math.inf, no_signal[name], True, f"area minus that of {meanings[name]}"),
-            contrast=True,
-        )
-        for name in references
-    }
-    return Metric(
-        measure=measure, summaries=mean_of_columns(**scales) | gaps, reads=frozenset({"masks", "rates", "draws"})
-    )
+    summaries = mean_of_columns(**scales)
+    for name in references:
+        no_signal = None if name == "position" else 0.0  # later units count more: the position tells something
+        meaning = f"that of {meanings[name]}"
+        summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, no_signal=no_signal)
+    return Metric(measure=measure, summaries=summaries, reads=frozenset({"masks", "rates", "draws"}))
 
 
 MASS_MATCHED = _metric("score", "", "permuted")

@@ -69,19 +69,25 @@ def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
     return {name: Summary(mean, (name,), scale) for name, scale in scales.items()}
 
 
-def gap_to(reference: str, meaning: str, scales: Mapping[str, Scale]) -> dict[str, Summary]:
+def gap_to(
+    reference: str, meaning: str, scales: Mapping[str, Scale], *, prefix: str = "", no_signal: float | None = 0.0
+) -> dict[str, Summary]:
     """Means over prompts of columns minus those of a reference, by names such as "area_minus_random".
 
     Args:
         reference: its name, which stands before the columns that hold its numbers: "random_area" for "area".
         meaning: what the reference is, in a few words.
-        scales: of the columns; scores without information have a gap of 0.
+        scales: of the columns.
+        prefix: what stands before all columns' names, the reference's too.
+        no_signal: the gap of scores without information.
     """
     return {
-        f"{column}_minus_{reference}": Summary(
+        f"{prefix}{column}_minus_{reference}": Summary(
             mean_gap,
-            (column, f"{reference}_{column}"),
-            Scale(-math.inf, math.inf, 0.0, scale.higher_is_better, f"{column.replace('_', ' ')} minus {meaning}"),
+            (f"{prefix}{column}", f"{prefix}{reference}_{column}"),
+            Scale(
+                -math.inf, math.inf, no_signal, scale.higher_is_better, f"{column.replace('_', ' ')} minus {meaning}"
+            ),
             contrast=True,
         )
         for column, scale in scales.items()
