@@ -303,10 +303,10 @@ def test_scores_without_information_find_gold_at_its_share():
 
 def test_examples_without_gold_say_so():
     lm, att = attributed(unit="word")
-    with pytest.raises(noiser.errors.ParameterError, match="named 'rest of it'; expected 'gold' or 'antecedent'"):
+    with pytest.raises(noiser.errors.ParameterError, match="name 'gold' or 'antecedent'; got 'rest of it'"):
         gold_spans(att, {"rest of it": [(0, 3)]})
     result = noiser.evaluate(lm, att, metrics="gold_spans")
-    assert "named nothing; expected 'gold' or 'antecedent'" in result.skipped[0].error
+    assert "name 'gold' or 'antecedent'; got no spans" in result.skipped[0].error
 
 
 def test_the_worked_examples_of_the_manual():

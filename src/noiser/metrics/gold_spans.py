@@ -60,8 +60,9 @@ def gold_spans(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]],
     name = next((name for name in GOLD if spans.get(name)), None)
     if name is None:
         raise ParameterError(
-            f"The spans are named {', '.join(map(repr, spans)) or 'nothing'}; expected {' or '.join(map(repr, GOLD))}, "
-            "lists of (start, end) of what decides the answer. Give examples that have them, or leave the metric out."
+            f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}, "
+            "expected a list of (start, end) of what decides the answer. Give examples that have one, or leave the "
+            "metric out."
         )
     gold = torch.zeros(len(att.units), dtype=torch.bool)
     gold[list(units_by_name(att, spans)[name])] = True
