@@ -327,6 +327,15 @@ def test_an_answer_that_memory_cannot_hold_is_refused_before_it_is_scored(monkey
         noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER)
 
 
+def test_a_containers_cache_of_files_counts_as_free(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 100\ninactive_file 700\nslab 3\n")):
+        (tmp_path / f"memory.{name}").write_text(text + "\n")
+    assert memory.available_memory() == 800
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available_memory() != 800
+
+
 def test_a_long_answer_ends_before_memory_does(monkeypatch):
     lm = tiny("llama")
     monkeypatch.setattr(memory, "available_memory", lambda: 6.5 * 4 * 384 * 8)

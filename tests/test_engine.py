@@ -28,7 +28,7 @@ from noiser.engine import (
 )
 from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model import build_query, packing, wrap
-from noiser.model.prefix import record_prefix
+from noiser.model.clean import run_clean, without_sharing
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The brown fox sings in the rain, and the dog plays along."
@@ -144,7 +144,7 @@ def test_a_repeated_prefix_is_copied_for_one_layer_at_a_time(family):
     lm = tiny(family)
     with lm.running():
         embeddings = lm.embed(torch.arange(5, 17))
-        recorded, _ = record_prefix(lm, embeddings, [11])
+        recorded = without_sharing(run_clean(lm, embeddings, [11])).prefix
         branch = recorded.branch(8, 3)
         lm.logits(embeddings[8:].expand(3, -1, -1), positions=[3], prefix=branch)
     for layer, original in zip(branch.cache.layers, recorded.cache.layers, strict=True):

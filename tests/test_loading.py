@@ -39,6 +39,8 @@ from noiser.errors import (
 )
 from noiser.judges import JudgeRequest, make_judge
 from noiser.model import catalog, checkpoint, conversion, loading, store
+from noiser.model.checkpoint import Options
+from noiser.model.table import Checkpoint
 from tiny import tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox"
@@ -684,6 +686,8 @@ def test_files_that_may_not_be_read(request, monkeypatch, kind):
     monkeypatch.setattr(store, "sha256_of", refuse)
     with pytest.raises(ModelError, match=r"cannot be read: .*Permission denied.*Expected files that may be read"):
         noiser.load_model(path)
+    with pytest.raises(ModelError, match=r"cannot be read: .*Permission denied.*Expected files that may be read"):
+        Checkpoint.of(str(path), Options())  # of a model whose layers run elsewhere
 
 
 def test_damaged_note_of_a_hash_is_ignored(gguf_file, cache):

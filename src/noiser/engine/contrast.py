@@ -21,20 +21,16 @@ from noiser.engine.requests import (
     Integrals,
     RelevanceTable,
     Request,
-    ValueName,
     Values,
     ValueTable,
 )
 from noiser.model.query import Query
 
-_CONTRASTS: dict[ValueName, ValueName] = {"logit": "logprob"}
-"""What is asked of each continuation, where it is not the value itself."""
-
 
 def of_each_branch(request: Request) -> Request:
     """What is asked of each continuation for a request about their contrast."""
-    if isinstance(request, Values):
-        return Values(request.perturbations, _CONTRASTS.get(request.value, request.value))
+    if isinstance(request, Values) and request.value == "logit":
+        return Values(request.perturbations, "logprob")
     return request
 
 

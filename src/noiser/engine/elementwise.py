@@ -36,11 +36,7 @@ ARITHMETIC = frozenset({
 _BINARY = frozenset({"max", "min"})  # of one tensor they are reductions
 
 
-class _Root:
-    """Stands for the root among the arguments of a recipe."""
-
-
-_ROOT = _Root()
+_ROOT = object()  # stands for the root among the arguments of a recipe
 _NOTE = "_noiser_expression"
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from noiser.engine.perturbation import Interpolate, Perturbation
 from noiser.engine.plan import Batch
+from noiser.engine.readouts import log_of
 from noiser.engine.requests import (
     Gradients,
     GradientTable,
@@ -97,7 +98,7 @@ def path_integrals(session: QueryRun, request: PathIntegrals) -> Passes[Integral
         contributions[target, at] += product
         sums[index, target, at] = product.sum(-1)
     clean = yield from session.clean()
-    logits = clean.probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
+    logits = log_of(clean.probabilities)
     at_rest = [
         _objective_of(session, g, request.objective)(logits[list(span)][None])
         for g, span in enumerate(query.target_spans)

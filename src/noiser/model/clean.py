@@ -12,7 +12,7 @@ from torch import Tensor
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import check_answer
 from noiser.model.packing import Branches, Group, Packed
-from noiser.model.prefix import Prefix, empty_prefix, record_prefix
+from noiser.model.prefix import Prefix, empty_prefix
 
 T = TypeVar("T")
 
@@ -53,8 +53,7 @@ def run_clean(
         share: yield the pass, to be merged with those of other prompts; the model must be able to pack.
         tokens: as in `Group`.
     """
-    if prefix and not lm.reuses_prefix(len(embeddings)):
-        prefix = None
+    prefix = (prefix or empty_prefix(lm)) if lm.reuses_prefix(len(embeddings)) else None
     done = prefix.length if prefix else 0
     rest = embeddings[done:][None]
     if share or not lm.looks_inside:
@@ -63,13 +62,9 @@ def run_clean(
         # a copy: the other prompts' logits are let go
         return CleanRun(packed.logits[0][0].clone(), packed.prefix, packed.left_out)
     with lm.running():
-        if prefix:
-            logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]
-            prefix.length = len(embeddings)
-        elif lm.reuses_prefix(len(embeddings)):
-            prefix, logits = record_prefix(lm, embeddings, list(positions))
-        else:
-            logits = lm.logits(rest, positions=positions)[0]
+        logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]
+    if prefix:
+        prefix.length = len(embeddings)
     return CleanRun(logits, prefix)
 
 

@@ -26,7 +26,7 @@ from noiser.errors import DependencyError, ModelError, UnsupportedModelError
 from noiser.model.catalog import BuiltIn, Weights
 from noiser.model.checkpoint import check_complete, quiet_transformers
 from noiser.model.memory import is_out_of_memory
-from noiser.model.store import build_entry, cache_errors, entry_path, file_sha256, is_disk_error, is_whole
+from noiser.model.store import build_entry, cache_errors, entry_path, file_sha256, is_disk_error, is_whole, reading
 from noiser.version import version_of
 
 _TOKENIZER_BYTES = 100_000_000
@@ -87,6 +87,13 @@ def built_in_entry(model: BuiltIn) -> Converted:
         return Converted(model.name, weights, weights.sha256)
     assert weights.path is not None, "weights have a path or a known hash"
     return Converted(model.name, weights, file_sha256(weights.path))
+
+
+def gguf_entry(path: Path) -> Converted:
+    """Where the model of a GGUF file is, or will be, in the cache. Raises ModelError if the file cannot be read."""
+    path = path.resolve()
+    with reading(path):
+        return Converted(path.stem, Weights(parts=(path,)), file_sha256(path))
 
 
 def convert(path: Path, head: GgufHead, folder: Path) -> None:

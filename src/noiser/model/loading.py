@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import os
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
-from noiser.model.catalog import BUILT_IN, Weights
+from noiser.model.catalog import BUILT_IN
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
-from noiser.model.conversion import Converted, built_in_entry
+from noiser.model.conversion import Converted, built_in_entry, gguf_entry
 from noiser.model.hub import cached_commit, check_hub_id, hub_answers, model_not_found
 from noiser.model.language_model import LanguageModel, dtype_name
-from noiser.model.store import checkpoint_state, file_sha256, folder_sha256
+from noiser.model.store import checkpoint_state, folder_sha256, reading
 from noiser.types import ModelIdentity
 
 
@@ -102,31 +100,20 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
     if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
         return _load_folder(path.resolve(), options)
     if os.path.isfile(path):  # noqa: PTH113
-        path = path.resolve()
-        with _reading(path):
-            converted = Converted(path.stem, Weights(parts=(path,)), file_sha256(path))
-        return _load_converted(str(path), converted, options)
+        return _load_converted(str(path.resolve()), gguf_entry(path), options)
     if isinstance(name_or_path, os.PathLike):
         raise model_not_found(name, "there is no such file or folder.")
     return _load_from_hub(name, options)
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error}. Expected files that may be read; allow that.") from error
-
-
 def _load_folder(folder: Path, options: Options) -> _Loaded:
     base = adapter_base(str(folder))
     folders = [folder, *([Path(base)] if base and Path(base).is_dir() else [])]
-    with _reading(folder):
+    with reading(folder):
         before = [checkpoint_state(each) for each in folders]
     on_disk = base is None or len(folders) > 1 or not hub_answers()
     model, tokenizer = load_checkpoint(str(folder), options, local_only=on_disk, base=base)
-    with _reading(folder):
+    with reading(folder):
         revision, after = folder_sha256(folder), [checkpoint_state(each) for each in folders]
         revision = _with_base(revision, base, options)
     if after != before:

@@ -21,6 +21,9 @@ probabilities, and those of one perturbed sequence with what is read of them."""
 LEAST_CHECKED = 2**29
 """Bytes for which it is not worth asking how much memory is free."""
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may take."""
+
 _SAID = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 """What PyTorch's allocators, the operating system and cuBLAS say."""
 
@@ -49,9 +52,10 @@ def available_memory() -> float:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         room += [1024.0 * int(kib) for kib in re.findall(r"MemAvailable: +(\d+) kB", text)]
     with contextlib.suppress(OSError, ValueError):  # a container's own limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        room.append(float(limit) - float(used))
+        names = ("memory.max", "memory.current", "memory.stat")
+        limit, used, details = ((CGROUP / name).read_text(encoding="ascii") for name in names)
+        files = re.search(r"^inactive_file (\d+)$", details, re.MULTILINE)  # given back as soon as it is wanted
+        room.append(float(limit) - float(used) + float(files[1] if files else 0))
     return min(room)
 
 

@@ -12,15 +12,18 @@ import contextvars
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from noiser.model.prefix import CausalModel, Prefix, join_prefixes
+from noiser.model.prefix import Prefix, join_prefixes
 from noiser.model.runtime import attention_implementation, opaque
+
+if TYPE_CHECKING:
+    from noiser.model.language_model import LanguageModel
 
 NAME = "noiser_packed"
 
@@ -286,19 +289,15 @@ def _same(rows: Int[Tensor, "rows some"]) -> bool:
 _layout: contextvars.ContextVar[Layout] = contextvars.ContextVar("layout")
 
 
-def packed_logits(lm: CausalModel, packs: Sequence[Branches]) -> list[Packed]:
+def packed_logits(lm: LanguageModel, packs: Sequence[Branches], layout: Layout | None = None) -> list[Packed]:
     """Logits of every group's rows of every pack, from one forward pass.
 
     In every layer the keys and values of all caches come before those of the pass, so that each token's clean
-    beginning is there wherever it was run.
+    beginning is there wherever it was run. A layout of the caller's keeps the windows that the layers named.
     """
-    return run_packed(lm, packs, Layout(packs, lm.device))
-
-
-def run_packed(lm: CausalModel, packs: Sequence[Branches], layout: Layout) -> list[Packed]:
-    """`packed_logits` with a layout of the caller's, which keeps the windows that the layers named."""
     from transformers import AttentionInterface
 
+    layout = layout or Layout(packs, lm.device)
     AttentionInterface.register(NAME, opaque(_attend, lm.model))
     groups = [group for pack in packs for group in pack.groups]
     rows, positions = [], []

@@ -5,39 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-
-@runtime_checkable
-class CausalModel(Protocol):
-    """What a pass takes, as `LanguageModel` has it."""
-
-    model: Any
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs go."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of inputs."""
-        ...
-
-    def logits(
-        self,
-        embeddings: Float[Tensor, "batch length dim"],
-        *,
-        positions: Sequence[int],
-        prefix: Prefix | None = None,
-        **options: Any,
-    ) -> Float[Tensor, "batch positions vocab"]:
-        """Float32 logits at some positions; `prefix` grows by the embeddings."""
-        ...
+if TYPE_CHECKING:
+    from noiser.model.language_model import LanguageModel
 
 
 class Prefix:
@@ -110,17 +83,7 @@ def join_prefixes(prefixes: Sequence[Prefix], lengths: Sequence[int]) -> Any:
     return Cache(layers=layers)
 
 
-def record_prefix(
-    lm: CausalModel, embeddings: Float[Tensor, "length dim"], positions: list[int]
-) -> tuple[Prefix, Float[Tensor, "positions vocab"]]:
-    """The cache of a clean sequence, which is run once, and the logits at `positions`."""
-    prefix = empty_prefix(lm)
-    logits = lm.logits(embeddings[None], positions=positions, prefix=prefix)
-    prefix.length = embeddings.shape[0]
-    return prefix, logits[0]
-
-
-def empty_prefix(lm: CausalModel) -> Prefix:
+def empty_prefix(lm: LanguageModel) -> Prefix:
     """A cache for a clean sequence that has yet to run."""
     from transformers import DynamicCache
 

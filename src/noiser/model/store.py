@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from noiser.errors import CacheError
+from noiser.errors import CacheError, ModelError
 from noiser.files import cache_root, only_process, sha256_of, write_text
 
 FORMAT = 1
@@ -70,6 +70,15 @@ def _file_state(path: Path) -> dict[str, Any]:
         "ctime_ns": stat.st_ctime_ns,
         "inode": stat.st_ino,
     }
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[None]:
+    """Turns errors of reading a model's file or folder into a ModelError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}. Expected files that may be read; allow that.") from error
 
 
 def folder_sha256(folder: Path) -> str:

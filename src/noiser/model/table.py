@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.errors import ModelError
-from noiser.model.catalog import BUILT_IN, Weights
+from noiser.model.catalog import BUILT_IN
 from noiser.model.checkpoint import Options, quiet_transformers
-from noiser.model.conversion import Converted, built_in_entry
+from noiser.model.conversion import built_in_entry, gguf_entry
 from noiser.model.hub import check_hub_id, model_not_found
-from noiser.model.store import file_sha256, folder_sha256
+from noiser.model.store import folder_sha256, reading
 
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 """How the names of embedding tables end, in the families that vLLM runs."""
@@ -42,18 +42,16 @@ class Checkpoint(NamedTuple):
 
         Raises:
             ModelNotFoundError: there is none.
+            ModelError: it cannot be read.
         """
         path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
         if name in BUILT_IN or os.path.isfile(path):  # noqa: PTH113
-            converted = (
-                built_in_entry(BUILT_IN[name])
-                if name in BUILT_IN
-                else Converted(path.stem, Weights(parts=(path.resolve(),)), file_sha256(path))
-            )
+            converted = built_in_entry(BUILT_IN[name]) if name in BUILT_IN else gguf_entry(path)
             converted.ensure()
             return cls(str(converted.folder), converted.sha256, options.trust_remote_code)
         if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
-            return cls(str(path.resolve()), folder_sha256(path.resolve()), options.trust_remote_code)
+            with reading(path):
+                return cls(str(path.resolve()), folder_sha256(path.resolve()), options.trust_remote_code)
         from huggingface_hub import snapshot_download
 
         online = check_hub_id(name, options.revision)
