@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,11 +14,8 @@ from torch.nn import functional
 from noiser.errors import UnsupportedModelError
 from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branches, Group, Layout, packed_logits
-from noiser.model.prefix import Prefix, empty_prefix
+from noiser.model.prefix import CausalModel, Prefix, empty_prefix
 from noiser.model.runtime import uncompiled
-
-if TYPE_CHECKING:
-    from noiser.model.language_model import LanguageModel
 
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ImportError, AssertionError)
 _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "accelerate", "einops", "jaxtyping")
@@ -45,7 +42,7 @@ class Capabilities:
     longest_pass: int | None
 
 
-def measure_capabilities(lm: LanguageModel) -> Capabilities:
+def measure_capabilities(lm: CausalModel) -> Capabilities:
     """What a model can do; to be called while it runs without gradients.
 
     An exception that is not the architecture's own refusal, such as a stop, passes through.
@@ -122,7 +119,7 @@ def _embedding_scale(embedding: nn.Module) -> float:
     return scale if torch.allclose(out, scale * rows, rtol=2e-2, atol=1e-6) else 1.0
 
 
-def _reads_embeddings(lm: LanguageModel, ids: Int[Tensor, " length"], embeddings: Float[Tensor, "length dim"]) -> bool:
+def _reads_embeddings(lm: CausalModel, ids: Int[Tensor, " length"], embeddings: Float[Tensor, "length dim"]) -> bool:
     def agrees() -> bool:
         logits = lm.model(inputs_embeds=embeddings[None], use_cache=False).logits.float()
         return logits_agree(logits, expected, lm.dtype)
@@ -133,7 +130,7 @@ def _reads_embeddings(lm: LanguageModel, ids: Int[Tensor, " length"], embeddings
         return damaged or _succeeds(agrees)
 
 
-def _reuses_prefix(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool:
+def _reuses_prefix(lm: CausalModel, embeddings: Float[Tensor, "length dim"]) -> bool:
     """Whether running the second half on a cropped and repeated cache gives what the whole sequence gives.
 
     Architectures differ in ways that no attribute tells: recurrent states, caches under other names, positions
@@ -152,7 +149,7 @@ def _reuses_prefix(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -
     return logits_agree(branched, whole.expand_as(branched), lm.dtype)
 
 
-def _packs(lm: LanguageModel, embeddings: Float[Tensor, "length dim"]) -> bool:
+def _packs(lm: CausalModel, embeddings: Float[Tensor, "length dim"]) -> bool:
     """Whether packed sequences give what whole sequences give, and layers have the windows that the cache has.
 
     Layers must take their attention from transformers' registry, and pass it their sliding window.

@@ -12,18 +12,15 @@ import contextvars
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from noiser.model.prefix import Prefix, join_prefixes
+from noiser.model.prefix import CausalModel, Prefix, join_prefixes
 from noiser.model.runtime import attention_implementation, opaque
-
-if TYPE_CHECKING:
-    from noiser.model.language_model import LanguageModel
 
 NAME = "noiser_packed"
 
@@ -289,7 +286,7 @@ def _same(rows: Int[Tensor, "rows some"]) -> bool:
 _layout: contextvars.ContextVar[Layout] = contextvars.ContextVar("layout")
 
 
-def packed_logits(lm: LanguageModel, packs: Sequence[Branches], layout: Layout | None = None) -> list[Packed]:
+def packed_logits(lm: CausalModel, packs: Sequence[Branches], layout: Layout | None = None) -> list[Packed]:
     """Logits of every group's rows of every pack, from one forward pass.
 
     In every layer the keys and values of all caches come before those of the pass, so that each token's clean

@@ -5,12 +5,39 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from noiser.model.language_model import LanguageModel
+
+@runtime_checkable
+class CausalModel(Protocol):
+    """What a pass takes, as `LanguageModel` has it."""
+
+    model: Any
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of inputs."""
+        ...
+
+    def logits(
+        self,
+        embeddings: Float[Tensor, "batch length dim"],
+        *,
+        positions: Sequence[int],
+        prefix: Prefix | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "batch positions vocab"]:
+        """Float32 logits at some positions; `prefix` grows by the embeddings."""
+        ...
 
 
 class Prefix:
@@ -83,7 +110,7 @@ def join_prefixes(prefixes: Sequence[Prefix], lengths: Sequence[int]) -> Any:
     return Cache(layers=layers)
 
 
-def empty_prefix(lm: LanguageModel) -> Prefix:
+def empty_prefix(lm: CausalModel) -> Prefix:
     """A cache for a clean sequence that has yet to run."""
     from transformers import DynamicCache
 
