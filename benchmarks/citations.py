@@ -175,7 +175,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "occlusion, zero rows": {"method": noiser.Occlusion(score="logprob")},
     "ContextCite, 32 deletions": {"method": noiser.ContextCite(samples=32, baseline="delete")},
     "ContextCite, 32 hidden": {"method": noiser.ContextCite(samples=32, baseline="hidden")},
-    "noiser_joint, zero rows": {"method": noiser.NoiserJoint(score="logprob")},
+    "noiser_joint, zero rows": {"method": noiser.NoiserJoint()},
     "ARC-JSD": {"method": noiser.Occlusion(baseline="delete"), "of": jensen_shannon},
     "last attention": {"method": "last_attention"},
 }
