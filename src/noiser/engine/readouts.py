@@ -190,7 +190,7 @@ class EffectReadout:
         By the delta method, a sample's influence on a number is its part of the number's derivative.
         """
         clean, samples = self.clean, distributions
-        place, mean = clean.place(targets), samples.mean(0)
+        place, mean = clean.place(targets), samples.mean(0) if len(samples) > 1 else samples[0]
         none = torch.zeros_like(mean[:, 0])
         top, tokens = mean.topk(2)
         ids = clean.target_ids[place.tokens][:, None]
