@@ -13,8 +13,8 @@ class EveryNumber:
     def __init__(self, clean):
         self.clean = clean
 
-    def measure(self, distributions, targets):
-        return distributions
+    def measure(self, predicted, targets):
+        return predicted.probabilities
 
     def table(self, numbers, targets):
         return list(numbers)

@@ -16,6 +16,7 @@ from noiser.engine import (
     REMOVALS,
     AddNoise,
     Delete,
+    Effects,
     Gradients,
     Hide,
     KeepDimensions,
@@ -23,6 +24,7 @@ from noiser.engine import (
     Replace,
     Session,
     SetRows,
+    Values,
     expected_norm,
     readouts,
 )
@@ -303,16 +305,16 @@ class Waits(TorchFunctionMode):
     "method", [Noiser(bounding=0.05), Noiser(bounding=0.05, score="hellinger"), Occlusion(), Lime(samples=50)]
 )
 def test_what_is_read_is_copied_at_once(method):
-    """A model that runs in plain batches, as on a graphics card: per pass, one look whether the logits are finite."""
+    """A model that runs in plain batches, as on a graphics card."""
     lm = tiny("falcon")
     short, long = "The brown fox sings", "The brown fox sings in the rain, and the dog plays along with the child."
-    rest = []
+    counts = []
     for prompt in (short, short, long):
         with Waits() as waits:
             att = attribute(lm, prompt, method=method)
-        rest.append(waits.count - att.info["passes"])
+        counts.append(waits.count)
     assert len(att.units) > 15
-    assert rest[1] == rest[2]  # the first time, the model is tried out
+    assert counts[1] == counts[2]  # the first time, the model is tried out
 
 
 @pytest.mark.parametrize(
@@ -330,10 +332,11 @@ def test_distributions_are_not_kept(ask, monkeypatch):
     def watched(readout):
         inner = readout.measure
 
-        def measure(self, distributions, targets):
+        def measure(self, predicted, targets):
             nonlocal most
-            own = distributions.clone()
-            seen.append(StorageWeakRef(own.untyped_storage()))
+            own = readouts.Predicted(predicted.probabilities.log())
+            seen.append(StorageWeakRef(own._logits.untyped_storage()))
+            seen.append(StorageWeakRef(own.probabilities.untyped_storage()))
             numbers = inner(self, own, targets)
             del own
             most = max(most, sum(not each.expired() for each in seen))
@@ -457,8 +460,9 @@ def test_a_failing_model_fails_loudly():
     query = build_query(lm, PROMPT)
     session = Session(lm, query)
     broken = SetRows((3,), given=torch.full((1, 1, 32), torch.inf))
-    with pytest.raises(NumericalError, match="NaN or infinite"):
-        distributions(session, [broken])
+    for request in (Effects([broken]), Effects([broken], leads=False), Values([broken]), Values([broken], "squared")):
+        with pytest.raises(NumericalError, match="NaN or infinite"):
+            session.ask(request)
     assert all(module.training for module in model.modules())
 
 
@@ -473,3 +477,31 @@ def test_later_positions_cannot_matter():
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_half_precision_packs_too(family):
     assert wrap(tiny_model(family).bfloat16(), tiny_tokenizer()).packs
+
+
+def test_what_is_read_of_logits_alone_loses_no_digits():
+    """Against float64, where a probability is as good as 0 or 1."""
+    logits = 8 * torch.randn(3, 2, 300, generator=torch.Generator().manual_seed(2))
+    ids = torch.tensor([7, 299])
+    logits[0, 0, 7], logits[1, 1, 299] = 90.0, -40.0
+    p = logits.double().softmax(-1)
+    target = torch.stack([p[:, 0, 7], p[:, 1, 299]], 1)
+    p[:, 0, 7] = p[:, 1, 299] = 0
+    rest = p.sum(-1)
+    read = readouts.Predicted(logits).target_and_rest(ids).double()
+    torch.testing.assert_close(read, torch.stack([target, rest], -1), rtol=1e-5, atol=0)
+    assert 0 < float(read[0, 0, 1]) < 1e-20
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+@pytest.mark.parametrize("target_unit", ["token", "all"])
+def test_effects_without_leads_have_the_same_scores(score, target_unit):
+    lm = tiny("gemma3")
+    query = build_query(lm, PROMPT, max_new_tokens=3, target_unit=target_unit)
+    every = some_perturbations(query, 32, targets=len(query.target_spans))
+    whole, alone = (Session(lm, query).ask(Effects(every, score, leads=leads)) for leads in (True, False))
+    for name in ("score", "stderr", "probability", "probability_stderr"):
+        torch.testing.assert_close(getattr(alone, name), getattr(whole, name), equal_nan=True, rtol=1e-4, atol=1e-6)
+    assert alone.lead.isnan().all()
+    assert not alone.flips.any()
+    assert (alone.leader == -1).all()

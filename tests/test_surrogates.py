@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine.readouts import CleanRun, ValueReadout
+from noiser.engine.readouts import CleanRun, Predicted, ValueReadout
 from noiser.methods.surrogates import lasso, proximity, ridge
 from noiser.model import build_query
 from test_occlusion import predict
@@ -129,10 +129,10 @@ def test_context_cite_is_the_lasso_of_the_log_odds(family, foil):
 def test_log_odds_do_not_saturate_where_a_probability_rounds_to_one():
     lm = tiny("llama")
     query = build_query(lm, PROMPT)
-    p = torch.zeros(1, lm.vocabulary_size)
-    p[0, query.target_ids[0]] = 1.0
-    p[0, query.target_ids[0] - 1] = 1e-20
-    table = ValueReadout(CleanRun(p, query), "logit").table([], [])
+    logits = torch.full((1, 1, lm.vocabulary_size), -torch.inf)
+    logits[..., query.target_ids[0]] = 0.0
+    logits[..., query.target_ids[0] - 1] = -20 * math.log(10)
+    table = ValueReadout(CleanRun(Predicted(logits), query), "logit").table([], [])
     assert float(table.clean[0]) == pytest.approx(20 * math.log(10), rel=1e-4)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.engine import gradients
 from noiser.engine.contrast import contrasted, of_each_branch
 from noiser.engine.perturbation import Perturbation
-from noiser.engine.readouts import CleanRun, EffectReadout, Readout, ValueReadout
+from noiser.engine.readouts import CleanRun, EffectReadout, Predicted, Readout, ValueReadout
 from noiser.engine.requests import (
     Attentions,
     Call,
@@ -94,7 +94,7 @@ class LocalEngine:
 
     def choose(self, waiting: Sequence[Branches]) -> list[int]:
         """Which of the waiting passes run as one: large ones first, so that small ones wait until many do."""
-        most_rows = LOGIT_BYTES // (4 * self.lm.vocabulary_size)
+        most_rows = LOGIT_BYTES // (self.lm.dtype.itemsize * self.lm.vocabulary_size)
         chosen: list[int] = []
         tokens = rows = 0
         for index in sorted(range(len(waiting)), key=lambda index: -waiting[index].tokens):
@@ -166,7 +166,7 @@ class Session(QueryRun):
                         "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' "
                         "with one."
                     )
-                readout = partial(EffectReadout, score=request.score)
+                readout = partial(EffectReadout, score=request.score, leads=request.leads)
                 return (yield from self._read(request.perturbations, readout, request.expected))
             case Values():
                 return (yield from self._read(request.perturbations, partial(ValueReadout, value=request.value)))
@@ -245,14 +245,16 @@ class Session(QueryRun):
         expected = max(expected, self.counters.token_forwards + sum(batch.tokens for batch in batches))
         self.report(expected)
         for batch in batches:
-            for piece, distributions in (yield from self._distributions(batch, perturbations, packed=packed)):
+            for piece, logits in (yield from self._logits(batch, perturbations, packed=packed)):
                 index = piece.perturbation
-                parts.setdefault(index, []).append(distributions)
+                parts.setdefault(index, []).append(logits)
                 missing[index] -= piece.samples
                 if not missing[index]:
                     readout = readout or readout_of((yield from self.clean()))
                     ready = parts.pop(index)
-                    numbers[index] = readout.measure(ready[0] if len(ready) == 1 else torch.cat(ready), targets[index])
+                    predicted = Predicted(ready[0] if len(ready) == 1 else torch.cat(ready))
+                    numbers[index] = readout.measure(predicted, targets[index])
+                    del predicted, ready  # whole distributions
             self.report(expected)
         readout = readout or readout_of((yield from self.clean()))
         copied = torch.cat([numbers[i].flatten() for i in wanted]).cpu() if wanted else torch.empty(0)

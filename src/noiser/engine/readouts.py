@@ -17,6 +17,7 @@ from torch import Tensor
 
 from noiser.engine.requests import CleanStats, EffectTable, ScoreName, ValueName, ValueTable
 from noiser.errors import ParameterError
+from noiser.model.language_model import check_finite
 from noiser.model.query import Query
 
 Answer = TypeVar("Answer", covariant=True)
@@ -48,6 +49,42 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"hellinger": helling
 """By name: "hellinger", the definition; "squared", the published script's."""
 
 
+ROW_BYTES = 2**20
+"""Logits that are read at a time where whole distributions are not needed: what a processor's cache holds."""
+
+
+class Predicted:
+    """What a model predicts under one perturbation, made of its logits as far as it is read.
+
+    Args:
+        logits: [samples, tokens, vocab], of any precision. A single one that is NaN or infinite makes all that is read
+            at its token NaN.
+    """
+
+    def __init__(self, logits: Float[Tensor, "samples tokens vocab"]) -> None:
+        self._logits = logits
+
+    @cached_property
+    def probabilities(self) -> Float[Tensor, "samples tokens vocab"]:
+        """The whole distributions, float32."""
+        return self._logits.float().softmax(-1)
+
+    def target_and_rest(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "samples tokens 2"]:
+        """The probability of a token, and of all others together, float32; neither loses digits near 0."""
+        rows = self._logits.flatten(0, 1)
+        columns = ids.repeat(len(self._logits))[:, None]
+        on_cpu = rows.device.type == "cpu"
+        size = max(1, ROW_BYTES // (4 * rows.shape[-1])) if on_cpu else max(1, len(rows))
+        found: list[Tensor] = []
+        for part, column in zip(rows.split(size), columns.split(size), strict=True):
+            logits = part.float()
+            target = logits.gather(-1, column)[:, 0]
+            rest = logits.scatter(-1, column, -torch.inf).logsumexp(-1)
+            found.append(torch.stack([target, rest], -1).softmax(-1))
+        numbers = torch.cat(found) if found else rows.new_zeros(0, 2, dtype=torch.float32)
+        return numbers.unflatten(0, self._logits.shape[:2])
+
+
 class TokenIndex(NamedTuple):
     """The tokens of some targets.
 
@@ -66,14 +103,25 @@ class CleanRun:
     """The unperturbed next-token distributions of a query, and what every readout compares with.
 
     Args:
-        probabilities: [tokens, vocab], float32, at the targets' tokens.
+        predicted: at the targets' tokens, one sample.
         query: the tokens, how they make up targets, and the foil.
+
+    Attributes:
+        probabilities: [tokens, vocab], float32.
+        dtype: what the model computes in.
+        target_and_rest: [tokens, 2], of each target's token and of all others together.
+
+    Raises:
+        NumericalError: a logit is NaN or infinite.
     """
 
-    def __init__(self, probabilities: Float[Tensor, "tokens vocab"], query: Query) -> None:
-        self.probabilities, self.foil_id, self.of = probabilities, query.foil_id, query.of
+    def __init__(self, predicted: Predicted, query: Query) -> None:
+        self.probabilities, self.foil_id, self.of = predicted.probabilities[0], query.foil_id, query.of
+        self.dtype = query.dtype
+        check_finite(self.probabilities, self.dtype)
         self.spans = query.target_spans
-        self.target_ids: Int[Tensor, " tokens"] = torch.tensor(query.target_ids, device=probabilities.device)
+        self.target_ids: Int[Tensor, " tokens"] = torch.tensor(query.target_ids, device=self.probabilities.device)
+        self.target_and_rest = predicted.target_and_rest(self.target_ids)[0]
         self._places: dict[tuple[int, ...], TokenIndex] = {}
 
     @property
@@ -104,6 +152,12 @@ class CleanRun:
         """The model's own tokens, on the device; found once, since a vocabulary is long."""
         return self.probabilities.argmax(-1)
 
+    def check(self, numbers: Sequence[Float[Tensor, "_rows _tokens numbers"]]) -> None:
+        """Raises NumericalError where the first of a token's numbers is NaN, as whatever is read of a bad logit is."""
+        read = [part[..., 0].flatten() for part in numbers if part.numel()]
+        if read:
+            check_finite(torch.cat(read)[:, None], self.dtype)
+
     def objective(self, log_p: Float[Tensor, "samples tokens vocab"], target: int) -> Float[Tensor, " samples"]:
         """The query's own number of a target, from log-probabilities at its tokens.
 
@@ -111,6 +165,7 @@ class CleanRun:
             ParameterError: the function does not return one finite number per sample.
         """
         assert self.of is not None
+        check_finite(log_p, self.dtype)
         values: object = self.of(log_p, log_of(self.probabilities[list(self.spans[target])]))
         if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -140,16 +195,18 @@ class CleanRun:
 
 
 class Readout(Protocol[Answer]):
-    """What is read of distributions."""
+    """What is read of predictions."""
 
-    def measure(
-        self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
-    ) -> Float[Tensor, "rows tokens numbers"]:
+    def measure(self, predicted: Predicted, targets: Sequence[int]) -> Float[Tensor, "rows tokens numbers"]:
         """Numbers of one perturbation, on its device; `targets` are the indices of the targets that are there."""
         ...
 
     def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> Answer:
-        """The answer, from each perturbation's numbers on the CPU and the targets that it was asked about."""
+        """The answer, from each perturbation's numbers on the CPU and the targets that it was asked about.
+
+        Raises:
+            NumericalError: a logit was NaN or infinite.
+        """
         ...
 
 
@@ -177,19 +234,37 @@ class EffectReadout:
     Args:
         clean: the unperturbed run.
         score: "prob", "logprob" or "hellinger" (without a foil).
+        leads: whether flips, leads and leaders are wanted too.
     """
 
-    def __init__(self, clean: CleanRun, score: ScoreName) -> None:
+    def __init__(self, clean: CleanRun, score: ScoreName, leads: bool = True) -> None:
         self.clean, self.score = clean, score
+        self._whole = leads or score == "hellinger" or clean.foil_id is not None or clean.of is not None
 
-    def measure(
-        self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
+    def measure(self, predicted: Predicted, targets: Sequence[int]) -> Float[Tensor, "rows tokens numbers"]:
+        """As `_numbers`; without leads from the targets' probabilities alone."""
+        if self._whole:
+            return self._numbers(predicted.probabilities, targets)
+        ids = self.clean.target_ids[self.clean.place(targets).tokens]
+        return self._alone(predicted.target_and_rest(ids)[..., 0], targets)
+
+    def _alone(
+        self, of_target: Float[Tensor, "samples tokens"], targets: Sequence[int]
+    ) -> Float[Tensor, "rows tokens numbers"]:
+        target = of_target.mean(0)
+        unknown = torch.full_like(target, torch.nan)
+        numbers = torch.stack([target, torch.zeros_like(target), *[unknown] * 5], -1)
+        on_probability = of_target * self._slope(target, targets)
+        return _rows(numbers, of_target / target if self.score == "logprob" else on_probability, on_probability)
+
+    def _numbers(
+        self, samples: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
     ) -> Float[Tensor, "rows tokens numbers"]:
         """Of the mean distribution p of target, foil, own token, rival and leader, and distance; influences by sample.
 
         By the delta method, a sample's influence on a number is its part of the number's derivative.
         """
-        clean, samples = self.clean, distributions
+        clean = self.clean
         place, mean = clean.place(targets), samples.mean(0) if len(samples) > 1 else samples[0]
         none = torch.zeros_like(mean[:, 0])
         top, tokens = mean.topk(2)
@@ -205,7 +280,7 @@ class EffectReadout:
             foil, of_foil = mean[:, clean.foil_id], samples[..., clean.foil_id]
             own, rival = target, foil
         sizes = clean.sizes(targets)
-        on_probability = of_target * _slope_of_geometric_mean(target, sizes, place)
+        on_probability = of_target * self._slope(target, targets)
         distance = none
         if clean.of is not None:
             distance, influence = self._own(samples, mean, targets)
@@ -216,15 +291,24 @@ class EffectReadout:
             influence = of_target / target - (0 if clean.foil_id is None else of_foil / foil)
         else:
             influence = on_probability - of_foil
-        numbers = torch.stack([target, foil, own, rival, mean.argmax(-1).to(mean), top[:, 0], distance], -1)[None]
-        influences = torch.stack([influence, on_probability], -1)
-        padding = influences.new_zeros(*influences.shape[:2], numbers.shape[-1] - 2)
-        return torch.cat([numbers, torch.cat([influences, padding], -1)])
+        numbers = torch.stack([target, foil, own, rival, mean.argmax(-1).to(mean), top[:, 0], distance], -1)
+        return _rows(numbers, influence, on_probability)
+
+    def _slope(self, p: Float[Tensor, " tokens"], targets: Sequence[int]) -> Float[Tensor, " tokens"]:
+        """That of the geometric mean of a target's probabilities, with respect to each: 1 for a single token."""
+        place, logs = self.clean.place(targets), log_of(p)
+        mean = by_target(logs[None, :, None], self.clean.sizes(targets), lambda tokens: tokens[..., 0].mean(-1))[0]
+        return (mean[place.owners] - logs).exp() / place.sizes
 
     def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> EffectTable:
         """Every perturbation's effects, in one table."""
         clean, sizes = self.clean, self.clean.sizes(self.clean.targets)
-        at_rest = self.measure(clean.probabilities[None], clean.targets)[:1].cpu().double()
+        clean.check([part[:1] for part in numbers])
+        if self._whole:
+            at_rest = self._numbers(clean.probabilities[None], clean.targets)
+        else:
+            at_rest = self._alone(clean.target_and_rest[None, :, 0], clean.targets)
+        at_rest = at_rest[:1].cpu().double()
         filled = torch.full((len(numbers), *at_rest.shape[1:]), torch.nan, dtype=torch.float64)
         influences = [torch.full((2, max(1, len(part) - 1), len(sizes)), torch.nan).double() for part in numbers]
         for row, influence, part, wanted in zip(filled, influences, numbers, targets, strict=True):
@@ -234,7 +318,7 @@ class EffectReadout:
                     column[:, list(wanted)] = _sum(part[1:, :, number].double(), clean.sizes(wanted))
         target, foil, own, rival, leader, most, _ = filled.unbind(-1)
         rest = at_rest[0].unbind(-1)
-        seen = ~target.isnan()
+        led = ~leader.isnan()
         clean_lead = log_of(rest[2]) - log_of(rest[3])
         lead = (log_of(own) - log_of(rival)) / torch.where(clean_lead == 0, math.inf, clean_lead)
         changes = leader != rest[4] if clean.foil_id is None else (rest[0] > rest[1]) != (target > foil)
@@ -244,12 +328,12 @@ class EffectReadout:
         return EffectTable(
             score=self._value(at_rest, sizes) - self._value(filled, sizes),
             stderr=stderr_of([influence[0] for influence in influences], len(sizes)),
-            flips=by_target((changes & seen)[..., None], sizes, lambda tokens: tokens[..., 0].any(-1)),
+            flips=by_target((changes & led)[..., None], sizes, lambda tokens: tokens[..., 0].any(-1)),
             lead=lead.gather(1, weakest),
             probability=probability,
             probability_stderr=stderr_of([influence[1] for influence in influences], len(sizes)),
             foil_probability=foil[:, first],
-            leader=torch.where(seen, leader.nan_to_num(), -1).long().gather(1, weakest),
+            leader=torch.where(led, leader.nan_to_num(), -1).long().gather(1, weakest),
             leader_probability=most.gather(1, weakest),
             clean_lead=by_target(clean_lead[None, :, None], sizes, lambda tokens: tokens[..., 0].amin(-1))[0],
             influence=tuple(influence[0] for influence in influences),
@@ -321,11 +405,16 @@ class ValueReadout:
     def __init__(self, clean: CleanRun, value: ValueName) -> None:
         self.clean, self.value = clean, value
 
-    def measure(
-        self, distributions: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
-    ) -> Float[Tensor, "samples tokens numbers"]:
+    def measure(self, predicted: Predicted, targets: Sequence[int]) -> Float[Tensor, "samples tokens numbers"]:
         """The distance, the query's own number of the target, or the probabilities that a value is made of."""
-        clean, samples = self.clean, distributions
+        if self._whole:
+            return self._of_distributions(predicted.probabilities, targets)
+        return predicted.target_and_rest(self.clean.target_ids[self.clean.place(targets).tokens])
+
+    def _of_distributions(
+        self, samples: Float[Tensor, "samples tokens vocab"], targets: Sequence[int]
+    ) -> Float[Tensor, "samples tokens numbers"]:
+        clean = self.clean
         if self._is_own:
             spans = samples.split(clean.sizes(targets), 1)
             values = [clean.objective(log_of(span), target) for span, target in zip(spans, targets, strict=True)]
@@ -335,26 +424,28 @@ class ValueReadout:
             pairs = zip(samples.unbind(1), clean.tokens(targets), strict=True)
             distance = DISTANCES[self.value]
             return torch.stack([distance(clean.probabilities[t].expand_as(p), p) for p, t in pairs], 1)[..., None]
+        assert clean.foil_id is not None
         ids = clean.target_ids[clean.place(targets).tokens][:, None].expand(len(samples), -1, 1)
-        target = samples.gather(-1, ids)[..., 0]
-        if clean.foil_id is not None:
-            other = samples[..., clean.foil_id]
-        elif self.value == "logit":  # not 1 - p, which is 0 long before the other tokens' probabilities are
-            other = samples.scatter(-1, ids, 0.0).sum(-1)
-        else:
-            other = torch.zeros_like(target)
-        return torch.stack([target, other], -1)
+        return torch.stack([samples.gather(-1, ids)[..., 0], samples[..., clean.foil_id]], -1)
 
     def table(self, numbers: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> ValueTable:
         """Every perturbation's values."""
         every = self.clean.targets
+        self.clean.check(numbers)
         if self.value in DISTANCES:
             clean = torch.zeros(len(every), dtype=torch.float64)
         else:
-            clean = self._values(self.measure(self.clean.probabilities[None], every).cpu(), every)[0]
+            p, alone = self.clean.probabilities[None], self.clean.target_and_rest[None]
+            at_rest = self._of_distributions(p, every) if self._whole else alone
+            clean = self._values(at_rest.cpu(), every)[0]
         return ValueTable(
             values=tuple(self._values(part, wanted) for part, wanted in zip(numbers, targets, strict=True)), clean=clean
         )
+
+    @property
+    def _whole(self) -> bool:
+        """Whether whole distributions are read, or the target's probability alone."""
+        return self._is_own or self.value in DISTANCES or self.clean.foil_id is not None
 
     @property
     def _is_own(self) -> bool:
@@ -398,13 +489,15 @@ def _root_mean_square(tokens: Float[Tensor, "rows targets size 1"]) -> Float[Ten
     return tokens[..., 0].square().mean(-1).sqrt()
 
 
-def _slope_of_geometric_mean(
-    p: Float[Tensor, " tokens"], sizes: Sequence[int], place: TokenIndex
-) -> Float[Tensor, " tokens"]:
-    """Its derivative with respect to each token's p: 1 for a single token."""
-    logs = log_of(p)
-    mean = by_target(logs[None, :, None], sizes, lambda tokens: tokens[..., 0].mean(-1))[0]
-    return (mean[place.owners] - logs).exp() / place.sizes
+def _rows(
+    numbers: Float[Tensor, "tokens numbers"],
+    influence: Float[Tensor, "samples tokens"],
+    on_probability: Float[Tensor, "samples tokens"],
+) -> Float[Tensor, "rows tokens numbers"]:
+    """A row of numbers, and one for each sample's influences on the score and the probability."""
+    influences = torch.stack([influence, on_probability], -1)
+    padding = influences.new_zeros(*influences.shape[:2], numbers.shape[-1] - 2)
+    return torch.cat([numbers[None], torch.cat([influences, padding], -1)])
 
 
 def stderr_of(

@@ -50,11 +50,13 @@ class Effects(Request):
         score: "prob", the drop of p(target), or of p(target) - p(foil); "logprob", that of its logarithm; "hellinger",
             the distance between the whole distributions. Of a span "prob" is about the geometric mean of its tokens'
             probabilities, "logprob" about the sum of log p, and "hellinger" is the root mean square of the distances.
+        leads: whether flips, leads and leaders are wanted too. They take whole distributions, which are long.
         expected: token-forwards that the whole method is likely to take, for progress; 0 if this request is the last.
     """
 
     perturbations: Sequence[Perturbation]
     score: ScoreName = "prob"
+    leads: bool = True
     expected: float = 0.0
 
 
@@ -69,7 +71,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EffectTable:
-    """Effects of perturbations on targets; NaN (or False, or -1) where a perturbation was not asked about a target.
+    """Effects of perturbations on targets; NaN (or False, or -1) where one was not asked about a target, or for leads.
 
     Attributes:
         score: what the prediction loses, signed so that a loss counts positive.

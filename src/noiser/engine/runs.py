@@ -17,12 +17,12 @@ from torch import Tensor
 
 from noiser.engine.perturbation import BASELINES, Baseline, Perturbation
 from noiser.engine.plan import Batch, Limits, Piece, Work, pack_batches, plan_batches
-from noiser.engine.readouts import CleanRun
+from noiser.engine.readouts import CleanRun, Predicted
 from noiser.engine.requests import Counters
 from noiser.engine.scheduler import Progress
 from noiser.errors import ModelError, ParameterError, UnknownNameError
 from noiser.model.clean import Passes, run_clean
-from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.language_model import LanguageModel
 from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branches, Group
 from noiser.model.prefix import Prefix, empty_prefix
@@ -31,7 +31,7 @@ from noiser.model.query import Query
 T = TypeVar("T")
 
 LOGIT_BYTES = 192 * 2**20
-"""Distributions are float32 over the whole vocabulary: 1 MB a target for Gemma 3. A batch holds no more than this."""
+"""Logits are as long as the vocabulary: 1 MB a target for Gemma 3 in float32. A batch holds no more than this."""
 
 KEYS = 16
 """The most keys of a plain batch, in the tokens of a pass: as long as a layer keeps a token's activations, it keeps a
@@ -96,9 +96,7 @@ class QueryRun:
             NumericalError: they are NaN or infinite.
         """
         if self._clean is None:
-            probabilities = logits.detach().float().softmax(-1)
-            check_finite(probabilities, self.lm.dtype)
-            self._clean = CleanRun(probabilities, self.query)
+            self._clean = CleanRun(Predicted(logits.detach()[None]), self.query)
 
     def _run_clean(self) -> Passes[None]:
         positions = self.query.logit_positions
@@ -124,12 +122,12 @@ class QueryRun:
             self._baselines[name] = baseline_row(self.lm, name)
         return self._baselines[name]
 
-    # ---- distributions under perturbations --------------------------------------------------------------------------
+    # ---- logits under perturbations ---------------------------------------------------------------------------------
 
-    def _distributions(
+    def _logits(
         self, batch: Batch, perturbations: Sequence[Perturbation], *, packed: bool
     ) -> Passes[list[tuple[Piece, Float[Tensor, "samples targets vocab"]]]]:
-        """Distributions of a batch, in halves when memory runs out; later plans then stay that small."""
+        """Logits of a batch, in halves when memory runs out; later plans then stay that small."""
         try:
             if packed:
                 return (yield from self._packed_pass(batch, perturbations))
@@ -139,8 +137,8 @@ class QueryRun:
                 raise
         first, second = self.halved(batch)
         return [
-            *(yield from self._distributions(first, perturbations, packed=packed)),
-            *(yield from self._distributions(second, perturbations, packed=packed)),
+            *(yield from self._logits(first, perturbations, packed=packed)),
+            *(yield from self._logits(second, perturbations, packed=packed)),
         ]
 
     def _packed_pass(
@@ -167,9 +165,7 @@ class QueryRun:
             self._prefix = prefix
             self.take_clean(logits.pop(0)[0])
         self.count(batch.tokens, sum(part.shape[0] * part.shape[1] for part in logits))
-        distributions = [part.softmax(-1) for part in logits]
-        check_finite(torch.cat([each[..., :1].flatten(0, 1) for each in distributions]), self.lm.dtype)
-        return list(zip(batch.pieces, distributions, strict=True))
+        return list(zip(batch.pieces, logits, strict=True))
 
     def _plain_pass(
         self, batch: Batch, perturbations: Sequence[Perturbation]
@@ -177,9 +173,7 @@ class QueryRun:
         rows = self.batch_rows(batch, perturbations)
         with self.lm.running():
             inputs = self.inputs(batch, perturbations)
-            found = self.lm.probabilities(
-                inputs, positions=[row - batch.start for row in rows], prefix=self.prefix(batch)
-            )
+            found = self.lm.logits(inputs, positions=[row - batch.start for row in rows], prefix=self.prefix(batch))
         self.count(batch.tokens, len(rows) * batch.sequences)
         ready: list[tuple[Piece, Tensor]] = []
         for piece, part in zip(batch.pieces, found.split([piece.samples for piece in batch.pieces]), strict=True):
@@ -206,7 +200,7 @@ class QueryRun:
             for p in (perturbations[i] for i in wanted)
         ]
         rows = max((len(self.rows(perturbations[i])) for i in wanted), default=1)
-        vocabulary_bytes = self.lm.vocabulary_size * 4 * rows
+        vocabulary_bytes = self.lm.vocabulary_size * (self.lm.dtype.itemsize if packed else 4) * rows
         max_tokens = max(1, self._batch_tokens // copies)
         max_sequences = max(1, LOGIT_BYTES // (vocabulary_bytes * copies))
         if packed:

@@ -250,7 +250,7 @@ def _steps(
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
     positions = tuple(sorted(position for unit in inside for position in unit.token_indices))
-    removal: EffectTable = yield Effects([without(positions, None, default.baseline)], score="logprob")
+    removal: EffectTable = yield Effects([without(positions, None, default.baseline)], score="logprob", leads=False)
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")

@@ -176,7 +176,7 @@ class _Run:
             )
             for (unit, k, samples), group in targets.items()
         ]
-        table: EffectTable = yield Effects(noisy, self.method.score, self.expected)
+        table: EffectTable = yield Effects(noisy, self.method.score, expected=self.expected)
         self.clean_leads = table.clean_lead.tolist()
         for ((unit, k, samples), group), row in zip(targets.items(), table.rows(), strict=True):
             self.effects |= {Probed(unit, k, g, samples): row[g] for g in group}

@@ -42,5 +42,5 @@ class Occlusion:
             without(unit.token_indices, targets, self.baseline)
             for unit, targets in zip(query.units, query.targets_per_unit, strict=True)
         ]
-        effects: EffectTable = yield Effects(removed, score=self.score)
+        effects: EffectTable = yield Effects(removed, score=self.score, leads=False)
         return Scores(scores=effects.score.T)

@@ -42,7 +42,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positio
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
         raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
-    return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0])
+    return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0].float())
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def run_clean(
         branches = Branches(prefix or empty_prefix(lm), [Group(done, rest, positions, tokens)], clean=True)
         packed = (yield branches) if share else lm.run_packed([branches])[0]
         # a copy: the other prompts' logits are let go
-        return CleanRun(packed.logits[0][0].clone(), packed.prefix, packed.left_out)
+        return CleanRun(packed.logits[0][0].to(torch.float32, copy=True), packed.prefix, packed.left_out)
     with lm.running():
         logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]
     if prefix:

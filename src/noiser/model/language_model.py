@@ -213,7 +213,7 @@ class LanguageModel:
             prefix: keys and values of what comes before the embeddings; it grows by them.
             options: passed on to the model, such as `position_ids`.
         """
-        return self.output(embeddings, positions=positions, prefix=prefix, **options).logits
+        return self.output(embeddings, positions=positions, prefix=prefix, **options).logits.float()
 
     def output(
         self,
@@ -223,7 +223,7 @@ class LanguageModel:
         prefix: Prefix | None = None,
         **options: Any,
     ) -> Any:
-        """All that the model returns, its `logits` those of `logits`."""
+        """All that the model returns, its `logits` those of `logits` in the precision that the model has them in."""
         arguments: dict[str, Any] = {"inputs_embeds": embeddings.to(self.dtype), "use_cache": False, **options}
         if prefix is not None:
             arguments |= {"past_key_values": prefix.cache, "use_cache": True}
@@ -233,8 +233,8 @@ class LanguageModel:
             arguments["logits_to_keep"] = list(positions) if self._is_spread else wanted  # wherever the last layer is
         out = self.model(**arguments)
         self._check_gradient(embeddings, out.logits)
-        logits = out.logits if trims else out.logits[:, wanted.to(out.logits.device)]
-        out.logits = logits.float()
+        if not trims:
+            out.logits = out.logits[:, wanted.to(out.logits.device)]
         return out
 
     def _check_gradient(self, embeddings: Tensor, logits: Tensor) -> None:

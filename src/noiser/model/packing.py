@@ -86,7 +86,7 @@ class Packed(NamedTuple):
     """What comes of branches.
 
     Attributes:
-        logits: float32, for each group the logits of its rows.
+        logits: for each group those of its rows, in the precision that the model has them in.
         prefix: the cached clean sequence, with what has run of it.
         left_out: the most probability that any of the distributions has on tokens that a server did not send.
     """
@@ -306,12 +306,12 @@ def packed_logits(lm: CausalModel, packs: Sequence[Branches], layout: Layout | N
     token = _layout.set(layout)
     try:
         with attention_implementation(lm.model, NAME):
-            logits = lm.logits(
+            logits = lm.output(
                 torch.cat([group.embeddings.flatten(0, 1) for group in groups])[None],
                 positions=rows,
                 prefix=Prefix(cache, sum(layout.cached)),
                 position_ids=torch.cat(positions)[None].to(lm.device),
-            )[0]
+            ).logits[0]
     finally:
         _layout.reset(token)
     parts = iter(logits.split([len(group.embeddings) * len(group.rows) for group in groups]))

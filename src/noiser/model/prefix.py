@@ -39,6 +39,17 @@ class CausalModel(Protocol):
         """Float32 logits at some positions; `prefix` grows by the embeddings."""
         ...
 
+    def output(
+        self,
+        embeddings: Float[Tensor, "batch length dim"],
+        *,
+        positions: Sequence[int],
+        prefix: Prefix | None = None,
+        **options: Any,
+    ) -> Any:
+        """All that the model returns for the same arguments, its logits in its own precision."""
+        ...
+
 
 class Prefix:
     """The cache of one clean sequence."""
