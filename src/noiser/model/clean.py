@@ -20,7 +20,7 @@ Passes = Generator[Branches, Packed, T]
 """A coroutine that yields packed passes, which may be merged with those of other prompts, and is sent their logits."""
 
 
-class CleanRun(NamedTuple):
+class CleanPass(NamedTuple):
     """What a clean sequence gives.
 
     Attributes:
@@ -42,7 +42,7 @@ def run_clean(
     *,
     share: bool = False,
     tokens: Sequence[tuple[int, ...]] = (),
-) -> Passes[CleanRun]:
+) -> Passes[CleanPass]:
     """Runs a clean sequence.
 
     Args:
@@ -60,12 +60,12 @@ def run_clean(
         branches = Branches(prefix or empty_prefix(lm), [Group(done, rest, positions, tokens)], clean=True)
         packed = (yield branches) if share else lm.run_packed([branches])[0]
         # a copy: the other prompts' logits are let go
-        return CleanRun(packed.logits[0][0].to(torch.float32, copy=True), packed.prefix, packed.left_out)
+        return CleanPass(packed.logits[0][0].to(torch.float32, copy=True), packed.prefix, packed.left_out)
     with lm.running():
         logits = lm.logits(rest, positions=[position - done for position in positions], prefix=prefix)[0]
     if prefix:
         prefix.length = len(embeddings)
-    return CleanRun(logits, prefix)
+    return CleanPass(logits, prefix)
 
 
 def without_sharing(passes: Passes[T]) -> T:
