@@ -247,8 +247,10 @@ class Session(QueryRun):
         for batch in batches:
             for piece, logits in (yield from self._logits(batch, perturbations, packed=packed)):
                 index = piece.perturbation
-                parts.setdefault(index, []).append(logits)
                 missing[index] -= piece.samples
+                # a copy: what waits for its other samples must not keep the logits of a whole pass
+                parts.setdefault(index, []).append(logits.clone() if missing[index] else logits)
+                del logits
                 if not missing[index]:
                     readout = readout or readout_of((yield from self.clean()))
                     ready = parts.pop(index)
