@@ -146,7 +146,8 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [
-    "reproduction", "reproduction/three_models", "reproduction/longra", "evidence", "evidence/frontier", "evidence/fair",
+    "reproduction", "reproduction/three_models", "reproduction/longra",
+    "evidence", "evidence/frontier", "evidence/fair",
 ])  # fmt: skip
 def test_committed_tables_are_those_of_their_rows(folder):
     """All resamples, unlike the other tests. The version that reports may be another."""
