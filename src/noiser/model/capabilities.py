@@ -121,11 +121,11 @@ def _embedding_scale(embedding: nn.Module) -> float:
 
 def _reads_embeddings(lm: CausalModel, ids: Int[Tensor, " length"], embeddings: Float[Tensor, "length dim"]) -> bool:
     def agrees() -> bool:
-        logits = lm.model(inputs_embeds=embeddings[None], use_cache=False).logits.float()
+        logits = lm.model(inputs_embeds=embeddings[None], use_cache=False).logits
         return logits_agree(logits, expected, lm.dtype)
 
     with uncompiled(lm.model):  # one pass is not worth compiling for
-        expected = lm.model(input_ids=ids[None], use_cache=False).logits.float()
+        expected = lm.model(input_ids=ids[None], use_cache=False).logits
         damaged = not bool(expected.isfinite().all())  # which is reported where the weights are used
         return damaged or _succeeds(agrees)
 
@@ -138,14 +138,14 @@ def _reuses_prefix(lm: CausalModel, embeddings: Float[Tensor, "length dim"]) -> 
     """
     length = embeddings.shape[0]
     half = length // 2
-    whole = lm.logits(embeddings[None], positions=[length - 1])[0, 0]
+    whole = lm.output(embeddings[None], positions=[length - 1]).logits[0, 0]
     prefix = empty_prefix(lm)
-    lm.logits(embeddings[None], positions=[length - 1], prefix=prefix)
+    lm.output(embeddings[None], positions=[length - 1], prefix=prefix)
     prefix.length = length
     if not all(hasattr(layer, "keys") and layer.is_croppable for layer in prefix.cache.layers):
         return False
     suffix = embeddings[half:].expand(2, -1, -1)
-    branched = lm.logits(suffix, positions=[length - half - 1], prefix=prefix.branch(half, 2))[:, 0]
+    branched = lm.output(suffix, positions=[length - half - 1], prefix=prefix.branch(half, 2)).logits[:, 0]
     return logits_agree(branched, whole.expand_as(branched), lm.dtype)
 
 
@@ -155,7 +155,7 @@ def _packs(lm: CausalModel, embeddings: Float[Tensor, "length dim"]) -> bool:
     Layers must take their attention from transformers' registry, and pass it their sliding window.
     """
     one, other = embeddings, embeddings[2:].flip(0)
-    whole = [lm.logits(x[None], positions=[len(x) - 2, len(x) - 1])[0] for x in (one, other)]
+    whole = [lm.output(x[None], positions=[len(x) - 2, len(x) - 1]).logits[0] for x in (one, other)]
     first = packed_logits(lm, [_trial(one, empty_prefix(lm)), _trial(other, empty_prefix(lm))])
     packs = [_trial(other, empty_prefix(lm)), _trial(one, first[0].prefix)]
     layout = Layout(packs, lm.device)
@@ -185,7 +185,7 @@ def logits_agree(
     float32 products may be less precise, single ones differ by more than a tenth, and all of them by 0.03 in the mean;
     a token one position off gives 0.3.
     """
-    difference, deviation = logits - expected, float(expected.std())
+    difference, deviation = logits.float() - expected.float(), float(expected.float().std())
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return float(difference.abs().max()) <= 1e-3 * deviation
     return float(difference.square().mean().sqrt()) <= 0.1 * deviation

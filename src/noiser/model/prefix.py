@@ -28,17 +28,6 @@ class CausalModel(Protocol):
         """The type of inputs."""
         ...
 
-    def logits(
-        self,
-        embeddings: Float[Tensor, "batch length dim"],
-        *,
-        positions: Sequence[int],
-        prefix: Prefix | None = None,
-        **options: Any,
-    ) -> Float[Tensor, "batch positions vocab"]:
-        """Float32 logits at some positions; `prefix` grows by the embeddings."""
-        ...
-
     def output(
         self,
         embeddings: Float[Tensor, "batch length dim"],
@@ -47,7 +36,7 @@ class CausalModel(Protocol):
         prefix: Prefix | None = None,
         **options: Any,
     ) -> Any:
-        """All that the model returns for the same arguments, its logits in its own precision."""
+        """All that the model returns, its logits at some positions; `prefix` grows by the embeddings."""
         ...
 
 
