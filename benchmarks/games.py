@@ -2,12 +2,14 @@
 
     NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/games.py GAMES.jsonl table
+    python benchmarks/games.py GAMES.jsonl exact
 
 With n units there are 2^n inputs, each with the rows of some units zero. `play` stores for each what is predicted: of
 the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves out), tokens being units, and of planted
 facts of another seed than the data set's, with their six sentences for units. Prompts count whose answer the model
 gives (and does not give without the gold sentences), with at most 11 units. `table` runs methods as they are, with
-their own noise over several seeds; each request is answered from the stored numbers.
+their own noise over several seeds; each request is answered from the stored numbers. `exact` asks which scores are
+best if nothing has to be drawn: those of one kind, and those that have the order of one kind and the sizes of another.
 
 *rank*: the area of mass-matched curves by rank minus that of random ranks, with whole units kept or removed, exactly.
 *LDS*: rank correlation over all inputs of the summed scores of what is kept with the log odds. *Erasure*: what removing
@@ -22,11 +24,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +38,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64
+from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
 from torch import Tensor
 
@@ -206,6 +210,47 @@ class Game:
         return found | ({"gold": float(set(order[: len(self.gold)]) == set(self.gold))} if self.gold else {})
 
 
+def exact(game: Game) -> dict[str, Float64[Tensor, " units"]]:
+    """Scores that take every input: of one kind, or with the order of one and the sizes of another."""
+    every, log_odds = 2**game.units - 1, game.scales["logit"]
+    larger = game.inputs.sum(1).tolist()[1:]
+    shapley = [1 / (game.units * math.comb(game.units - 1, size - 1)) for size in larger]
+    banzhaf = [2.0 ** (1 - game.units)] * every
+    single = [float(size in (1, game.units)) for size in larger]
+    ends = _semivalue(game, game.prob**0.25, single)
+    middle = _semivalue(game, log_odds, banzhaf)
+    distances = _semivalue(game, -game.hellinger, shapley)
+    orders = {
+        "mean of both": ends + middle,
+        "mean of both and ½ Shapley of distances": ends + middle + distances / 2,
+        "mean of both and Shapley of distances": ends + middle + distances,
+    }
+    return {
+        "ends, p^¼": ends,
+        "middle, log odds": middle,
+        "Shapley of distances": distances,
+        "mean of ends and middle": ends + middle,
+        **{f"sizes: middle; order: {name}": in_order(middle, order) for name, order in orders.items()},
+    }
+
+
+def _semivalue(game: Game, values: Float64[Tensor, " inputs"], weights: Sequence[float]) -> Float64[Tensor, " units"]:
+    """Steps of each unit by the weights of their larger inputs, of which the empty one is none; Σ|·| is 1."""
+    of_larger = torch.tensor([0.0, *weights], dtype=torch.float64)
+    found = torch.stack([(of_larger[kept] * (values[kept] - values[~kept])).sum() for kept in game.inputs.T])
+    return found / found.abs().sum().clamp_min(1e-12)
+
+
+def in_order(values: Float64[Tensor, " units"], order: Float64[Tensor, " units"]) -> Float64[Tensor, " units"]:
+    """The nearest numbers to `values` in the order of others, of which a little tells equal ones apart."""
+    places = order.argsort()
+    return torch.tensor(isotonic_regression(values[places].numpy()).x)[places.argsort()] + 1e-3 * order
+
+
+Scorer = Callable[[Game], Sequence[Tensor]]
+"""Scores of the units of a game, one or several times."""
+
+
 def _query(units: int) -> Query:
     """One target after so many units of one token each, and nothing that can be run."""
     places = tuple((i, i + 1) for i in range(units))
@@ -244,16 +289,35 @@ def read(path: Path) -> Iterator[tuple[dict[str, Any], Game]]:
             yield row, Game(row["units"], tuple(row["gold"]), **numbers)
 
 
-def table(path: Path, methods: Mapping[str, Method], seeds: int) -> str:
-    """Markdown: a row for each method, means over prompts and seeds."""
+def by_methods(methods: Mapping[str, Method], seeds: int) -> dict[str, Scorer]:
+    """The scores of methods, with so many draws each."""
+
+    def scorer(method: Method) -> Scorer:
+        return lambda game: [game.scores(method, seed) for seed in range(seeds)]
+
+    return {name: scorer(method) for name, method in methods.items()}
+
+
+def exactly() -> dict[str, Scorer]:
+    """Every kind of `exact`."""
+
+    def scorer(name: str) -> Scorer:
+        return lambda game: [exact(game)[name]]
+
+    names = exact(Game(2, (), torch.ones(4).double() / 2, torch.zeros(4).double()))
+    return {name: scorer(name) for name in names}
+
+
+def table(path: Path, scorers: Mapping[str, Scorer]) -> str:
+    """Markdown: a row for each kind of scores, means over prompts and draws."""
     games: dict[str, list[Game]] = defaultdict(list)
     for row, game in read(path):
         games[f"{row['set']}, {row['model']}"].append(game)
     lines: list[list[str]] = [["", *(f"{name} ({len(some)})" for name, some in games.items())]]
-    for name, method in methods.items():
+    for name, scorer in scorers.items():
         cells = [name]
         for some in games.values():
-            found = [game.measures(game.scores(method, seed)) for game in some for seed in range(seeds)]
+            found = [game.measures(scores) for game in some for scores in scorer(game)]
             means = {column: statistics.mean(one[column] for one in found) for column in found[0]}
             cells.append(" · ".join(f"{mean:.3f}" if c != "gold" else f"{mean:.2f}" for c, mean in means.items()))
         lines.append(cells)
@@ -269,9 +333,10 @@ def main() -> None:
     playing = commands.add_parser("play")
     playing.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     commands.add_parser("table").add_argument("--seeds", type=int, default=5)
+    commands.add_parser("exact")
     chosen = parser.parse_args()
-    if chosen.command == "table":
-        print(table(chosen.games, METHODS, chosen.seeds))
+    if chosen.command != "play":
+        print(table(chosen.games, by_methods(METHODS, chosen.seeds) if chosen.command == "table" else exactly()))
         return
     lines = chosen.games.read_text(encoding="utf-8").splitlines() if chosen.games.exists() else []
     done = {(row["model"], row["id"]) for row in map(json.loads, lines)}

@@ -67,12 +67,27 @@ def test_measures_of_a_game_worked_by_hand():
     assert game.rank_area(torch.tensor([1.0, 0.0])) == pytest.approx(expected, rel=1e-5)
 
 
+def test_exact_scores_of_a_game_worked_by_hand():
+    """Two units: f = log odds are 0, 1, 2, 5 (nothing, unit 0, unit 1, both); distances to the whole 6, 4, 2, 0."""
+    log_odds, distances = torch.tensor([0.0, 1.0, 2.0, 5.0]).double(), torch.tensor([6.0, 4.0, 2.0, 0.0]).double()
+    found = games.exact(games.Game(2, (), log_odds.sigmoid(), distances))
+    middle = torch.tensor([1 / 2 + 3 / 2, 2 / 2 + 4 / 2]).double()  # as Shapley values, with two units
+    torch.testing.assert_close(found["middle, log odds"], middle / middle.sum())
+    far = torch.tensor([2 / 2 + 2 / 2, 4 / 2 + 4 / 2]).double()
+    torch.testing.assert_close(found["Shapley of distances"], far / far.sum())
+    root = log_odds.sigmoid() ** 0.25
+    ends = torch.stack([root[3] - root[2] + root[1] - root[0], root[3] - root[1] + root[2] - root[0]])
+    torch.testing.assert_close(found["ends, p^¼"], ends / ends.sum())
+    values, order = torch.tensor([1.0, 4.0, 2.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double()
+    torch.testing.assert_close(games.in_order(values, order), torch.tensor([1.001, 3.002, 3.003]).double())
+
+
 def test_the_stored_games_are_whole_and_make_the_table():
     path = ROOT / "benchmarks" / "results" / "games.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert {len(row["prob"]) == len(row["hellinger"]) == 2 ** row["units"] for row in rows if "units" in row} == {True}
     assert {row["units"] for row in rows if row["set"] != "known" and "units" in row} == {games.SENTENCES}
-    table = games.table(path, {"leave one out, p": noiser.Occlusion()}, seeds=1)
+    table = games.table(path, games.by_methods({"leave one out, p": noiser.Occlusion()}, seeds=1))
     line = table.splitlines()[-1]
     assert line.startswith("| leave one out, p |")
     cells = [cell.strip() for cell in line.split("|")[2:-1]]

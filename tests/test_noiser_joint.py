@@ -9,7 +9,7 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError
-from noiser.methods.noiser_joint import _fit
+from noiser.methods.noiser_joint import _Fit, _fit, _ordered
 from test_shapley import all_values
 from tiny import FAMILIES, tiny
 
@@ -38,9 +38,19 @@ def banzhaf(values, units):
     return torch.tensor(steps).double().mean(1)
 
 
+def in_order(values, order):
+    """The nearest numbers to `values` that ascend in an order, by the min-max formula of isotonic regression."""
+    y = values[order]
+    means = lambda i, first: [y[first : last + 1].mean() for last in range(i, len(y))]
+    fitted = [max(min(means(i, first)) for first in range(i + 1)) for i in range(len(y))]
+    return torch.stack(fitted)[order.argsort()]
+
+
 def exact(f, g, units):
     first, second = ends(f, units), banzhaf(g, units)
-    return (first + second * first.abs().sum() / second.abs().sum()).float() / 2
+    second *= first.abs().sum() / second.abs().sum()
+    mean, part = (first + second) / 2, units / (units + 2 ** (units - 1))
+    return (part * mean + (1 - part) * in_order(second, mean.argsort())).float()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -172,6 +182,16 @@ def test_more_samples_come_nearer_to_the_truth():
         for pairs in (8, 24, 96)
     ]
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
+
+
+def test_scores_have_the_order_of_the_mean_and_the_sizes_of_the_middle():
+    """The ends exchange units 1 and 2: the sizes of both become 2.5, and what is left of the mean tells them apart."""
+    ends, middle = torch.tensor([0.0, 5.0, 1.0, 4.0]).double(), torch.tensor([0.0, 2.0, 3.0, 5.0]).double()
+    scores = _ordered(ends, _Fit(middle, torch.eye(4).double()), pairs=36)
+    mean = torch.tensor([0.0, 3.5, 2.0, 4.5]).double()
+    torch.testing.assert_close(scores.scores, 0.1 * mean + 0.9 * torch.tensor([0.0, 2.5, 2.5, 5.0]).double())
+    assert scores.scores.argsort().tolist() == mean.argsort().tolist()
+    torch.testing.assert_close(scores.moves[1], torch.tensor([0.0, 0.9 / 2 + 0.1 / 2, 0.9 / 2, 0.0]).double())
 
 
 # ---- a real model ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
@@ -26,16 +27,21 @@ class NoiserJoint:
 
     With z in {0, 1}^n marking the units that are kept and f(z) what is predicted, a unit has an effect at the ends, the
     mean of its last step f(X) - f(all but u) and its first, f(u alone) - f(nothing); and an effect in the middle, its
-    Banzhaf value: the mean of g(z with u) - g(z without u) over all z of the other units. The score is the mean of
-    both, the second scaled to the first's size Σ|·|. The ends are run exactly; the middle is fitted to random z and
-    their complements, by least squares with a ridge towards a mix of the last and first steps of g, l and e:
+    Banzhaf value φ: the mean of g(z with u) - g(z without u) over all z of the other units. The ends are run exactly;
+    the middle is fitted to random z and their complements, by least squares with a ridge towards a mix of the last and
+    first steps of g, l and e:
 
         argmin over φ, a, b of  Σ over pairs (g(z) - g(1 - z) - (2z - 1)·φ)² + ‖φ - a l - b e‖²,
 
     with a and b held near ½ as by a third of a pair.
 
-    A fact that stands twice, or two that only count together, can be missed one unit at a time; the middle sees them.
-    A fit to random z alone is blind to what decides while the prediction still stands; the ends see that.
+    Both are brought to the same size Σ|·|, that of the ends. The units have the order of the mean of both: a fit to
+    random z alone is blind to what decides while the prediction still stands, which the ends see; and one unit at a
+    time, a fact that stands twice can be missed, which the middle sees. How far apart the scores lie is what the middle
+    says, since its effects are those that add up: the nearest numbers to φ that have this order (isotonic regression).
+    The mean of both stays in with a weight of n / (n + pairs), since few pairs say little, and units that the
+    regression makes equal keep their order.
+
     `Attribution.stderr` is the standard error of the drawn pairs. Ours; docs/estimator.md says how it was chosen.
 
     Args:
@@ -92,9 +98,7 @@ class NoiserJoint:
         for g, seen in enumerate(coalitions.seen):
             every = len(seen) <= exact
             found = _fit(half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen])
-            size = found.scores.abs().sum()
-            scale = steps[g, seen].abs().sum() / size if size else 0.0
-            fits.append(_Fit((steps[g, seen] + scale * found.scores) / 2, scale * found.stderr / 2))
+            fits.append(_ordered(steps[g, seen], found, min(len(half), 2 ** (len(seen) - 1))))
         return Scores(
             scores=coalitions.table([fit.scores for fit in fits]),
             stderr=coalitions.table([fit.stderr for fit in fits]),
@@ -129,10 +133,29 @@ def _steps(
 
 
 class _Fit(NamedTuple):
-    """Scores of the units that a target sees, and their standard errors."""
+    """Scores of the units that a target sees, and how far each drawn pair moves them."""
 
     scores: Float64[Tensor, " seen"]
-    stderr: Float64[Tensor, " seen"]
+    moves: Float64[Tensor, "seen pairs"]
+
+    @property
+    def stderr(self) -> Float64[Tensor, " seen"]:
+        """Standard errors: pairs are drawn independently."""
+        return self.moves.square().sum(1).sqrt()
+
+
+def _ordered(ends: Float64[Tensor, " seen"], middle: _Fit, pairs: int) -> _Fit:
+    """Scores with the order of the mean of both and the sizes of the middle, whose moves they pass on."""
+    from scipy.optimize import isotonic_regression
+
+    size = middle.scores.abs().sum()
+    scale, part = ends.abs().sum() / size if size else 0.0, len(ends) / (len(ends) + pairs)
+    order = (ends + scale * middle.scores).argsort()
+    blocks = isotonic_regression(middle.scores[order].numpy()).blocks
+    means = torch.block_diag(*[torch.full((n, n), 1 / n) for n in np.diff(blocks)]).double()
+    rank = order.argsort()
+    weights = (1 - part) * means[rank][:, rank] + part / 2 * torch.eye(len(ends), dtype=torch.float64)
+    return _Fit(part / 2 * ends + scale * weights @ middle.scores, scale * weights @ middle.moves)
 
 
 def _fit(
@@ -147,7 +170,7 @@ def _fit(
     signs = 2 * kept.double() - 1
     units = signs.shape[1]
     if guesses is None:
-        return _Fit(signs.T @ differences / len(signs), torch.zeros(units, dtype=torch.float64))
+        return _Fit(signs.T @ differences / len(signs), torch.zeros(units, 1, dtype=torch.float64))
     basis = torch.cat([guesses.T, torch.eye(units, dtype=torch.float64)], 1)  # φ = basis @ (w, φ - w·guesses)
     design = signs @ basis
     penalty = torch.ones(2 + units, dtype=torch.float64)
@@ -156,4 +179,4 @@ def _fit(
     rest = differences - design[:, :2].mean(1)
     change = solve @ rest
     residual = (rest - design @ change) / (1 - (design.T * solve).sum(0)).clamp_min(0.1).sqrt()  # HC2
-    return _Fit(guesses.mean(0) + basis @ change, (basis @ solve * residual).square().sum(1).sqrt())
+    return _Fit(guesses.mean(0) + basis @ change, basis @ solve * residual)
