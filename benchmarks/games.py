@@ -247,8 +247,8 @@ def in_order(values: Float64[Tensor, " units"], order: Float64[Tensor, " units"]
     return torch.tensor(isotonic_regression(values[places].numpy()).x)[places.argsort()] + 1e-3 * order
 
 
-Scorer = Callable[[Game], Sequence[Tensor]]
-"""Scores of the units of a game, one or several times."""
+Scorer = Callable[[Game], Mapping[str, Sequence[Tensor]]]
+"""By their name, scores of the units of a game, one or several times."""
 
 
 def _query(units: int) -> Query:
@@ -289,39 +289,27 @@ def read(path: Path) -> Iterator[tuple[dict[str, Any], Game]]:
             yield row, Game(row["units"], tuple(row["gold"]), **numbers)
 
 
-def by_methods(methods: Mapping[str, Method], seeds: int) -> dict[str, Scorer]:
+def by_methods(methods: Mapping[str, Method], seeds: int) -> Scorer:
     """The scores of methods, with so many draws each."""
-
-    def scorer(method: Method) -> Scorer:
-        return lambda game: [game.scores(method, seed) for seed in range(seeds)]
-
-    return {name: scorer(method) for name, method in methods.items()}
+    return lambda game: {name: [game.scores(method, seed) for seed in range(seeds)] for name, method in methods.items()}
 
 
-def exactly() -> dict[str, Scorer]:
-    """Every kind of `exact`."""
-
-    def scorer(name: str) -> Scorer:
-        return lambda game: [exact(game)[name]]
-
-    names = exact(Game(2, (), torch.ones(4).double() / 2, torch.zeros(4).double()))
-    return {name: scorer(name) for name in names}
-
-
-def table(path: Path, scorers: Mapping[str, Scorer]) -> str:
+def table(path: Path, scorer: Scorer) -> str:
     """Markdown: a row for each kind of scores, means over prompts and draws."""
-    games: dict[str, list[Game]] = defaultdict(list)
+    found: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    counts: dict[str, int] = defaultdict(int)
     for row, game in read(path):
-        games[f"{row['set']}, {row['model']}"].append(game)
-    lines: list[list[str]] = [["", *(f"{name} ({len(some)})" for name, some in games.items())]]
-    for name, scorer in scorers.items():
+        of = f"{row['set']}, {row['model']}"
+        counts[of] += 1
+        for name, drawn in scorer(game).items():
+            found[name][of] += [game.measures(scores) for scores in drawn]
+    lines: list[list[str]] = [["", *(f"{of} ({count})" for of, count in counts.items())], ["---"] * (1 + len(counts))]
+    for name, by_set in found.items():
         cells = [name]
-        for some in games.values():
-            found = [game.measures(scores) for game in some for scores in scorer(game)]
-            means = {column: statistics.mean(one[column] for one in found) for column in found[0]}
+        for measures in by_set.values():
+            means = {column: statistics.mean(one[column] for one in measures) for column in measures[0]}
             cells.append(" · ".join(f"{mean:.3f}" if c != "gold" else f"{mean:.2f}" for c, mean in means.items()))
         lines.append(cells)
-    lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -335,8 +323,11 @@ def main() -> None:
     commands.add_parser("table").add_argument("--seeds", type=int, default=5)
     commands.add_parser("exact")
     chosen = parser.parse_args()
-    if chosen.command != "play":
-        print(table(chosen.games, by_methods(METHODS, chosen.seeds) if chosen.command == "table" else exactly()))
+    if chosen.command == "table":
+        print(table(chosen.games, by_methods(METHODS, chosen.seeds)))
+        return
+    if chosen.command == "exact":
+        print(table(chosen.games, lambda game: {name: [scores] for name, scores in exact(game).items()}))
         return
     lines = chosen.games.read_text(encoding="utf-8").splitlines() if chosen.games.exists() else []
     done = {(row["model"], row["id"]) for row in map(json.loads, lines)}

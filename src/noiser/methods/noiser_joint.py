@@ -152,7 +152,7 @@ def _ordered(ends: Float64[Tensor, " seen"], middle: _Fit, pairs: int) -> _Fit:
     scale, part = ends.abs().sum() / size if size else 0.0, len(ends) / (len(ends) + pairs)
     order = (ends + scale * middle.scores).argsort()
     blocks = isotonic_regression(middle.scores[order].numpy()).blocks
-    means = torch.block_diag(*[torch.full((n, n), 1 / n) for n in np.diff(blocks)]).double()
+    means = torch.block_diag(*[torch.full((n, n), 1 / n, dtype=torch.float64) for n in np.diff(blocks)])
     rank = order.argsort()
     weights = (1 - part) * means[rank][:, rank] + part / 2 * torch.eye(len(ends), dtype=torch.float64)
     return _Fit(part / 2 * ends + scale * weights @ middle.scores, scale * weights @ middle.moves)
