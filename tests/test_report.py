@@ -479,6 +479,20 @@ def test_boundings_have_the_papers_table():
     ]
 
 
+def test_tables_of_one_model_have_the_methods_that_the_plan_has_for_it():
+    bisection = {"name": "noiser@1", "label": "paper"}
+    wide = {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}, "models": ["gemma-3-270m"]}
+    models = [{"name": "smollm2-135m-instruct"}, {"name": "gemma-3-270m"}]
+    metrics = [{"name": name} for name in ("soft_scores", "mass_matched", "mass_matched_rank")]
+    found = tables(results([], models=models, methods=[bisection, {"name": "noiser"}, wide], metrics=metrics))
+    methods = [[line.label for line in table(found, f"areas-known-{model['name']}").rows] for model in models]
+    assert methods == [["paper", "Noiser"], ["paper", "Noiser", "wide"]]
+    boundings = [one for one in found if one.key.startswith("bounding")]
+    assert [(one.key, [line.label for line in one.rows]) for one in boundings] == [
+        ("bounding-known-gemma-3-270m", ["k_min", "norm_l2"])  # two searches for one bounding, and no table of one row
+    ]
+
+
 def test_authors_profile_has_a_table_of_its_own():
     methods = [{"name": "noiser"}, {"name": "noiser", "label": "script", "profile": "authors"}]
     found = tables(results([], methods=methods))
@@ -664,6 +678,11 @@ def test_numbers_of_several_metrics_stand_side_by_side():
     differences = table(found, "differences-noiser-known")
     assert [head.name for head in differences.columns] == ["faithfulness", "area", "area by rank"]
     assert [head.name for head in table(found, "bounding-known").columns] == ["faithfulness", "faithfulness"]
+    methods[2]["metrics"] = ["soft_scores", "mass_matched_rank"]
+    again = tables(results([], metrics=[{"name": name} for name in names], methods=methods))
+    assert [head.name for head in table(again, "bounding-known").columns] == [
+        "faithfulness", "area by rank", "area by rank − random", "faithfulness",
+    ]  # fmt: skip
     assert [line.label for line in table(found, "faithfulness-known").rows] == ["Noiser", "Occlusion"]
 
 

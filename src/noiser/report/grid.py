@@ -299,17 +299,23 @@ def grid(
     stub_header: str = "method",
     label: Callable[[MethodEntry], str] = lambda method: method_title(method.label),
     minus: MethodEntry | None = None,
+    fewest: int = 1,
 ) -> Iterator[Table]:
     """Methods by numbers on one data set: models side by side or, where there are many numbers, one table per model.
 
-    With `minus`, the numbers are paired differences of that method minus each of the others.
+    A table has the methods that the plan has for its models; none is made of fewer than `fewest`. With `minus`, the
+    numbers are paired differences of that method minus each of the others.
     """
-    results, data, labels = topic.results, topic.data, [label(method) for method in methods]
+    results, data, all_methods = topic.results, topic.data, methods
     every = topic.models
     ranked = any(one.summary.scale.higher_is_better is not None for one in numbers)
     legend: Legend = "clear" if minus else "best" if ranked else ""
     apart = len(numbers) > _SIDE_BY_SIDE and len(every) > 1
     for models in [[model] for model in every] if apart else [every]:
+        methods = [method for method in all_methods if _is_planned(results, models, data, method, numbers)]
+        if len(methods) < fewest:
+            continue
+        labels = [label(method) for method in methods]
         columns: list[tuple[Column, Sequence[Value]]] = []
         reasons: list[str] = []
         for model, number in product(models, numbers):
@@ -330,6 +336,18 @@ def grid(
         cells = correct([cells for _, cells in columns], 1 - results.confidence)
         columns = [(head, column) for (head, _), column in zip(columns, cells, strict=True)]
         yield table_of_columns(*names, stub_header, labels, columns, [*notes, *reasons], legend)
+
+
+def _is_planned(
+    results: Results,
+    models: Sequence[ModelEntry],
+    data: DataEntry,
+    method: MethodEntry,
+    numbers: Sequence[MeasuredNumber],
+) -> bool:
+    """Whether the plan has any of the numbers for a method, on any of the models."""
+    planned = [results.planned(method.label, number.metric, data.label) for number in numbers]
+    return any(model in those for model, those in product(models, planned))
 
 
 def _printed(

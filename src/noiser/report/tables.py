@@ -89,8 +89,6 @@ class TableSpec(NamedTuple):
     def _grid(self, topic: Topic) -> Iterator[Table]:
         measured = topic.methods(profile=self.profile)
         methods = self.select(measured)
-        if len(methods) < self.fewest:
-            return
         numbers = [
             topic.number(*one)
             for one in self.numbers
@@ -101,7 +99,8 @@ class TableSpec(NamedTuple):
         notes = [self.left_out if len(methods) < len(measured) else ""]
         notes += [note if isinstance(note, str) else note(topic) for note in self.notes]
         names = topic.key(self.key), topic.title(self.title)
-        yield from grid(topic, *names, methods, numbers, [*filter(None, notes)], self.stub_header, self.label)
+        notes = [*filter(None, notes)]
+        yield from grid(topic, *names, methods, numbers, notes, self.stub_header, self.label, fewest=self.fewest)
 
 
 # ---- the declared tables --------------------------------------------------------------------------------------------
@@ -185,7 +184,11 @@ def _bounding(method: MethodEntry) -> str:
 
 
 def _with_bounding(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
-    return [method for method in methods if _bounding(method)]
+    """One method for each bounding: the first, where there are several searches."""
+    first: dict[str, MethodEntry] = {}
+    for method in filter(_bounding, methods):
+        first.setdefault(_bounding(method), method)
+    return [*first.values()]
 
 
 _FAITHFULNESS = SpecNumber("faithfulness", "faithfulness", printed=Printed("faithfulness"))
@@ -599,7 +602,7 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
     TableSpec(
         "bounding",
         "Noiser's boundings",
-        (_FAITHFULNESS._replace(printed=Printed("bounding_known")), *_AREAS[:2]),
+        (_FAITHFULNESS._replace(printed=Printed("bounding_known")), *_AREAS[:2], *_AREAS[4:6]),
         select=_with_bounding,
         notes=(_SCORE_NOTE, _sample_note),
         fewest=2,
