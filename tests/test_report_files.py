@@ -146,7 +146,7 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [
-    "reproduction", "reproduction/three_models", "reproduction/longra",
+    "reproduction", "reproduction/three_models", "reproduction/longra", "reproduction/sentences",
     "evidence", "evidence/frontier", "evidence/fair",
 ])  # fmt: skip
 def test_committed_tables_are_those_of_their_rows(folder):
@@ -226,6 +226,27 @@ def test_methods_have_markers_of_their_own(pictures):
     points = [line for line in picture.figure.axes[0].lines if line.get_marker() not in ("None", "", None)]
     assert len({point.get_marker() for point in points}) == len(points) == 6
     assert len(set(COLOURS)) == len(COLOURS)
+
+
+def test_panels_have_the_same_rows_where_a_model_lacks_a_method():
+    models = [{"name": "smollm2-135m-instruct"}, {"name": "gemma-3-270m"}]
+    methods = [{"name": "noiser"}, {"name": "lime", "models": ["smollm2-135m-instruct"]}, {"name": "occlusion"}]
+    numbers = {"rank_area": 1.2, "rank_random_area": 1.0, "rank_position_area": 1.1}
+    rows = [
+        row(method["name"], "mass_matched_rank", i, numbers)._replace(model=model["name"])
+        for model in models
+        for method in methods
+        for i in range(6)
+        if model["name"] in method.get("models", [model["name"]])
+    ]
+    wanted = plan(models=models, methods=methods, metrics=[{"name": "mass_matched_rank"}])
+    results = Results(plan=wanted, stored=rows)
+    (picture,) = [one for one in plots(results, tables(results)) if one.key.startswith("areas")]
+    panels = picture.figure.axes
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["Noiser", "LIME", "Occlusion"]
+    assert {axes.get_ylim() for axes in panels} == {(2.6, -0.6)}
+    assert [[text.get_text() for text in axes.texts] for axes in panels] == [["n", *"666"], ["n", *"606"]]
+    assert [len(axes.collections[0].get_segments()) for axes in panels] == [3, 2]
 
 
 def test_frontier_draws_a_line_per_method_through_its_budgets():

@@ -53,13 +53,14 @@ class _Numbers(NamedTuple):
     cells: Frame
 
     def column(self, key: str, column: str) -> list[Frame]:
-        """A column of a table: for each model a DataFrame with value, low, high and n, by titles of methods."""
+        """A column of a table: for each model a DataFrame with value, low, high and n, by titles of all its methods."""
         keys = [key, *(f"{key}-{model}" for model in self.models)]
         cells = self.cells[self.cells["table"].isin(keys) & (self.cells["column"] == column)]
         repeated = cells.groupby(["group", "row"]).cumcount()
         titles = cells["row"] + (" (" + (repeated + 1).astype(str) + ")").where(repeated > 0, "")
         cells = cells.set_index(titles).astype({"value": float, "low": float, "high": float})
-        return [cells.loc[cells["group"] == model, ["value", "low", "high", "n"]] for model in self.models]
+        frames = [cells.loc[cells["group"] == model, ["value", "low", "high", "n"]] for model in self.models]
+        return [frame.reindex(titles.unique()).fillna({"n": 0}).astype({"n": int}) for frame in frames]
 
 
 # ---- bars and intervals ---------------------------------------------------------------------------------------------
