@@ -186,8 +186,9 @@ def _bounding(method: MethodEntry) -> str:
 def _with_bounding(methods: Sequence[MethodEntry]) -> list[MethodEntry]:
     """One method for each bounding: the first, where there are several searches."""
     first: dict[str, MethodEntry] = {}
-    for method in filter(_bounding, methods):
-        first.setdefault(_bounding(method), method)
+    for method in methods:
+        if bounding := _bounding(method):
+            first.setdefault(bounding, method)
     return [*first.values()]
 
 
