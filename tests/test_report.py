@@ -485,8 +485,9 @@ def test_tables_of_one_model_have_the_methods_that_the_plan_has_for_it():
     models = [{"name": "smollm2-135m-instruct"}, {"name": "gemma-3-270m"}]
     metrics = [{"name": name} for name in ("soft_scores", "mass_matched", "mass_matched_rank")]
     found = tables(results([], models=models, methods=[bisection, {"name": "noiser"}, wide], metrics=metrics))
-    methods = [[line.label for line in table(found, f"areas-known-{model['name']}").rows] for model in models]
-    assert methods == [["paper", "Noiser"], ["paper", "Noiser", "wide"]]
+    for key in ("areas-known", "robustness-known"):
+        methods = [[line.label for line in table(found, f"{key}-{model['name']}").rows] for model in models]
+        assert methods == [["paper", "Noiser"], ["paper", "Noiser", "wide"]], key
     boundings = [one for one in found if one.key.startswith("bounding")]
     assert [(one.key, [line.label for line in one.rows]) for one in boundings] == [
         ("bounding-known-gemma-3-270m", ["k_min", "norm_l2"])  # two searches for one bounding, and no table of one row

@@ -141,9 +141,13 @@ class Topic(NamedTuple):
         return [
             method
             for method in self.results.methods
-            if method.profile == profile
-            and any(self.results.planned(method.label, label, self.data.label) for label in labels)
+            if method.profile == profile and self.plans(method, labels, self.results.models)
         ]
+
+    def plans(self, method: MethodEntry, metrics: Iterable[str], models: Sequence[ModelEntry]) -> bool:
+        """Whether the plan has any of the metrics, by their labels, for a method on any of the models."""
+        planned = [self.results.planned(method.label, metric, self.data.label) for metric in metrics]
+        return any(model in those for model, those in product(models, planned))
 
     def has(self, number: str) -> bool:
         """Whether rows have a number; rows of earlier versions may lack some. True where there is no row yet."""
@@ -312,7 +316,7 @@ def grid(
     legend: Legend = "clear" if minus else "best" if ranked else ""
     apart = len(numbers) > _SIDE_BY_SIDE and len(every) > 1
     for models in [[model] for model in every] if apart else [every]:
-        methods = [method for method in all_methods if _is_planned(results, models, data, method, numbers)]
+        methods = [method for method in all_methods if topic.plans(method, {one.metric for one in numbers}, models)]
         if len(methods) < fewest:
             continue
         labels = [label(method) for method in methods]
@@ -336,18 +340,6 @@ def grid(
         cells = correct([cells for _, cells in columns], 1 - results.confidence)
         columns = [(head, column) for (head, _), column in zip(columns, cells, strict=True)]
         yield table_of_columns(*names, stub_header, labels, columns, [*notes, *reasons], legend)
-
-
-def _is_planned(
-    results: Results,
-    models: Sequence[ModelEntry],
-    data: DataEntry,
-    method: MethodEntry,
-    numbers: Sequence[MeasuredNumber],
-) -> bool:
-    """Whether the plan has any of the numbers for a method, on any of the models."""
-    planned = [results.planned(method.label, number.metric, data.label) for number in numbers]
-    return any(model in those for model, those in product(models, planned))
 
 
 def _printed(

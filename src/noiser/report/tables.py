@@ -270,7 +270,8 @@ def robustness(results: Results) -> Iterator[Table]:
     for data in results.data:
         about = topics(results, data, *(one.number for one in _TRUSTED))
         for topic, model in [(each, model) for each in about for model in each.models]:
-            methods = topic.methods()
+            labels = {measure.label for measure in topic.measures.values()}
+            methods = [method for method in topic.methods() if topic.plans(method, labels, [model])]
             columns: list[tuple[Column, Sequence[Value]]] = []
             for spec in _TRUSTED:
                 if spec.number in topic.measures:
