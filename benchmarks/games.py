@@ -174,22 +174,19 @@ class Game:
 
     def rank_area(self, scores: Float64[Tensor, " units"]) -> float:
         """Mean height of Soft-NS and Soft-NC by rank, both together, over all masks."""
-        order = torch.tensor(rankdata(scores))
-        heights = torch.stack([self._at(keep_rates(order, rate)) for rate in RATES])
-        rates = torch.tensor(RATES, dtype=torch.float64)
-        return float(torch.trapezoid(heights, rates) / (rates[-1] - rates[0]))
-
-    def _at(self, keep: Float64[Tensor, " units"]) -> Float64[Tensor, ""]:
-        chance = torch.where(self.inputs, keep, 1 - keep).prod(1)
-        kept, removed = chance @ self.hellinger, chance @ self.hellinger.flip(0)  # the complement of i is -1 - i
-        return (1 - kept / self.hellinger[0]).clamp(min=0) + removed / self.hellinger[0]
+        return float(self._areas(_kept_by_rank(torch.tensor(rankdata(scores)))))
 
     @cached_property
     def random_area(self) -> float:
         """Mean of random orders."""
         chance = torch.Generator().manual_seed(0)
-        orders = [torch.randperm(self.units, generator=chance).double() for _ in range(PERMUTATIONS)]
-        return statistics.mean(self.rank_area(order) for order in orders)
+        orders = torch.stack([torch.randperm(self.units, generator=chance) for _ in range(PERMUTATIONS)])
+        return float(self._areas(_kept_by_rank(torch.arange(self.units).double() + 1)[orders]).mean())
+
+    def _areas(self, keep: Float64[Tensor, "*batch units rates"]) -> Float64[Tensor, "*batch"]:
+        kept, removed = (_expected(self.hellinger, rates.mT) / self.hellinger[0] for rates in (keep, 1 - keep))
+        rates = torch.tensor(RATES, dtype=torch.float64)
+        return torch.trapezoid((1 - kept).clamp(min=0) + removed, rates) / (rates[-1] - rates[0])
 
     @cached_property
     def _value_ranks(self) -> Float64[Tensor, " inputs"]:
@@ -208,6 +205,19 @@ class Game:
             "erasure": float((least - most).mean()),
         }
         return found | ({"gold": float(set(order[: len(self.gold)]) == set(self.gold))} if self.gold else {})
+
+
+def _kept_by_rank(ranks: Float64[Tensor, " units"]) -> Float64[Tensor, "units rates"]:
+    return torch.stack([keep_rates(ranks, rate) for rate in RATES], 1)
+
+
+def _expected(values: Float64[Tensor, " inputs"], keep: Float64[Tensor, "*batch units"]) -> Float64[Tensor, "*batch"]:
+    """Mean of the values if each unit is kept with its own probability, a unit at a time from the last."""
+    means = values.expand(*keep.shape[:-1], -1)
+    for chance in keep.flip(-1).unbind(-1):
+        removed, kept = means.unflatten(-1, (2, -1)).unbind(-2)
+        means = torch.lerp(removed, kept, chance[..., None])
+    return means.squeeze(-1)
 
 
 def exact(game: Game) -> dict[str, Float64[Tensor, " units"]]:
