@@ -479,6 +479,23 @@ def test_boundings_have_the_papers_table():
     ]
 
 
+def test_boundings_are_compared_on_the_prompts_that_all_have():
+    labels = ("noiser", "wide", "few")
+    boundings = ("k_min", "norm_l2", "k_max")
+    methods = [
+        {"name": "noiser", "label": label, "args": {"bounding": bounding}}
+        for label, bounding in zip(labels, boundings, strict=True)
+    ]
+    counts = dict(zip(labels, (12, 6, 3), strict=True))  # a row of three, which has no interval, takes none from others
+    values = [soft(0.03 + 0.01 * i * i, 0.5) for i in range(12)]
+    rows = [row(label, "soft_scores", i, values[i]) for label, count in counts.items() for i in range(count)]
+    found = tables(results(rows, methods=methods))
+    first, wide, few = (cell(table(found, "bounding-known"), bounding, "faithfulness") for bounding in boundings)
+    assert (first.n, wide.n, few.n) == (6, 6, 3)
+    assert first.value == wide.value
+    assert cell(table(found, "faithfulness-known"), "Noiser", "faithfulness").n == 12
+
+
 def test_tables_of_one_model_have_the_methods_that_the_plan_has_for_it():
     bisection = {"name": "noiser@1", "label": "paper"}
     wide = {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}, "models": ["gemma-3-270m"]}

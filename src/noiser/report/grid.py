@@ -208,6 +208,7 @@ class MeasuredNumber(NamedTuple):
         form: how it is written.
         printed: the paper's number, if the paper has this column.
         category: only rows of that category.
+        alike: only of examples that all methods of the table have, of those with enough for an interval.
     """
 
     name: str
@@ -216,6 +217,7 @@ class MeasuredNumber(NamedTuple):
     form: Form = "decimal"
     printed: Printed | None = None
     category: str | None = None
+    alike: bool = False
 
     @property
     def better(self) -> str:
@@ -230,7 +232,8 @@ class MeasuredNumber(NamedTuple):
         self, results: Results, model: str, data: str, methods: Sequence[MethodEntry], minus: MethodEntry | None = None
     ) -> list[Number]:
         """The numbers of methods with the best marked, or the paired differences of `minus` and each method."""
-        cells = [Cell(model, data, method.label, self.metric, self.category) for method in methods]
+        beside = tuple(method.label for method in methods) if self.alike else ()
+        cells = [Cell(model, data, method.label, self.metric, self.category, beside) for method in methods]
         if minus is None:
             return mark_best(results, cells, self.summary, [self.value(results, cell) for cell in cells])
         gaps = [results.paired(cell._replace(method=minus.label), cell, self.summary) for cell in cells]

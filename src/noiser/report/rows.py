@@ -16,7 +16,7 @@ import pandas as pd
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
 from noiser.bench.records import Cost, Row, Selection
 from noiser.bench.store import Store, StoredAttribution
-from noiser.metrics.bootstrap import Estimate, difference, estimate, mean, without_influential
+from noiser.metrics.bootstrap import FEWEST, Estimate, difference, estimate, mean, without_influential
 from noiser.metrics.metric import Summary
 
 REFERENCES = ("random_", "rank_random_")
@@ -34,13 +34,18 @@ Frame = Any
 
 
 class Cell(NamedTuple):
-    """Which rows a number is taken over, by labels of the plan; of all categories unless one is named."""
+    """Which rows a number is taken over, by labels of the plan.
+
+    Of all categories unless one is named; of the examples that all methods `beside` it have, of those methods that have
+    enough for an interval.
+    """
 
     model: str
     data: str
     method: str
     metric: str
     category: str | None = None
+    beside: tuple[str, ...] = ()
 
 
 def _none(model: str, data: str, method: str) -> Iterable[StoredAttribution]:  # noqa: ARG001
@@ -155,6 +160,9 @@ class Results:
         """The rows of a cell, those with errors included: the columns of `frame` but the last two."""
         lines = self._cells.get(cell[:4], self.frame[:0])
         lines = lines if cell.category is None else lines[lines["category"] == cell.category]
+        for method in cell.beside:
+            others = self.rows(cell._replace(method=method, beside=()))["example"]
+            lines = lines if len(others) < FEWEST else lines[lines["example"].isin(others)]
         return lines[_ROW].drop_duplicates("example")
 
     def numbers(self, cell: Cell) -> Frame:

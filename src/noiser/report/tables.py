@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from noiser.bench.plan import DataEntry, MethodEntry, combined
 from noiser.bench.records import Selection
-from noiser.metrics.bootstrap import INFLUENTIAL, mean, mean_gap
+from noiser.metrics.bootstrap import FEWEST, INFLUENTIAL, mean, mean_gap
 from noiser.metrics.metric import Scale, Summary
 from noiser.registry import unversioned
 from noiser.report.frontier import frontier
@@ -60,6 +60,7 @@ class TableSpec(NamedTuple):
         left_out: a note for tables where `select` left methods out.
         fewest: the least methods that a table, and each of its columns, is made for.
         stub_header, label: of the rows.
+        alike: only of examples that all rows have, of those with enough for an interval.
     """
 
     key: str
@@ -73,6 +74,7 @@ class TableSpec(NamedTuple):
     fewest: int = 1
     stub_header: str = "method"
     label: Callable[[MethodEntry], str] = lambda method: method_title(method.label)
+    alike: bool = False
 
     def tables(self, results: Results) -> Iterator[Table]:
         """The tables, data set by data set."""
@@ -90,7 +92,7 @@ class TableSpec(NamedTuple):
         measured = topic.methods(profile=self.profile)
         methods = self.select(measured)
         numbers = [
-            topic.number(*one)
+            topic.number(*one)._replace(alike=self.alike)
             for one in self.numbers
             if one.number in topic.measures
             and topic.has(one.number)
@@ -606,10 +608,11 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
         "Noiser's boundings",
         (_FAITHFULNESS._replace(printed=Printed("bounding_known")), *_AREAS[:2], *_AREAS[4:6]),
         select=_with_bounding,
-        notes=(_SCORE_NOTE, _sample_note),
+        notes=(f"All rows are of the same prompts, but for rows with fewer than {FEWEST}.", _SCORE_NOTE, _sample_note),
         fewest=2,
         stub_header="bounding",
         label=_bounding,
+        alike=True,
     ).tables,
     _answerability("answerability", "answerability_top1", "first answer").tables,
     _answerability("answerability_top5", "answerability_top5", "five answers").tables,
