@@ -1,12 +1,13 @@
-"""Which deaths of workers count against a task, and what happens where workers do not start; no process runs."""
+"""Which deaths of workers count against a task, and what happens where workers do not start; most run no process."""
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import Future
 
 import pytest
 
-from noiser.bench.executors import Pool
+from noiser.bench.executors import LocalWorker, Pool
 from noiser.bench.tasks import Done, Failed, Lost, Preparation, Setup, Started
 from noiser.errors import RunError
 
@@ -92,3 +93,12 @@ def test_a_worker_that_cannot_work_ends_the_run(expected, kind):
         run(pool([[UP, Started(), Failed("no such model", expected)]])[0])
     with pytest.raises(ZeroDivisionError):
         run(pool([[UP, ZeroDivisionError]])[0])
+
+
+def test_an_idle_worker_ends_by_itself_and_one_that_starts_is_killed():
+    """Killed, it would leave its semaphores, such as those of progress bars, for Python to warn about."""
+    idle, starting = (LocalWorker(Setup(plan=None, identities={})) for _ in range(2))
+    starting.kill()
+    idle.ready.result()
+    idle.kill()
+    assert (idle._process.exitcode, starting._process.exitcode) == (0, -signal.SIGTERM)

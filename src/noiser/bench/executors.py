@@ -29,6 +29,9 @@ CORES = 4
 _SECONDS_TO_ANSWER = 10.0
 """How long a cluster may take to answer."""
 
+_SECONDS_TO_END = 10.0
+"""How long an idle worker may take to end by itself."""
+
 
 class Inline:
     """Everything in this process: for small plans and for debugging."""
@@ -236,11 +239,12 @@ class LocalWorker:
         self._process.start()
         theirs.close()  # so that reading ends when the process does
         self._thread = ThreadPoolExecutor(1, "noiser-worker")
-        self.ready = self._thread.submit(self._connection.recv)
+        self.ready = self._latest = self._thread.submit(self._connection.recv)
 
     def step(self, assignment: Assignment | None = None) -> Future[Any]:
         """See `WorkerHandle`."""
-        return self._thread.submit(self._exchange, assignment)
+        self._latest = self._thread.submit(self._exchange, assignment)
+        return self._latest
 
     def _exchange(self, assignment: Assignment | None) -> Any:
         self._connection.send(assignment)
@@ -256,6 +260,9 @@ class LocalWorker:
 
     def kill(self) -> None:
         """See `WorkerHandle`."""
+        if self._latest.done():  # idle, it ends when its connection does, and frees what the system keeps for it
+            self._connection.close()
+            self._process.join(_SECONDS_TO_END)
         self._process.terminate()
         self._process.join()
         self._thread.shutdown()
