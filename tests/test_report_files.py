@@ -167,8 +167,9 @@ def test_committed_tables_are_those_of_their_rows(folder):
 @pytest.mark.skipif(
     shutil.which("pdflatex") is None, reason="there is no pdflatex: apt-get install texlive-latex-recommended"
 )
-def test_committed_tables_are_typeset(tmp_path):
-    rows = Path(__file__).parents[1] / "docs/reproduction/rows"
+@pytest.mark.parametrize("folder", ["three_models", "longra", "sentences"])
+def test_committed_tables_are_typeset(tmp_path, folder):
+    rows = Path(__file__).parents[1] / "docs/reproduction" / folder / "rows"
     write_report(Results.of(Store(rows)), tmp_path, ("latex",))
     ran = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"],

@@ -165,7 +165,7 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 def _latex_cell(cell: Value) -> str:
     value, interval, base, mark, unit = format_cell(cell)
-    text = escaped(value + unit)
+    text = escaped(value + unit).replace(r"\_", r"\_\allowbreak{}")  # so that long names in texts may break
     text = f"\\textbf{{{text}}}" if mark in ("best", "clear") else text + r"\,$\approx$" * (mark == "level")
     small = " ".join(escaped(part) for part in (interval, f"({base})" if base else "") if part)
     return f"{text} {{\\scriptsize {small}}}" if small else text
