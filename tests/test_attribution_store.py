@@ -77,6 +77,11 @@ def test_any_text_comes_back(text):
     assert_same(att, Attribution.from_dict(json.loads(written)))
 
 
+def test_messages_keep_what_else_a_template_reads():
+    prompt = ({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"n": 3}}]},)
+    assert Attribution.from_dict(json.loads(dumps(make(prompt=prompt)))).prompt == prompt
+
+
 def test_a_lone_surrogate_is_written():
     att = make(("a\ud83d",), ((1.0,),))
     assert Attribution.from_dict(json.loads(dumps(att).encode())).text == "a\ud83d"
@@ -190,6 +195,7 @@ def changed(**changes):
         (changed(units=[{"text": "a", "start": 0, "end": 1}]), "key 'units.0.token_indices' is missing"),
         (changed(foil="x"), "'foil' is 'x', expected an object"),
         (changed(prompt=[{"role": 3}]), "neither a text nor a list of chat messages"),
+        (changed(prompt=[{"role": "user", "content": 3}]), "neither a text nor a list of chat messages"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path, data, message):

@@ -155,6 +155,39 @@ def test_what_was_measured_otherwise_is_not_compared(other):
         one.minus(evaluated(PROMPTS[:1], method="occlusion", **other))
 
 
+def test_attributions_are_compared_by_what_they_are_of():
+    lm = tiny("llama")
+    words, tokens = (
+        [noiser.attribute(lm, prompt, method="occlusion", unit=unit, target_unit=target_unit) for prompt in PROMPTS[:1]]
+        for unit, target_unit in (("word", "all"), ("token", "token"))
+    )
+    of_words, of_tokens = evaluated(words), evaluated(tokens)
+    assert (of_words.settings["unit"], of_words.settings["target_unit"]) == ("word", "all")
+    assert "max_new_tokens" not in of_words.settings
+    with pytest.raises(ParameterError, match="unit is 'word' and 'token'"):
+        of_words.minus(of_tokens)
+    assert of_tokens.minus(evaluated(PROMPTS[:1], method="occlusion"))["soft_nc"].value == 0
+
+
+def test_different_targets_and_judges_are_not_compared():
+    one, other = (evaluated([SimpleNamespace(prompt=PROMPTS[0], target=target)]) for target in (3, 4))
+    with pytest.raises(ParameterError, match="different targets of prompt 0"):
+        one.minus(other)
+    first, second = (evaluated(PROMPTS[:1], "answerability", judge=Parrot()) for _ in range(2))
+    assert first.minus(second)
+    second.settings["judge"] = "magpie"
+    with pytest.raises(ParameterError, match="judge is 'parrot' and 'magpie'"):
+        first.minus(second)
+    assert first.minus(evaluated(PROMPTS[:1])) == {}
+
+
+def test_a_comparison_says_what_clear_is():
+    compared = noiser.evaluation.Comparison(
+        evaluations={name: evaluated(PROMPTS[:1], method=name, confidence=0.8) for name in ("occlusion", "random")}
+    )
+    assert "is below 0.2." in str(compared)
+
+
 def test_it_repeats_with_its_seed():
     one, other, third = evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2], seed=5)
     pd.testing.assert_frame_equal(one.rows, other.rows)

@@ -18,6 +18,7 @@ import metrics_reference as reference
 import noiser
 from noiser.engine import REMOVALS, expected_norm
 from noiser.metrics import METRICS, Case, gold_spans, lds, normalised_aopc, top_k
+from noiser.metrics.gold_spans import _mean_reciprocal_rank
 from noiser.metrics.lds import _masks
 from noiser.metrics.probe import permuted_scores, random_scores
 from noiser.metrics.stability import rank_correlations
@@ -288,6 +289,18 @@ def test_equal_scores_count_as_the_mean_over_their_orders():
     assert found.recalls.tolist() == [pytest.approx(np.mean(recalls, 0).tolist())]
     # Steps of precision: 0 of 1, 2 of 5, 3 of 6 are gold.
     assert found.precisions.tolist() == pytest.approx([(2 / 3) * (2 / 5) + (1 / 3) * (3 / 6)])
+
+
+def test_many_equal_scores_have_a_reciprocal_rank():
+    """There are more orders than a float can count; one gold unit of n has the mean of 1/1 to 1/n."""
+    assert _mean_reciprocal_rank(0, 1500, 1) == pytest.approx(sum(1 / place for place in range(1, 1501)) / 1500)
+    assert _mean_reciprocal_rank(0, 1500, 750) == pytest.approx(math.log(2), abs=1e-3)  # halves: Σ ½ⁿ/n
+    assert _mean_reciprocal_rank(9, 1500, 1500) == pytest.approx(1 / 10)
+
+
+def test_a_unit_with_a_gold_character_is_gold():
+    _, att = attributed(prompt="The quick fox sings near rivers", unit="word")
+    assert gold_spans(att, {"gold": [(5, 6)]}).shares.tolist() == pytest.approx([1 / 6])
 
 
 def test_scores_without_information_find_gold_at_its_share():

@@ -6,10 +6,12 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 import metrics_reference as reference
 import noiser
@@ -250,6 +252,13 @@ def test_keep_rates_leave_out_units_without_a_score():
 
 def test_ranks_share_ties():
     assert ranks(torch.tensor([[3.0, 3.0, -1.0, 5.0]])).tolist() == [[2.5, 2.5, 1.0, 4.0]]
+
+
+@given(st.lists(st.sampled_from([0.0, -1.0, 2.5, math.inf, -math.inf, math.nan]), max_size=12))
+def test_ranks_are_those_of_scipy(scores):
+    found = ranks(torch.tensor([scores, scores[::-1]]))
+    expected = [stats.rankdata(row, nan_policy="omit") if row else [] for row in (scores, scores[::-1])]
+    torch.testing.assert_close(found, torch.tensor(np.array(expected)).float(), equal_nan=True)
 
 
 def test_more_draws_go_on_where_fewer_end():

@@ -20,6 +20,7 @@ from noiser.metrics import (
     METRICS,
     Case,
     Metric,
+    bootstrap,
     erasure_curves,
     erasure_scores,
     estimate,
@@ -365,7 +366,9 @@ def test_holm_leaves_what_has_no_p_value_out():
     assert math.isnan(holm([0.01, math.nan])[1])
 
 
-def test_without_influential_prompts_against_a_loop():
+@pytest.mark.parametrize("batch", [25, 2_000_000])
+def test_without_influential_prompts_against_a_loop(batch, monkeypatch):
+    monkeypatch.setattr(bootstrap, "BATCH", batch)
     rng = np.random.default_rng(5)
     columns = [rng.uniform(0.1, 1, 11).tolist() for _ in range(4)]
     columns[1][4] = math.nan

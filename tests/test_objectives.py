@@ -129,6 +129,18 @@ def test_every_method_answers_or_refuses(name):
 
 
 @pytest.mark.parametrize(
+    "name", ["kernel_shap", "shapley_sampling", "lime", "context_cite", "noiser_joint", "occlusion"]
+)
+def test_it_takes_the_place_of_every_score(name):
+    lm = tiny("llama")
+    one, other = (
+        noiser.attribute(lm, PROMPT, method=noiser.methods.make_method(name, score=score), target=5, of=entropy)
+        for score in ("prob", "hellinger")
+    )
+    torch.testing.assert_close(one.scores, other.scores)
+
+
+@pytest.mark.parametrize(
     ("of", "options", "message"),
     [
         ("entropy", {}, "of is 'entropy'; expected a function"),

@@ -30,6 +30,12 @@ def check_positive(name: str, got: object) -> None:
         raise ParameterError(f"{name} is {got!r}; expected a positive number.")
 
 
+def check_not_negative(name: str, got: object) -> None:
+    """Raises ParameterError unless `got` is a finite number of at least 0."""
+    if not _is_number(got) or not 0 <= got < math.inf:  # pyright: ignore
+        raise ParameterError(f"{name} is {got!r}; expected a finite number of at least 0.")
+
+
 def check_probability(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
     if not _is_number(got) or not 0 < got < 1:  # pyright: ignore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 __all__ = [
     "AutoUnit",
@@ -23,8 +23,8 @@ __all__ = [
     "UnitName",
 ]
 
-Message = Mapping[str, str]
-"""One chat message: `{"role": ..., "content": ...}`."""
+Message = Mapping[str, Any]
+"""One chat message: `{"role": ..., "content": ...}`, two texts, and what else the model's template reads."""
 
 Prompt = str | Sequence[Message]
 """A text, or chat messages."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from noiser.attribution.record import AttributionRecord
@@ -48,6 +48,13 @@ def _item(value: Any) -> Any:
     return known | ({"probability": math.nan} if known.get("probability", 0) is None else {})
 
 
+def _message(value: dict[str, Any]) -> dict[str, Any]:
+    """A chat message; a template may read more of it than role and content, such as tool calls."""
+    if not (isinstance(value.get("role"), str) and isinstance(value.get("content"), str)):
+        raise ValueError("a role and a content that are text")
+    return value
+
+
 SavedNumber = Annotated[float, BeforeValidator(_number)]
 """A number of a file: null for NaN, a text for an infinite one."""
 
@@ -75,7 +82,7 @@ class SavedAttribution(BaseModel):
     seed: int = Field(ge=-(2**63), lt=2**64)
     model: ModelIdentity
     versions: dict[str, str]
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[Annotated[dict[str, Any], AfterValidator(_message)]]
     text: str
     prompt_length: int
     unit: str

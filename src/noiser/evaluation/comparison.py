@@ -70,7 +70,8 @@ class Comparison:
 
     @property
     def _view(self) -> View:
-        first = label(next(iter(self.evaluations)))
+        name, one = next(iter(self.evaluations.items()))
+        first = label(name)
         rows = [("number", "minus", "difference", "interval", "Holm's p", "n", "clear")]
         for (other, number), gap in self.differences.items():
             p = "" if math.isnan(gap.p_holm) else f"{gap.p_holm:.2g}"
@@ -78,7 +79,7 @@ class Comparison:
             rows.append((label(number), label(other), *numbers, "yes" if gap.is_clear else ""))
         notes = [
             f"Above 0: the number of {first} is larger. Clear: the interval leaves out 0, and p, by a paired sign-flip "
-            "test and corrected for all these differences (Holm), is below 0.05.",
+            f"test and corrected for all these differences (Holm), is below {1 - one.confidence:.2g}.",
             *dict.fromkeys(f"{reason}." for gap in self.differences.values() if (reason := gap.reason)),
         ]
         return View(f"{first} minus each other method, prompt by prompt", rows, notes)

@@ -36,8 +36,9 @@ _SHARED = (
     "draws",
     "removal",
     "k",
+    "judge",
 )
-"""Settings that numbers must share to be compared; a file may lack some."""
+"""Settings that numbers must share to be compared; a file may lack some, and an evaluation may have no judge."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +54,8 @@ class Evaluation:
         method: versioned name of the method (of the first attribution, if the caller gave attributions).
         model: what is needed to load the same model again.
         settings: seed, masks, normalization, rates, draws, removal, k, judge, profile, unit, max_new_tokens,
-            target_unit, and `parameters`: every hyper-parameter of the method.
+            target_unit, and `parameters`: every hyper-parameter of the method. Where the caller gave attributions, unit
+            and target_unit are the first one's, and there is no max_new_tokens.
         confidence: of the intervals.
     """
 
@@ -128,13 +130,16 @@ class Evaluation:
         """For every number that both have, this one minus the other's, on the prompts that both have, paired.
 
         `Estimate.is_clear` says whether a difference can be believed: its interval leaves out 0, and its p-value, by a
-        sign-flip test over prompts and corrected by Holm's method for all these numbers, is below 0.05.
+        sign-flip test over prompts and corrected by Holm's method for all these numbers, is below 1 - confidence.
 
         Raises:
-            ParameterError: the two are about different prompts, or were measured with different settings.
+            ParameterError: the two are about different prompts (of one model, also different targets), or were
+                measured with different settings.
         """
         ours, theirs = to_jsonable(self.settings), to_jsonable(other.settings)
         for name in _SHARED:
+            if name == "judge" and None in (ours.get(name), theirs.get(name)):
+                continue
             if name in ours and name in theirs and ours[name] != theirs[name]:
                 raise ParameterError(
                     f"The two evaluations have different settings: {name} is {ours[name]!r} and {theirs[name]!r}; "
@@ -145,6 +150,12 @@ class Evaluation:
                 "The two evaluations are about different prompts; expected the same prompts in the same order. "
                 "Evaluate both methods on the same examples."
             )
+        for mine, its in zip(self.records, other.records, strict=True):
+            if self.model == other.model and mine["target"] and its["target"] and mine["target"] != its["target"]:
+                raise ParameterError(
+                    f"The two evaluations explain different targets of prompt {mine['index']}: {mine['target']!r} and "
+                    f"{its['target']!r}; expected the same. Evaluate both methods on the same examples."
+                )
         gaps: dict[str, Estimate] = {}
         for name, summary in self.summaries.items():
             if name in other.summaries:

@@ -114,6 +114,9 @@ def evaluate(
             shared.finish(index)
     run.take_together()
     first = run.first
+    asked = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
+    if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
+        asked = {"unit": first.unit, "target_unit": first.target_unit}
     return Evaluation(
         records=tuple(run.records),
         skipped=tuple(sorted(run.skipped, key=lambda skipped: skipped.example)),
@@ -127,10 +130,8 @@ def evaluate(
             "parameters": first.parameters if first else {},
             "judge": getattr(run.settings["judge"], "name", None),
             "profile": profile,
-            "unit": unit,
-            "max_new_tokens": max_new_tokens,
-            "target_unit": target_unit,
-        },
+        }
+        | asked,
         confidence=confidence,
     )
 

@@ -110,7 +110,7 @@ def tolerance(
 def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:
     if not 0 <= unit_index < len(att.units):
         raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
-    wrong = [k for k in ks if not 0 <= float(k) < math.inf]
+    wrong = [k for k in ks if isinstance(k, str) or not 0 <= float(k) < math.inf]
     if wrong or not len(ks):
         raise ParameterError(f"ks is {wrong[:1] or list(ks)}; expected one or more finite numbers of at least 0.")
 

@@ -28,7 +28,8 @@ class Coalitions:
         query: the question.
         remove: what makes the perturbation that removes tokens; or the baseline that replaces them.
         value: "prob", "logprob" or "logit" of the target; see `noiser.engine.Values`. Or "hellinger": minus the
-            distance to the clean distribution, so that a unit which holds the prediction up counts positive.
+            distance to the clean distribution, so that a unit which holds the prediction up counts positive. The
+            caller's own number (`query.of`) takes the place of each.
 
     Attributes:
         seen: for each target, the indices of the units before it.
@@ -46,7 +47,7 @@ class Coalitions:
             )
         self._query = query
         self._remove = remove if isinstance(remove, Remover) else partial(without, baseline=remove)
-        self._value: ScaleName = value
+        self._value: ScaleName = "prob" if query.of else value
         self._mask = query.causal_mask
         first = torch.tensor([min(unit.token_indices) for unit in query.units])
         self._cut = (first[None] <= torch.tensor([rows[-1] for rows in query.target_rows])[:, None]) & ~self._mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -10,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count
+from noiser.checks import check_choice, check_count, check_not_negative
 from noiser.engine import (
     BASELINES,
     Baseline,
@@ -23,7 +22,6 @@ from noiser.engine import (
     Values,
     ValueTable,
 )
-from noiser.errors import ParameterError
 from noiser.methods.noise import draw_noise
 from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
@@ -139,8 +137,7 @@ class GradientShap:
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
-        if not math.isfinite(self.stdev) or self.stdev < 0:
-            raise ParameterError(f"stdev is {self.stdev!r}; expected a finite number of at least 0.")
+        check_not_negative("stdev", self.stdev)
         _check_path(self)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:

@@ -23,6 +23,9 @@ Statistic = Callable[..., Columns]
 
 RESAMPLES = 5000
 EXCHANGES = 9999
+BATCH = 2_000_000
+"""Numbers of a column that are resampled at a time, so that memory does not grow with the prompts."""
+
 EXACT = 12
 """The most prompts for which all 2^n exchanges are made; for more, `EXCHANGES` of them are drawn."""
 
@@ -132,7 +135,7 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
             paired=True,
             vectorized=True,
             n_resamples=RESAMPLES,
-            batch=max(1, 2_000_000 // len(data[0])),
+            batch=max(1, BATCH // len(data[0])),
             confidence_level=confidence,
             method=method,
             rng=np.random.default_rng(seed),
@@ -168,18 +171,14 @@ def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
     """
     sides = np.asarray(columns, dtype=np.float64)
     exchanged, n = np.roll(sides, len(sides) // 2, axis=0), sides.shape[-1]
-    if n <= EXACT:
-        flips = (np.arange(2**n)[:, None] >> np.arange(n)) % 2 == 1
-    else:
-        flips = np.random.default_rng(seed).random((EXCHANGES, n)) < 0.5
-    batch = max(1, 2_000_000 // n)
+    count, rng = 2**n if n <= EXACT else EXCHANGES, np.random.default_rng(seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         least, far = abs(float(statistic(*sides))) * (1 - 1e-9), 0
-        for start in range(0, len(flips), batch):
-            some = flips[start : start + batch]
-            drawn = statistic(*(np.where(some, b, a) for a, b in zip(sides, exchanged, strict=True)))
+        for some in np.array_split(np.arange(count), math.ceil(count * n / BATCH)):
+            flips = (some[:, None] >> np.arange(n)) % 2 == 1 if n <= EXACT else rng.random((len(some), n)) < 0.5
+            drawn = statistic(*(np.where(flips, b, a) for a, b in zip(sides, exchanged, strict=True)))
             far += int((~(np.abs(drawn) < least)).sum())
-    return far / len(flips) if n <= EXACT else (far + 1) / (len(flips) + 1)
+    return far / count if n <= EXACT else (far + 1) / (count + 1)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -213,9 +212,12 @@ def without_influential(statistic: Statistic, *columns: Sequence[float], count: 
         return Estimate(
             value=math.nan, low=math.nan, high=math.nan, n=n, reason=f"{n} prompts are too few to leave out"
         )
-    others = np.arange(n - 1) + (np.arange(n - 1) >= np.arange(n)[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
-        moved = np.abs(statistic(*(column[others] for column in table)) - statistic(*table))
+        without: list[Columns] = []
+        for left_out in np.array_split(np.arange(n), math.ceil(n * n / BATCH)):
+            others = np.arange(n - 1) + (np.arange(n - 1) >= left_out[:, None])
+            without.append(statistic(*(column[others] for column in table)))
+        moved = np.abs(np.concatenate(without) - statistic(*table))
         left = np.sort(np.argsort(np.nan_to_num(moved, nan=np.inf), kind="stable")[: n - count])
         value = float(statistic(*table[:, left]))
     value = value if math.isfinite(value) else math.nan

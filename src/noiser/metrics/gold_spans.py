@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.checks import random_state_kept
 from noiser.errors import ParameterError
 from noiser.metrics.localisation import units_by_name
 from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, mean_of_columns
@@ -47,7 +48,8 @@ class GoldSpans:
 def gold_spans(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]], k: tuple[int, ...] = TOP) -> GoldSpans:
     """Recall@k, AUPRC and reciprocal rank of the units on the spans named "gold" (of LongRA, "antecedent").
 
-    A unit is gold as a whole if most of its visible characters are; see `noiser.metrics.localisation`.
+    A unit is gold as a whole if any of its visible characters is; of several names it goes to the one that has most, as
+    in `noiser.metrics.localisation`.
 
     Args:
         att: the attribution.
@@ -75,7 +77,8 @@ def _of_target(
     scores: Float64[Tensor, " units"], gold: Bool[Tensor, " units"], k: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Recalls, average precision, reciprocal rank, and the share of gold units, of one target."""
-    from sklearn.metrics import average_precision_score
+    with random_state_kept():
+        from sklearn.metrics import average_precision_score
 
     valid = ~scores.isnan()
     scores, gold = scores[valid], gold[valid]
@@ -94,8 +97,9 @@ def _of_target(
 
 def _mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
     """That of the first gold unit, over all orders of `tied` equal units, `gold` of them gold, after those above."""
+    orders = math.comb(tied, gold)  # may be more than a float holds; a quotient of integers is never
     places = range(1, tied - gold + 2)
-    return sum(math.comb(tied - place, gold - 1) / (above + place) for place in places) / math.comb(tied, gold)
+    return sum(math.comb(tied - place, gold - 1) / orders / (above + place) for place in places)
 
 
 def _measure(case: Case) -> Measured:

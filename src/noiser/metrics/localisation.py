@@ -43,7 +43,8 @@ def localisation(
 ) -> Localisation:
     """The share of the normalised score on named parts of the text, and on the rest (paper, figure on LongRA).
 
-    A unit belongs as a whole to the name that has most of its visible characters, to the first of equals.
+    A unit belongs as a whole to the name that has most of its visible characters, to the first of equals, and to "rest"
+    only if no name has any.
 
     Args:
         att: the attribution.

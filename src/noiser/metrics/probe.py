@@ -229,6 +229,9 @@ def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
     >>> ranks(torch.tensor([[0.3, -2.0, 0.3, float("nan"), 9.0]]))
     tensor([[2.5000, 1.0000, 2.5000,    nan, 4.0000]])
     """
-    below = (scores[..., None, :] < scores[..., :, None]).sum(-1)
-    equal = (scores[..., None, :] == scores[..., :, None]).sum(-1)
-    return (below + (equal + 1) / 2).masked_fill(scores.isnan(), torch.nan)
+    missing = scores.isnan()
+    filled = scores.masked_fill(missing, torch.inf)
+    ascending = filled.sort(-1).values
+    below = torch.searchsorted(ascending, filled)
+    up_to = torch.searchsorted(ascending, filled, right=True).minimum((~missing).sum(-1, keepdim=True))
+    return ((below + up_to + 1) / 2).masked_fill(missing, torch.nan)
