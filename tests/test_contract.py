@@ -311,6 +311,25 @@ def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
         assert state_of_process() == process
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_callers_default_dtype_changes_no_number(dtype):
+    """Seeded noise, masks and sums are float32, whatever new tensors of the caller's are."""
+    lm = tiny("llama")
+    expected = {name: run(lm, name).scores for name in METHOD_NAMES}
+    metrics = ["faithfulness", "lds", "stability", "top_k", "normalised_aopc"]
+    evaluated = noiser.evaluate(lm, PROMPT, method="occlusion", metrics=metrics, masks=2).to_dict()["rows"]
+    torch.set_default_dtype(dtype)
+    try:
+        found = {name: run(lm, name).scores for name in METHOD_NAMES}
+        again = noiser.evaluate(lm, PROMPT, method="occlusion", metrics=metrics, masks=2).to_dict()["rows"]
+        noiser.attribute(noiser.wrap(lm.model, lm.tokenizer), PROMPT, method="occlusion")  # which measures it first
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, scores in expected.items():
+        torch.testing.assert_close(found[name], scores, atol=1e-6, rtol=1e-5, equal_nan=True, msg=name)
+    assert again == evaluated
+
+
 _WITHOUT_CHECKS = """
 import random
 import sklearn.linear_model  # draws when it is imported

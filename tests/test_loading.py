@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,6 +120,19 @@ def test_device_map_keeps_the_checkpoints_own_dtype(folder):
 
 def test_attention_implementation(folder):
     assert noiser.load_model(folder, attn_implementation="eager").model.config._attn_implementation == "eager"
+
+
+def test_threads_may_load_at_once(folder, tmp_path):
+    """While it builds a model, transformers changes classes and settings of the whole process."""
+    from transformers.utils import logging as transformers_logging
+
+    tiny_model("gpt2").save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    before = transformers_logging.get_verbosity(), torch.get_default_dtype()
+    with ThreadPoolExecutor(4) as pool:
+        loaded = [*pool.map(noiser.load_model, [folder, tmp_path / "other"] * 2)]
+    assert [lm.identity.architecture for lm in loaded] == ["LlamaForCausalLM", "GPT2LMHeadModel"] * 2
+    assert (transformers_logging.get_verbosity(), torch.get_default_dtype()) == before
 
 
 @pytest.mark.parametrize("verbosity", [logging.WARNING, logging.ERROR, logging.INFO])

@@ -14,7 +14,7 @@ import noiser
 from completion_server import CUT, CompletionServer
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
-from noiser.model.completions import read_scored
+from noiser.model.completions import read_scored, spread
 from test_contract import CHAT, PROMPT, method_of
 from vllm_for_tests import assert_same
 
@@ -80,6 +80,27 @@ def test_many_prompts_are_under_way_at_once(server, local):
     assert 1 < server.most_at_once <= 4
     for one, prompt in zip(found, MANY, strict=True):
         assert_same(one, noiser.attribute(local, prompt, method="occlusion"))
+
+
+def test_a_server_without_log_probabilities_is_asked_once(server):
+    """Once for as many as may be sent, and once for few: no answer would have them if it were sent again."""
+    server.trouble = lambda number: '{"choices": [{"text": "", "logprobs": null}]}'
+    with pytest.raises(ModelError, match="no log-probabilities of tokens"):
+        load(server, logprobs=None)
+    assert len(server.bodies) == 2
+
+
+def test_a_server_does_not_say_whose_code_runs(server, folder):
+    with pytest.raises(ParameterError, match="the server would say whose code to run; expected tokenizer="):
+        load(server, trust_remote_code=True)
+    assert not server.bodies
+    assert load(server, trust_remote_code=True, tokenizer=str(folder))
+
+
+def test_names_that_are_no_tokens_leave_an_even_row():
+    row, left_out = spread({}, 4)
+    assert row.exp().tolist() == pytest.approx([0.25] * 4)
+    assert left_out == 1
 
 
 TROUBLES = {"busy": 503, "cut": CUT, "half": '{"choices": [{"lo', "a page": "<html>", "nothing": '{"choices": []}'}

@@ -48,6 +48,23 @@ def test_sources_are_units_and_nothing_else_is():
     assert att.info["sources"][1] == {"title": "Weather", "start": spans[1][0], "end": spans[1][1]}
 
 
+@pytest.mark.parametrize("unit", ["source", "auto", "sentence"])
+def test_sources_may_be_given_in_another_order_than_they_stand_in(unit):
+    lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
+    found, expected = (
+        noiser.attribute(lm, prompt, method="occlusion", unit=unit, sources=sources)
+        for sources in (SOURCES[::-1], SOURCES)
+    )
+    assert found.units == expected.units
+    assert torch.equal(found.scores, expected.scores)
+    assert found.info["sources"] == expected.info["sources"][::-1]
+    cited, in_order = (
+        noiser.cite(lm, prompt, sources, template=None, answer=" It rains. It sings.", memory=-100.0, contrast=False)
+        for sources in (SOURCES[::-1], SOURCES)
+    )
+    assert torch.equal(cited.scores, in_order.scores.flip(1))
+
+
 @pytest.mark.parametrize(
     ("unit", "expected"),
     [

@@ -17,6 +17,7 @@ from noiser.errors import PromptError, TargetError
 from noiser.model.chat import content_offsets, render_chat
 from noiser.model.offsets import align, join_overlapping, mend
 from noiser.model.text import encode, encode_target, extend, token_texts
+from noiser.model.tokenizing import continuation_offsets, continuation_text
 from noiser.model.units import make_units
 from tokenizers_for_tests import SENTENCES, SLOW_TOKENIZERS, TOKENIZERS
 
@@ -130,6 +131,19 @@ def test_a_long_text_without_offsets_is_read_in_parts(text):
     encoding = encode(tokenizer_of("bytes"), text)
     spans = [(at, at + 1) for at, character in enumerate(text) for _ in character.encode()]
     assert list(encoding.offsets[:-1]) == spans
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "bytes"])
+def test_a_long_continuation_is_read_in_parts_as_it_is_in_one(name):
+    tokenizer = tokenizer_of(name)
+    before, ids = tokenizer.encode("the sport"), tokenizer.encode(" of 👨é kings" * 40, add_special_tokens=False)
+    whole = continuation_text(tokenizer, before, ids)
+    texts = [continuation_text(tokenizer, before, ids[:count]) for count in range(len(ids) + 1)]
+    text, offsets = continuation_offsets(tokenizer, before, ids)
+    assert text == whole
+    for (start, end), one, other in zip(offsets, texts, texts[1:], strict=False):
+        if len(one) < len(other) and one + whole[len(one) : len(other)] == other:  # the end of a character
+            assert (start, end) == (len(one), len(other))
 
 
 @pytest.mark.parametrize(
@@ -312,6 +326,11 @@ def test_chat_continues_the_assistant():
             "{% for m in messages %}{{ '?' if 'NOISER' in m['content'] else '' }}-{{ m['content'] }}{% endfor %}",
             [m["content"] for m in CHAT],  # looks into the contents: found by searching
         ),
+        (
+            "{% if 'basketball' in messages[1]['content'] %}Who plays basketball? 👨{% endif %}"
+            "{% for m in messages %}-{{ m['content'] }}{% endfor %}",
+            [m["content"] for m in CHAT],  # and has one of them in the template's own text
+        ),
     ],
 )
 def test_chat_templates_that_change_contents(template, expected):
@@ -328,6 +347,12 @@ def test_chat_templates_that_change_contents(template, expected):
         (None, "no chat template"),
         ("{{ raise_exception('system role not supported') }}", "system role not supported"),
         ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "rewrites the content of message 0"),
+        (
+            "{% for m in messages %}{{ m['content'] }}{% if 'NOISER' not in m['content'] %}"
+            "{{ m['content'] }}{% endif %}"
+            "{% endfor %}",
+            "cannot be told apart in what the model reads",
+        ),
     ],
 )
 def test_chat_templates_that_cannot_be_used(template, message):

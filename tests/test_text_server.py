@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import noiser
 from completion_server import CompletionServer
-from noiser.errors import ModelError, UnsupportedModelError
+from noiser.errors import ModelError, TargetError, UnsupportedModelError
 from test_cite import SOURCES
 from test_contract import CHAT, PROMPT
 from vllm_for_tests import assert_same
@@ -108,7 +110,7 @@ def test_without_echo_a_target_is_known_while_it_is_among_the_first(local, folde
         assert found.info["left_out"] > 0
         assert_same(noiser.attribute(all_sent, PROMPT, **options), expected, atol=0.05)
         first = local.tokenizer.decode([likely])
-        with pytest.raises(ModelError, match=rf"is not among the \d that it sent; expected one of '{first}', "):
+        with pytest.raises(TargetError, match=rf"is not among the \d that it sent; expected one of '{first}', "):
             noiser.attribute(few_sent, PROMPT, **(options | {"target": unlikely}))
 
 
@@ -141,5 +143,23 @@ def test_what_changes_tokens_is_refused(server):
 def test_a_target_that_is_no_text_is_refused(server, local):
     served = load(server)
     part = local.tokenizer.convert_tokens_to_ids("Ã")  # the first byte of a letter with an accent
-    with pytest.raises(ModelError, match="is not text of its own"):
+    with pytest.raises(TargetError, match="is not text of its own"):
         noiser.attribute(served, PROMPT, method=METHODS["occlusion"], target=part)
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_target_that_cannot_be_scored_is_its_own_prompts_error(server, local, bad):
+    served = load(server)
+    examples = [SimpleNamespace(prompt=f"{PROMPT} {number}", target=" sings") for number in range(4)]
+    examples[bad].target = local.tokenizer.convert_tokens_to_ids("Ã")
+    options = {"method": METHODS["occlusion"], "unit": "word", "metrics": "lds", "removal": "delete", "masks": 4}
+    found = noiser.evaluate(served, examples, **options)
+    assert [skipped.example for skipped in found.skipped] == [bad]
+    assert "is not text of its own" in found.skipped[0].error
+    with pytest.raises(TargetError, match=f"^Prompt {bad}: "):
+        noiser.attribute(
+            served,
+            [example.prompt for example in examples],
+            target=[example.target for example in examples],
+            method=METHODS["occlusion"],
+        )

@@ -162,7 +162,7 @@ def tokens_per_second(lm: LanguageModel) -> float:
     """The speed of a plain forward pass, measured on one batch."""
     length = 16
     rows = max(1, min(lm.batch_tokens, 1024) // length)
-    ids = torch.linspace(0, lm.vocabulary_size - 1, rows * length).long().reshape(rows, length)
+    ids = torch.linspace(0, lm.vocabulary_size - 1, rows * length, dtype=torch.float64).long().reshape(rows, length)
     with lm.running():
         inputs = lm.embed(ids)
         lm.logits(inputs[:1], positions=[length - 1])  # what is done once

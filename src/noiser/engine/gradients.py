@@ -76,9 +76,9 @@ def path_integrals(session: QueryRun, request: PathIntegrals) -> Passes[Integral
     if session.known_clean is None and not any(path.is_clean and path.targets is None for path in paths):
         paths.append(Interpolate((len(rows) - 1,), weights=None))
     count = len(query.target_spans)
-    contributions = torch.zeros(count, *rows.shape, device=rows.device)
-    sums = torch.zeros(len(request.paths), count, len(rows), device=rows.device)
-    values = [torch.full((path.samples, count), torch.nan) for path in request.paths]
+    contributions = torch.zeros(count, *rows.shape, device=rows.device, dtype=torch.float32)
+    sums = torch.zeros(len(request.paths), count, len(rows), device=rows.device, dtype=torch.float32)
+    values = [torch.full((path.samples, count), torch.nan, dtype=torch.float32) for path in request.paths]
     slopes: dict[tuple[int, int], Tensor] = {}
     for part in _parts(session, paths, request.objective, [path.weights is not None for path in paths]):
         if part.perturbation >= len(request.paths):
@@ -87,7 +87,7 @@ def path_integrals(session: QueryRun, request: PathIntegrals) -> Passes[Integral
         values[part.perturbation][here, part.target] = part.values.cpu()
         if path.weights is None:
             continue
-        weights = torch.tensor(path.weights[here]).to(part.gradients)
+        weights = torch.tensor(path.weights[here], dtype=torch.float32).to(part.gradients)
         slope = torch.einsum("s,spd->pd", weights, part.gradients)
         key = (part.perturbation, part.target)
         slopes[key] = slopes[key] + slope if key in slopes else slope
@@ -120,8 +120,10 @@ def point_gradients(session: QueryRun, request: Gradients) -> Passes[GradientTab
         )
     yield from session.prepare_prefix([point])
     rows = session.embeddings
-    values = torch.zeros(point.samples, len(targets), device=rows.device)
-    slopes = torch.zeros(len(targets), point.samples, len(point.positions), rows.shape[-1], device=rows.device)
+    values = torch.zeros(point.samples, len(targets), device=rows.device, dtype=torch.float32)
+    slopes = torch.zeros(
+        len(targets), point.samples, len(point.positions), rows.shape[-1], device=rows.device, dtype=torch.float32
+    )
     for part in _parts(session, [point], request.objective, [True]):
         column = targets.index(part.target)
         values[part.first : part.last, column] = part.values.to(values)

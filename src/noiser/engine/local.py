@@ -29,7 +29,7 @@ from noiser.engine.requests import (
 )
 from noiser.engine.runs import LOGIT_BYTES, QueryRun
 from noiser.engine.scheduler import Progress, complete
-from noiser.errors import ParameterError, UnsupportedModelError
+from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.model.attention import attention_maps
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
@@ -105,11 +105,11 @@ class LocalEngine:
         return chosen
 
     def run(self, passes: Sequence[Branches]) -> list[Packed | Exception]:
-        """One pass for all, in halves when memory runs out; an error is for all that were in the pass."""
+        """One pass for all, in halves when memory runs out or a target cannot be scored; other errors are for all."""
         try:
             return [*self.lm.run_packed(passes)]
         except Exception as error:
-            if len(passes) == 1 or not is_out_of_memory(error):
+            if len(passes) == 1 or not (isinstance(error, TargetError) or is_out_of_memory(error)):
                 return [_light(error) for _ in passes]
         free_memory(self.lm.device)
         middle = len(passes) // 2

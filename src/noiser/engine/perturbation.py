@@ -321,7 +321,7 @@ class Remover:
     @cached_property
     def _noise(self) -> Float[Tensor, "samples length dim"]:
         shape = self._samples, len(self._query.token_ids), self._query.embedding_dim
-        return torch.randn(shape, generator=self._generator).to(self._query.device)
+        return torch.randn(shape, generator=self._generator, dtype=torch.float32).to(self._query.device)
 
 
 def expected_norm(norm: NormName, dim: int, *, exact: bool = True) -> float:

@@ -310,7 +310,9 @@ class EffectReadout:
             at_rest = self._alone(clean.target_and_rest[None, :, 0], clean.targets)
         at_rest = at_rest[:1].cpu().double()
         filled = torch.full((len(numbers), *at_rest.shape[1:]), torch.nan, dtype=torch.float64)
-        influences = [torch.full((2, max(1, len(part) - 1), len(sizes)), torch.nan).double() for part in numbers]
+        influences = [
+            torch.full((2, max(1, len(part) - 1), len(sizes)), torch.nan, dtype=torch.float64) for part in numbers
+        ]
         for row, influence, part, wanted in zip(filled, influences, numbers, targets, strict=True):
             if len(wanted):
                 row[clean.tokens(wanted)] = part[0].double()

@@ -353,7 +353,7 @@ def baseline_row(lm: LanguageModel, name: Baseline) -> Float[Tensor, " dim"]:
     if name not in BASELINES:
         raise UnknownNameError("baseline", name, BASELINES)
     if name == "zero":
-        return torch.zeros(lm.embedding_dim, device=lm.device)
+        return torch.zeros(lm.embedding_dim, device=lm.device, dtype=torch.float32)
     if name == "mean":
         return _mean_row(lm)
     return _rows(lm, torch.tensor([_token_id(lm, name)]))[0]

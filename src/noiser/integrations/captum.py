@@ -109,7 +109,7 @@ class CaptumMethod:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        scores = torch.full(query.causal_mask.shape, torch.nan)
+        scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         states, deltas = RandomStates(rng), list[float]()
         for g in range(len(scores)):
             row, delta = yield Call(partial(self._of_target, query=query, g=g, states=states))
@@ -122,7 +122,7 @@ class CaptumMethod:
         self, session: Session, query: Query, g: int, states: RandomStates
     ) -> tuple[Float[Tensor, " units"], list[float]]:
         """Scores for one target, and the convergence delta where the arguments ask for it."""
-        scores, delta = torch.full((len(query.units),), torch.nan), None
+        scores, delta = torch.full((len(query.units),), torch.nan, dtype=torch.float32), None
         if query.causal_mask[g].any():
             with states.on(session.lm.device):
                 scores, delta = self._run(session, query, g)

@@ -65,7 +65,7 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
         maps: attention weights of each layer, first to last, each [length, length].
         rows: which rows of the product.
     """
-    mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device)[list(rows)]
+    mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device, dtype=maps[-1].dtype)[list(rows)]
     for weights in reversed(maps):
         mixed = (mixed @ weights.to(mixed.device) + mixed) / 2
     return mixed

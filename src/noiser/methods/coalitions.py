@@ -82,7 +82,7 @@ class Coalitions:
 
     def table(self, rows: Sequence[Float64[Tensor, " _"]]) -> Float[Tensor, "targets units"]:
         """Numbers for the units that each target sees, as one table with NaN elsewhere."""
-        table = torch.full(self._mask.shape, torch.nan)
+        table = torch.full(self._mask.shape, torch.nan, dtype=torch.float32)
         for line, seen, row in zip(table, self.seen, rows, strict=True):
             line[seen] = row.float()
         return table
@@ -95,7 +95,7 @@ def _keys(kept: Bool[Tensor, "coalitions units"]) -> list[bytes]:
 
 def draw_per_unit(samples: int, units: int, generator: torch.Generator) -> Float[Tensor, "samples units"]:
     """Independent U(0, 1) numbers, unit after unit: those of a unit do not depend on how many units follow it."""
-    return torch.stack([torch.rand(samples, generator=generator) for _ in range(units)], dim=1)
+    return torch.stack([torch.rand(samples, generator=generator, dtype=torch.float32) for _ in range(units)], dim=1)
 
 
 def in_query_order(query: Query, kept: Bool[Tensor, "coalitions units"]) -> Bool[Tensor, "coalitions units"]:

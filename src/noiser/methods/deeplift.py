@@ -53,7 +53,7 @@ class DeepLift:
         """Scores of every unit for every target; see `Method`."""
         length = len(query.encoding.token_ids)
         rules = Interception(partial(rescale, length=length), {"linear": partial(linear_for_input, length=length)})
-        difference = torch.zeros(len(query.target_spans))
+        difference = torch.zeros(len(query.target_spans), dtype=torch.float32)
         contributions = torch.zeros(len(difference), length, dtype=torch.float64)
         for positions, targets in movable_groups(query):
             reference = Replace(positions, targets, baseline=self.baseline)

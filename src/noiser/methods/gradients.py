@@ -143,7 +143,7 @@ class GradientShap:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
         positions, count = movable_positions(query), self.samples
-        alphas = torch.rand(count, generator=rng).tolist()
+        alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
         noise = (
             draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else [None] * count
         )

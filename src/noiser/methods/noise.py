@@ -17,7 +17,7 @@ def draw_noise(
     The first position of every unit gets the first block drawn, the second position the second block, and so on:
     units of one token see the same vectors whatever the longest unit is.
     """
-    blocks = [torch.randn(samples, dim, generator=generator) for _ in range(longest_unit)]
+    blocks = [torch.randn(samples, dim, generator=generator, dtype=torch.float32) for _ in range(longest_unit)]
     return torch.stack(blocks, dim=1)
 
 

@@ -288,11 +288,11 @@ class _Run:
     ) -> Scores:
         """Everything as tensors."""
         shape = (len(self.targets), len(self.units))
-        scores, stderr, used, thresholds = (torch.full(shape, torch.nan) for _ in range(4))
+        scores, stderr, used, thresholds = (torch.full(shape, torch.nan, dtype=torch.float32) for _ in range(4))
         for (g, u), effect in effects.items():
             scores[g, u], stderr[g, u] = effect.score, effect.stderr
             used[g, u] = math.nan if (bound := k[g, u]) is None else bound
-        k_min = torch.full(shape[:1], torch.nan)
+        k_min = torch.full(shape[:1], torch.nan, dtype=torch.float32)
         complete = self.method.bounding in ("k_min", "k_max_per_unit") or self.method.all_thresholds
         for group, search, full in zip(self._groups(), searches, self.complete, strict=False):
             smallest: Float[Tensor, " units"] = search.thresholds(len(self.units))

@@ -21,9 +21,9 @@ class Random:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Draws the scores of one target after the other; yields no request."""
         yield from ()
-        scores = torch.full(query.causal_mask.shape, torch.nan)
+        scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen in zip(scores, query.causal_mask, strict=True):
-            row[seen] = torch.rand(int(seen.sum()), generator=rng).softmax(0)
+            row[seen] = torch.rand(int(seen.sum()), generator=rng, dtype=torch.float32).softmax(0)
         return Scores(scores=scores)
 
 

@@ -181,7 +181,9 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
             weights += [mass.pop(s) / count] * count
     if mass:
         pairs = max(1, (samples - len(kept)) // 2)
-        sizes = torch.tensor(list(mass.values())).multinomial(pairs, replacement=True, generator=generator) + min(mass)
+        sizes = torch.tensor(list(mass.values()), dtype=torch.float32).multinomial(
+            pairs, replacement=True, generator=generator
+        ) + min(mass)
         weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
         for size in sizes.tolist():
             chosen = torch.randperm(units, generator=generator) < size

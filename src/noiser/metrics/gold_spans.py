@@ -87,7 +87,7 @@ def _of_target(
         return nothing.expand(len(k)), nothing, nothing, nothing
     above = (scores > scores[:, None]).sum(-1)  # units above each
     tied = (scores == scores[:, None]).sum(-1)  # those level with it, itself too
-    among = ((torch.tensor(k)[:, None] - above) / tied).clamp(0, 1).double()  # chance to be among the k highest
+    among = ((torch.tensor(k)[:, None] - above).double() / tied).clamp(0, 1)  # chance to be among the k highest
     precision: Any = average_precision_score(gold.numpy(), scores.numpy())
     first = int(above[gold].argmin())
     best = above[gold][first], tied[gold][first], (gold & (scores == scores[gold][first])).sum()

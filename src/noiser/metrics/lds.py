@@ -68,7 +68,7 @@ def _correlations(case: Case, scores: Float[Tensor, "draws targets units"]) -> S
     rows = scores.double().nan_to_num()
     sums = [(mask.double() @ rows[:, g].T).T for g, mask in enumerate(kept)]  # for each target [draws, masks]
     by_target = [[rank_correlations(row, odds)[0] for row in some] for some, odds in zip(sums, logits, strict=True)]
-    return torch.tensor(by_target).T
+    return torch.tensor(by_target, dtype=torch.float32).T
 
 
 def _masks(probe: FaithfulnessProbe, masks: int, seed: int) -> list[Bool[Tensor, "masks units"]]:

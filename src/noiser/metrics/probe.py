@@ -99,7 +99,7 @@ class FaithfulnessProbe:
 
     def uniforms(self, seed: int, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
         """U(0, 1) numbers on the CPU, the same for every method that is asked about the same text."""
-        return torch.rand(shape, generator=self._generator(f"{seed}/{purpose}/{target}"))
+        return torch.rand(shape, generator=self._generator(f"{seed}/{purpose}/{target}"), dtype=torch.float32)
 
     def _generator(self, key: str) -> torch.Generator:
         return torch.Generator().manual_seed(random.Random(f"{key}/{self.att.text}").getrandbits(63))
@@ -194,7 +194,7 @@ def permuted_scores(probe: FaithfulnessProbe, seed: int = 0, draws: int = 1) -> 
 
 def position_scores(probe: FaithfulnessProbe) -> Float[Tensor, "1 targets units"]:
     """1 to n for the n units of each target in the order of the text: what a method has that knows only the place."""
-    return _filled(probe, lambda row, _: torch.arange(1.0, len(row) + 1)[None], 1)
+    return _filled(probe, lambda row, _: torch.arange(1.0, len(row) + 1, dtype=torch.float32)[None], 1)
 
 
 def _filled(
@@ -234,4 +234,4 @@ def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
     ascending = filled.sort(-1).values
     below = torch.searchsorted(ascending, filled)
     up_to = torch.searchsorted(ascending, filled, right=True).minimum((~missing).sum(-1, keepdim=True))
-    return ((below + up_to + 1) / 2).masked_fill(missing, torch.nan)
+    return ((below + up_to + 1).to(scores.dtype) / 2).masked_fill(missing, torch.nan)

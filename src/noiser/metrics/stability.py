@@ -48,7 +48,9 @@ def stability(att_a: Attribution, att_b: Attribution) -> Stability:
     _check(att_a, att_b)
     pairs = [rank_correlations(a, b) for a, b in zip(att_a.scores, att_b.scores, strict=True)]
     spearmans, kendalls = zip(*pairs, strict=True)
-    return Stability(spearmans=torch.tensor(spearmans), kendalls=torch.tensor(kendalls))
+    return Stability(
+        spearmans=torch.tensor(spearmans, dtype=torch.float32), kendalls=torch.tensor(kendalls, dtype=torch.float32)
+    )
 
 
 def rank_correlations(a: Float[Tensor, " units"], b: Float[Tensor, " units"]) -> tuple[float, float]:

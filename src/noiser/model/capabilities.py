@@ -49,7 +49,7 @@ def measure_capabilities(lm: CausalModel) -> Capabilities:
     """
     embedding = lm.model.get_input_embeddings()
     size = embedding_table(embedding).shape[0]
-    ids = torch.linspace(1, size - 1, 8, device=lm.device).long()
+    ids = torch.linspace(1, size - 1, 8, dtype=torch.float64).long().to(lm.device)
     embeddings = embedding(ids)
     longest = _longest_pass(lm.model.config.get_text_config())
     reads = _reads_embeddings(lm, ids, embeddings)
@@ -111,7 +111,7 @@ def _embedding_scale(embedding: nn.Module) -> float:
 
     with align_module_device(embedding):  # a table that is offloaded is brought in
         table = embedding_table(embedding)
-        ids = torch.linspace(0, table.shape[0] - 1, 16, device=table.device).long()
+        ids = torch.linspace(0, table.shape[0] - 1, 16, dtype=torch.float64).long().to(table.device)
         rows, out = functional.embedding(ids, table).cpu().double(), embedding(ids).cpu().double()
     if rows.shape != out.shape or not rows.any():
         return 1.0

@@ -40,10 +40,14 @@ def content_offsets(tokenizer: Any, messages: Sequence[Mapping[str, str]], text:
     """(start, end) of each message's content in the rendered text, in order; one that the template omits has none.
 
     Raises:
-        PromptError: the template rewrites a content so that it cannot be recognised.
+        PromptError: the template rewrites a content so that it cannot be recognised, or it could be in several places.
     """
     contents = [message["content"] for message in messages]
-    return _by_sentinels(tokenizer, messages, text) or _by_search(contents, text)
+    return (
+        _by_marks(tokenizer, messages, text, around=False)
+        or _by_marks(tokenizer, messages, text, around=True)
+        or _by_search(contents, text)
+    )
 
 
 def _check(messages: Sequence[Any]) -> None:
@@ -70,13 +74,19 @@ def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def _by_sentinels(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str) -> list[Offset] | None:
-    """Renders marks instead of the contents, and puts the contents back; None if that is not the real rendering."""
+def _by_marks(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, *, around: bool) -> list[Offset] | None:
+    """Renders marks in place of the contents, and puts the contents back; None if that is not the real rendering.
+
+    Marks around the contents are for templates that look into them.
+    """
+    contents = [f"{message['content']}NOISERMARK" if around else "" for message in messages]
+    marked = [f"NOISERMARK{i:06d}NOISERMARK{content}" for i, content in enumerate(contents)]
     try:
-        marked = _render(tokenizer, [{**m, "content": f"NOISERMARK{i:06d}NOISERMARK"} for i, m in enumerate(messages)])
-    except Exception:  # a template that looks into contents
+        rendered = _render(tokenizer, [{**m, "content": mark} for m, mark in zip(messages, marked, strict=True)])
+    except Exception:  # a template that does not take them
         return None
-    pieces = re.split(r"NOISERMARK(\d{6,})NOISERMARK", marked)
+    pattern = r"NOISERMARK(\d{6,})NOISERMARK" + (r".*?NOISERMARK" if around else "")
+    pieces = re.split(pattern, rendered, flags=re.DOTALL)
     forms: list[Sequence[str]] = [(piece,) for piece in pieces]
     for index in range(1, len(pieces), 2):
         content = messages[int(pieces[index])]["content"]
@@ -112,20 +122,27 @@ def _match(forms: Sequence[Sequence[str]], text: str) -> list[int] | None:
 
 
 def _by_search(contents: Sequence[str], text: str) -> list[Offset]:
-    """The contents as they follow one another in the text."""
-    offsets: list[Offset] = []
-    position = 0
-    for index, content in enumerate(contents):
-        start = text.find(content, position)
-        if start < 0:
-            content = content.strip()
-            start = text.find(content, position)
-        if start < 0:
+    """The contents as they follow one another in the text, if they can stand in one place only."""
+    found = _found(contents, text)
+    backwards = _found([content[::-1] for content in reversed(contents)], text[::-1])
+    for index, (content, offset, other) in enumerate(zip(contents, found, reversed(backwards), strict=True)):
+        if offset is None or other is None or offset != (len(text) - other[1], len(text) - other[0]):
+            lost = offset is None or other is None
             raise PromptError(
-                f"The chat template rewrites the content of message {index}, {content[:40]!r}, so that it cannot "
-                "be found in what the model reads; expected it unchanged. Remove what the template rewrites, or "
-                "render the chat yourself and give it as one string."
+                f"The chat template rewrites the content of message {index}, {content[:40]!r}, so that it cannot be "
+                f"{'found' if lost else 'told apart'} in what the model reads; expected it unchanged. Remove what the "
+                "template rewrites, or render the chat yourself and give it as one string."
             )
-        position = start + len(content)
-        offsets.append((start, position))
+    return [offset for offset in found if offset is not None]
+
+
+def _found(contents: Sequence[str], text: str) -> list[Offset | None]:
+    """Each content's first place after that of the one before; None for one that is not there."""
+    offsets: list[Offset | None] = []
+    position = 0
+    for content in contents:
+        form = next((form for form in (content, content.strip()) if text.find(form, position) >= 0), None)
+        start = -1 if form is None else text.find(form, position)
+        position = position if form is None else start + len(form)
+        offsets.append(None if form is None else (start, position))
     return offsets

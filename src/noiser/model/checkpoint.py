@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
 
 Dtype = Literal["auto", "fastest", "float32", "bfloat16", "float16"] | torch.dtype
+_quiet = threading.RLock()
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -197,25 +200,27 @@ def quiet_transformers() -> Generator[None]:
     """Hides transformers' progress bars and warnings, and restores both settings.
 
     The hub's download bars stay: they are on stderr, shown only on a terminal, and worth seeing. A verbosity that
-    the user chose (anything but the default) stays too.
+    the user chose (anything but the default) stays too. Both are settings of the process, as are those that
+    transformers makes while it builds a model: within it there is one thread at a time.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    verbosity = transformers_logging.get_verbosity()
-    if verbosity == logging.WARNING:
-        transformers_logging.set_verbosity(logging.ERROR)
-    if bars:
-        transformers_logging.disable_progress_bar()
-        if hub_bars:  # the call above switches the hub's off as well
-            enable_progress_bars()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+    with _quiet:
+        bars, hub_bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+        verbosity = transformers_logging.get_verbosity()
+        if verbosity == logging.WARNING:
+            transformers_logging.set_verbosity(logging.ERROR)
         if bars:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.disable_progress_bar()
+            if hub_bars:  # the call above switches the hub's off as well
+                enable_progress_bars()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()
 
 
 def _check_decoder_only(source: str, config: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponseError
-from noiser.errors import ModelError
+from noiser.errors import ModelError, TargetError
 from noiser.model.served import Input, Prediction
 
 LEAST = 1e-12  # of a probability; what is left out is never less, but for rounding
@@ -83,20 +83,44 @@ class CompletionBackend:
 
         Raises:
             ModelError: a request failed for good; those that were waiting are not sent.
+            TargetError: the server cannot score a target.
         """
         stop = Event()
         pool = ThreadPoolExecutor(min(self.concurrency, len(inputs)), "noiser-server")
         try:
             rows = [*pool.map(partial(self._row, stop=stop), inputs)]
         except EndpointError as error:
-            raise ModelError(
-                f"The model {self.model!r} at {self.endpoint.address} gave no answer: {error}. Expected a server such "
-                "as vllm serve MODEL --enable-prompt-embeds; see whether it runs, and ask again."
-            ) from None
+            raise self._unanswered(error) from None
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
         return Prediction(torch.stack([row for row, _ in rows]), max(left_out for _, left_out in rows))
+
+    def check(self) -> None:
+        """Asks once, and not again where the answer has no log-probabilities: no later one would.
+
+        Raises:
+            ModelError: it has none, or there is no answer.
+        """
+
+        def attempt() -> UnreadableResponseError | None:
+            try:
+                self.ask(torch.tensor([0]), None)
+            except UnreadableResponseError as error:
+                return error
+
+        try:
+            wrong = self.endpoint.call(attempt, self.retries, Event())
+        except EndpointError as error:
+            raise self._unanswered(error) from None
+        if wrong is not None:
+            raise self._unanswered(wrong)
+
+    def _unanswered(self, error: Exception) -> ModelError:
+        return ModelError(
+            f"The model {self.model!r} at {self.endpoint.address} gave no answer: {error}. Expected a server such as "
+            "vllm serve MODEL --enable-prompt-embeds; see whether it runs, and ask again."
+        )
 
     def _row(self, one: Input, stop: Event) -> tuple[torch.Tensor, float]:
         """Log-probabilities of all tokens, and the probability of those that were not sent."""
@@ -197,7 +221,7 @@ class EchoBackend(TokenBackend):
         continuation = self._text([*sequence.tolist(), token])
         piece = continuation.removeprefix(text)
         if piece in ("", continuation) or "\ufffd" in piece:
-            raise ModelError(
+            raise TargetError(
                 f"Token {token}, {self.tokenizer.decode([token])!r}, is not text of its own after {text[-40:]!r}; "
                 "expected a target of whole characters, since this server takes text alone."
             )
@@ -210,7 +234,7 @@ class EchoBackend(TokenBackend):
         for start in range(len(tokens) - 1, -1, -1):
             if "".join(scored.name for scored in tokens[start:]) == piece:
                 return tokens[start:]
-        raise ModelError(
+        raise TargetError(
             f"The server's tokenizer does not cut the text before {piece!r}: it reads "
             f"{[scored.name for scored in tokens[-4:]]}; expected tokens that end there. Give a target that "
             "begins a word."
@@ -236,7 +260,7 @@ class GeneratedBackend(TokenBackend):
     def _miss(self, token: int, one: Input, sent: Mapping[int, float]) -> None:
         if one.clean:
             likely = sorted(sent, key=lambda other: -sent[other])
-            raise ModelError(
+            raise TargetError(
                 f"The server at {self.endpoint.address} scores only tokens that it generates, and "
                 f"{self.tokenizer.decode([token])!r} is not among the {len(sent)} that it sent; expected one of "
                 f"{', '.join(repr(self.tokenizer.decode([other])) for other in likely[:5])}, ... Take such a target, "
@@ -284,10 +308,10 @@ def text_backend(endpoint: Endpoint, *arguments: Any, **settings: Any) -> TokenB
 
 def spread(sent: Mapping[int, float], size: int) -> tuple[torch.Tensor, float]:
     """Log-probabilities of all tokens, of which some were sent and the others share the rest; and that rest."""
-    ids, values = torch.tensor([*sent]), torch.tensor([*sent.values()], dtype=torch.float64)
+    ids, values = torch.tensor([*sent], dtype=torch.long), torch.tensor([*sent.values()], dtype=torch.float64)
     others = size - len(ids)
     left_out = max(LEAST, 1 - float(values.exp().sum())) if others else 0.0
-    row = torch.full((size,), math.log(left_out / others) if others else 0.0)
+    row = torch.full((size,), math.log(left_out / others) if others else 0.0, dtype=torch.float32)
     row[ids] = values.float()
     return row, left_out
 

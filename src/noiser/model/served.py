@@ -230,7 +230,7 @@ def measure_embedding_scale(backend: Backend, table: Float[Tensor, "vocab dim"],
     Raises:
         UnsupportedModelError: with no known factor it predicts from embeddings what it predicts from their tokens.
     """
-    ids = torch.linspace(1, len(table) - 1, 8).long()
+    ids = torch.linspace(1, len(table) - 1, 8, dtype=torch.float64).long()
     text = config.get_text_config()
     declared = [getattr(text, name, None) for name in ("embedding_multiplier", "scale_emb")]
     scales = [1.0, table.shape[1] ** 0.5, *(float(scale) for scale in declared if isinstance(scale, int | float))]

@@ -63,8 +63,8 @@ def load_server(
             out: the methods with `baseline="delete"`. What it can score is tried; see `docs/scale.md`.
 
     Raises:
-        ParameterError: a parameter outside its domain. ModelError: the server does not answer, or sends no
-            log-probabilities.
+        ParameterError: a parameter outside its domain, or code to be trusted that the server would choose.
+        ModelError: the server does not answer, or sends no log-probabilities.
     """
     check_count("concurrency", concurrency)
     check_count("max_retries", max_retries, least=0)
@@ -72,6 +72,11 @@ def load_server(
     check_positive("backoff", backoff)
     if logprobs not in (None, -1):
         check_count("logprobs", logprobs)
+    if options.trust_remote_code and tokenizer is None:
+        raise ParameterError(
+            "trust_remote_code is True, and the server would say whose code to run; expected tokenizer=, the folder or "
+            "hub id of the model that you trust."
+        )
     endpoint = Endpoint.choose(address, api_key, api_key_env, user="A served model", error=ModelError)
     retries = Retries(max_retries, backoff, 60.0)
     card = _model_card(endpoint, model, timeout, retries)
@@ -91,6 +96,7 @@ def load_server(
             backend = text_backend(endpoint, served, tokens, len(tokens), **settings)
         else:
             backend = CompletionBackend(endpoint, served, tokens, len(table), logprobs=count, **settings)
+            backend.check()
         return ServedModel(
             backend,
             checkpoint,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from noiser.errors import PromptError, TargetError
 from noiser.model.chat import content_offsets, render_chat
-from noiser.model.offsets import Offset, cover
+from noiser.model.offsets import Offset, cover, join_overlapping
 from noiser.model.tokenizing import (
     content_ids,
     continuation_offsets,
@@ -19,7 +22,7 @@ from noiser.model.tokenizing import (
     tokenize,
 )
 from noiser.model.tokenizing import token_texts as token_texts
-from noiser.types import Prompt
+from noiser.types import Prompt, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,29 @@ class Encoding:
     frozen: tuple[bool, ...]
     regions: tuple[Offset, ...]
     tokens: tuple[str, ...] = ()
+
+    @cached_property
+    def region_pieces(self) -> list[list[Span]]:
+        """The smallest units of each region, in order: one token, or tokens that share a character."""
+        starts = [start for start, _ in self.regions]
+        members: list[list[int]] = [[] for _ in starts]
+        for index, (start, end) in enumerate(self.offsets):
+            region = bisect_right(starts, start) - 1
+            if not self.frozen[index] and region >= 0 and end <= self.regions[region][1]:
+                members[region].append(index)
+        pieces: list[list[Span]] = []
+        for inside in members:
+            offsets = [self.offsets[index] for index in inside]
+            pieces.append([])
+            for group in join_overlapping(offsets):
+                start, end = offsets[group[0]][0], max(offsets[i][1] for i in group)
+                pieces[-1].append(Span(self.text[start:end], start, end, tuple(inside[i] for i in group)))
+        return pieces
+
+    @cached_property
+    def pieces(self) -> list[Span]:
+        """Those of all regions."""
+        return list(chain.from_iterable(self.region_pieces))
 
 
 def encode(tokenizer: Any, prompt: Prompt | object, *, context_length: int | None = None) -> Encoding:

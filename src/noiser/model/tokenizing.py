@@ -121,7 +121,7 @@ def _tokenize_slow(tokenizer: Any, text: str, add_special_tokens: bool) -> Token
     if add_special_tokens:
         ids: list[int] = list(tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])
     first = next((i for i in range(len(ids) - len(content) + 1) if ids[i : i + len(content)] == content), 0)
-    source, offsets = _sequence_offsets(tokenizer, content)
+    source, offsets = continuation_offsets(tokenizer, (), content)
     after = len(ids) - first - len(content)
     return Tokens(
         ids,
@@ -165,23 +165,22 @@ def continuation_text(tokenizer: Any, before: Sequence[int], token_ids: Sequence
 
 
 def continuation_offsets(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
-    """What tokens read as after others, and the offset of each in it."""
-    context = _context(tokenizer, before)
-    cut = common_length(_decode(tokenizer, context), _decode(tokenizer, [*context, *token_ids]))
-    return offsets_by_decoding(lambda count: _decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
-
-
-def _sequence_offsets(tokenizer: Any, token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
-    """What tokens read as, and the offset of each in it; in time linear in their number where the tokenizer allows."""
+    """What tokens read as after others, and the offset of each; in time linear in their number where it can be."""
     text, offsets, start = "", list[Offset](), 0
     while start < len(token_ids):
         stop = _end_of_character(tokenizer, token_ids, start + _CHUNK)
-        piece, of_chunk = continuation_offsets(tokenizer, token_ids[:start], token_ids[start:stop])
+        piece, of_chunk = _chunk_offsets(tokenizer, [*before, *token_ids[:start]], token_ids[start:stop])
         offsets += [(first + len(text), last + len(text)) for first, last in of_chunk]
         text, start = text + piece, stop
-    if text == _decode(tokenizer, token_ids):
+    if text == continuation_text(tokenizer, before, token_ids):
         return text, offsets
-    return offsets_by_decoding(lambda count: _decode(tokenizer, token_ids[:count]), len(token_ids))
+    return _chunk_offsets(tokenizer, before, token_ids)
+
+
+def _chunk_offsets(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
+    context = _context(tokenizer, before)
+    cut = common_length(_decode(tokenizer, context), _decode(tokenizer, [*context, *token_ids]))
+    return offsets_by_decoding(lambda count: _decode(tokenizer, [*context, *token_ids[:count]])[cut:], len(token_ids))
 
 
 def _context(tokenizer: Any, before: Sequence[int]) -> list[int]:

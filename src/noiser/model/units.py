@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from noiser.errors import UnitError, UnknownNameError
-from noiser.model.offsets import Offset, join_overlapping
+from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
 from noiser.spans import sentence_spans, snap, word_spans
 from noiser.types import AutoUnit, Source, Span, TargetUnit, Unit
@@ -63,7 +63,7 @@ def make_units(
     count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
     end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
     segment = _SEGMENTATIONS.get(unit) if isinstance(unit, str) else None
-    spans = [(source.start, source.end) for source in sources] if isinstance(unit, str) else _checked(unit, end)
+    spans = sorted((each.start, each.end) for each in sources) if isinstance(unit, str) else _checked(unit, end)
     if spans:
         pieces = [piece for piece in _named_units(encoding, None) if piece.token_indices[0] < count]
         units = _span_units(encoding.text[:end], pieces, spans)
@@ -152,8 +152,12 @@ def split_unit(
 
 def _parts(encoding: Encoding, unit: Span, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
     """A unit cut into smaller ones, each of whole tokens."""
-    members = set(unit.token_indices)
-    pieces = [piece for piece in _named_units(encoding, None) if members.issuperset(piece.token_indices)]
+    members, everything = set(unit.token_indices), encoding.pieces
+    near = slice(
+        bisect_left(everything, unit.token_indices[0], key=lambda piece: piece.token_indices[0]),
+        bisect_right(everything, unit.token_indices[-1], key=lambda piece: piece.token_indices[0]),
+    )
+    pieces = [piece for piece in everything[near] if members.issuperset(piece.token_indices)]
     if segment is None or not pieces:  # a special token is no piece of text
         return pieces
     return _grouped(encoding, min(p.start for p in pieces), max(p.end for p in pieces), pieces, segment)
@@ -182,27 +186,9 @@ def _joined(text: str, start: int, end: int, pieces: Iterable[Span]) -> Span:
     return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
 
 
-def _pieces(encoding: Encoding) -> list[list[Span]]:
-    """The smallest units of each region, in order: one token, or tokens that share a character."""
-    starts = [start for start, _ in encoding.regions]
-    members: list[list[int]] = [[] for _ in starts]
-    for index, (start, end) in enumerate(encoding.offsets):
-        region = bisect_right(starts, start) - 1
-        if not encoding.frozen[index] and region >= 0 and end <= encoding.regions[region][1]:
-            members[region].append(index)
-    pieces: list[list[Span]] = []
-    for inside in members:
-        offsets = [encoding.offsets[index] for index in inside]
-        pieces.append([])
-        for group in join_overlapping(offsets):
-            start, end = offsets[group[0]][0], max(offsets[i][1] for i in group)
-            pieces[-1].append(Span(encoding.text[start:end], start, end, tuple(inside[i] for i in group)))
-    return pieces
-
-
 def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
     units: list[Span] = []
-    for (first, last), pieces in zip(encoding.regions, _pieces(encoding), strict=True):
+    for (first, last), pieces in zip(encoding.regions, encoding.region_pieces, strict=True):
         units += pieces if segment is None else _grouped(encoding, first, last, pieces, segment)
     return units
 
