@@ -18,7 +18,7 @@ import transformers
 
 import noiser
 from noiser import wrap
-from noiser.errors import UnsupportedModelError
+from noiser.errors import ParameterError, UnsupportedModelError
 from noiser.model.capabilities import logits_agree
 from noiser.model.memory import is_out_of_memory
 from noiser.model.prefix import _forgetful
@@ -288,6 +288,12 @@ def test_a_vocabulary_of_one_token_is_refused():
     )
     with pytest.raises(UnsupportedModelError, match="has a vocabulary of 1; expected at least two tokens"):
         wrap(model, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_pass_of_no_token_is_refused(count):
+    with pytest.raises(ParameterError, match=f"batch_tokens is {count}; expected an integer of at least 1"):
+        wrap(tiny_model("llama"), tiny_tokenizer(), batch_tokens=count)
 
 
 def test_memory_that_runs_out_is_recognised():

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from noiser.checks import check_count
 from noiser.errors import NumericalError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
 from noiser.model.packing import Branches, Packed, packed_logits
@@ -43,6 +44,7 @@ class LanguageModel:
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, has no language-modelling head, or only one token.
+        ParameterError: batch_tokens is below 1.
 
     Attributes:
         looks_inside: whether the layers are in this process, for gradients, attention and relevance.
@@ -61,6 +63,8 @@ class LanguageModel:
         batch_tokens: int | None = None,
     ) -> None:
         _check_is_causal(model)
+        if batch_tokens is not None:
+            check_count("batch_tokens", batch_tokens)
         self.model: Any = model
         if self.vocabulary_size < 2:
             raise UnsupportedModelError(
@@ -281,6 +285,7 @@ def wrap(
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
+        ParameterError: batch_tokens is below 1.
     """
     return LanguageModel(model, tokenizer, batch_tokens=batch_tokens)
 
