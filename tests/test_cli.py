@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -253,6 +254,17 @@ def test_errors_are_one_message_on_stderr(noiser_command, arguments, says, unche
     assert says.lower() in result.stderr.lower()
     assert "Traceback" not in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_refused_before_the_work(noiser_command, monkeypatch, tmp_path):
+    def refuse(**options):
+        raise PermissionError(errno.EACCES, "Permission denied", str(options["dir"]))
+
+    monkeypatch.setattr("noiser.cli.options.TemporaryFile", refuse)
+    monkeypatch.setattr("noiser.model.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    result = noiser_command("attribute", PROMPT, "-o", str(tmp_path / "a.json"))
+    assert result.exit_code == 2
+    assert f"--output: no file can be made in {tmp_path}: Permission denied." in result.stderr
 
 
 def test_debug_shows_the_traceback(noiser_command):

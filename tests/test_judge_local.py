@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import noiser
-from noiser.errors import NumericalError, ParameterError, UnknownNameError
+from noiser.errors import ModelNotFoundError, NumericalError, ParameterError, UnknownNameError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
 from noiser.model.clean import greedy_continuation, without_sharing
@@ -192,11 +192,17 @@ def test_making_one():
     assert LocalJudge(model(chat=True), style="plain").style == "plain"
 
 
+def test_a_judge_with_a_name_is_another_model(monkeypatch):
+    other = model()
+    monkeypatch.setattr("noiser.model.load_model", {"other": other}.__getitem__)
+    assert make_judge("local:other", lm=model()).lm is other
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "error", "says"),
     [
-        ("local", {}, ParameterError, "no lm"),
-        ("local:x", {"lm": "lm"}, ParameterError, "local:x"),
+        ("local", {}, ParameterError, "got no model; expected 'local:NAME'"),
+        ("local:x/y/z", {"lm": "lm"}, ModelNotFoundError, "x/y/z"),
         ("local", {"lm": "lm", "max_new_tokens": 0}, ParameterError, "max_new_tokens is 0"),
         ("local", {"lm": "lm", "style": "chat"}, ParameterError, "no chat template"),
         ("local", {"lm": "lm", "nonsense": 0}, ParameterError, "does not accept"),

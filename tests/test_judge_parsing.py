@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,14 @@ ONE = [
     ("D.C.", "D.C"),
     ("A.D.", "A.D"),
     ("B.B. King", "B.B. King"),
+    ("E. coli", "E. coli"),
+    ("A. Lincoln", "A. Lincoln"),
+    ("C#", "C#"),
+    ("-5", "-5"),
+    ("- 5", "5"),
+    ("[1] Moscow", "Moscow"),
+    ('{"reasoning": "The words are of a city.", "answer": "Moscow"}', "Moscow"),
+    ('{"words": "city of Russia", "Final_Answer": "Moscow"}', "Moscow"),
     ("a) Moscow", "Moscow"),
     ("b. Moscow", "Moscow"),
     ("Jean-Paul", "Jean-Paul"),
@@ -98,6 +107,8 @@ LISTS = [
     "\n".join(FIVE),
     "\n\n".join(FIVE),
     "\n".join(f"- {word}" for word in FIVE),
+    "\n".join(f"{letter}. {word}" for letter, word in zip("ABCDE", FIVE, strict=True)),
+    json.dumps({"reasons": ["sport", "ball"], "answers": FIVE}),
     "\n".join(f"* **{word}**" for word in FIVE),
     "\n".join(f"{i}. {word}" for i, word in enumerate(FIVE, 1)),
     "\n".join(f"({i}) {word}" for i, word in enumerate(FIVE, 1)),
@@ -219,6 +230,7 @@ def test_equal_in_normal_form(answer, target):
         ("C", "C#"),
         ("basketballs", "basketball"),
         ("10", "1.0"),
+        ("-5", "5"),
         ("", ""),
         (".", "."),
         ("", "\n"),
@@ -226,6 +238,19 @@ def test_equal_in_normal_form(answer, target):
 )
 def test_different_in_normal_form(answer, target):
     assert not matches(answer, target)
+
+
+@pytest.mark.parametrize("text", ["`" * 12_000, "**a " * 12_000, "<think>" * 9000, "[" * 50_000, '"a' * 20_000])
+def test_no_reply_holds_up_the_others(text):
+    """Powers of the length: of these the slowest took a minute."""
+    began = time.process_time()
+    parse_reply(text)
+    assert time.process_time() - began < 20
+
+
+def test_a_long_reply_is_read_to_its_end():
+    assert parse_reply("<think>" + "so it is. " * 9000 + "</think>Moscow").answers == ("Moscow",)
+    assert parse_reply("<think>" + "so it is. " * 9000).problem == "cut off while thinking"
 
 
 @given(st.text())

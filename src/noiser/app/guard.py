@@ -19,11 +19,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 POSTS = ("/login", "/gradio_api/queue/join", "/gradio_api/run/predict")
 """All that the page's script posts to; Gradio has more, such as uploads to its disk."""
 
+GETS = ("/", "/config", "/favicon.ico", "/logout", "/theme.css")
+GETS_BELOW = ("/assets/", "/static/", "/svelte/")
+GETS_OF_GRADIO = ("heartbeat/", "login_check", "queue/data", "startup-events", "theme.css")
+"""All that a browser gets for the page; Gradio has more, such as files of other addresses, and prompts as files."""
+
+ALIVE = "/gradio_api/heartbeat/"
+"""Where a browser says that it is there, which makes Gradio remember it, and at some point forget another."""
+
 MOST_BYTES = 16 * 2**20
 """Of a request; the longest question has a tenth of it."""
 
 HEADERS = {
-    "content-security-policy": "frame-ancestors 'none'",
+    "content-security-policy": (
+        "frame-ancestors 'none'; frame-src 'none'; object-src 'none'; media-src 'none'; base-uri 'self'; "
+        "form-action 'self'; connect-src 'self' data: blob:; img-src 'self' data: blob:; font-src 'self' data:"
+    ),
     "x-frame-options": "DENY",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "same-origin",  # a link holds the prompt
@@ -98,10 +109,26 @@ class Guard:
             await send(message)
 
         app = self._refusal(scope) or self._app
+        if app is self._app and scope["path"].startswith(ALIVE) and not await self._is_signed_in(scope):
+            app = _refuse(401, "Sign in first.")
         if app is self._app and login is not None and (seconds := self._throttle.begin(login)):
             text = f"Too many wrong passwords. Wait {seconds:.0f} s.\n"
             app = PlainTextResponse(text, 429, {"retry-after": f"{seconds + 1:.0f}"})
         await app(scope, receive, answer)
+
+    async def _is_signed_in(self, scope: Scope) -> bool:
+        """Whether the page knows who sends a request, or asks nobody."""
+        statuses: list[int] = []
+
+        async def nothing() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def note(message: Message) -> None:
+            statuses.append(message.get("status", 0))
+
+        path = "/gradio_api/login_check"
+        await self._app({**scope, "path": path, "raw_path": path.encode(), "query_string": b""}, nothing, note)
+        return statuses[0] == 200
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
@@ -124,8 +151,10 @@ class Guard:
             )
         if method not in ("GET", "HEAD", "POST") or (method == "POST" and path not in POSTS):
             return _refuse(405, "The page has no use for this, such as uploads.")
+        if method != "POST" and not _has_use(path):
+            return _refuse(404, "The page has nothing here.")
         length = headers.get("content-length", "")
-        if method == "POST" and not length.isdecimal():
+        if method == "POST" and ("transfer-encoding" in headers or not length.isdecimal()):
             return _refuse(411, "The request does not say its length.")
         if method == "POST" and int(length) > MOST_BYTES:
             return _refuse(413, f"The request has {length} bytes; expected at most {MOST_BYTES}. Shorten the prompt.")
@@ -149,6 +178,12 @@ def _host_and_port(address: str) -> tuple[str, int | None] | None:
     if not parts.hostname or "@" in parts.netloc or parts.path:
         return None
     return parts.hostname.lower().rstrip("."), port
+
+
+def _has_use(path: str) -> bool:
+    """Whether a browser gets this for the page."""
+    below = tuple(f"/gradio_api/{name}" for name in GETS_OF_GRADIO)
+    return path in GETS or path.startswith(GETS_BELOW) or path.startswith(below)
 
 
 def _refuse(status: int, text: str) -> PlainTextResponse:

@@ -16,7 +16,8 @@ from gradio import themes
 from noiser.app.examples import FACT, example_answer, offered_examples
 from noiser.app.handlers import METRICS, Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
 from noiser.app.question import MOST_TARGETS, Question
-from noiser.app.show import example_note, explain
+from noiser.app.show import example_note, explain, problem
+from noiser.checks import check_choice
 from noiser.errors import NoiserError
 from noiser.methods import METHODS
 from noiser.types import TargetUnitName
@@ -28,7 +29,9 @@ LONGEST_WAIT = 2
 """Minutes; what would take longer is answered with what to do instead."""
 
 ANSWER_KEPT = 3600
-"""Seconds that an answer stays in memory after its visitor last used it."""
+"""Seconds that an answer stays in memory."""
+
+GONE = "The answer is no longer kept on the server. Press Ask to get it again."
 
 
 def look() -> dict[str, Any]:
@@ -70,12 +73,14 @@ class _Page:
 
     def __init__(self, handlers: Handlers) -> None:
         self.handlers = handlers
-        example = example_answer()
-        self.answer = gr.State(example, time_to_live=ANSWER_KEPT)
+        self.example = example = example_answer()
+        self.answer = gr.State(None, time_to_live=ANSWER_KEPT)  # Gradio's way back when it forgets: never an answer
         # Hidden: the question as the query of a link; the query that the page was opened with, once the fields are as
-        # it says; the same if it has a prompt, and so asks; a file on its way to the visitor's disk.
-        self.query, self.linked, self.asked, self.file = (
-            gr.Textbox(visible="hidden", elem_id=f"noiser-{name}") for name in ("query", "linked", "asked", "file")
+        # it says; the same if it has a prompt, and so asks; a file on its way to the visitor's disk; and what the page
+        # shows, "example", "answer" or nothing, which it remembers itself.
+        self.query, self.linked, self.asked, self.file, self.showing = (
+            gr.Textbox(value, visible="hidden", elem_id=f"noiser-{name}")
+            for name, value in {"query": "", "linked": "", "asked": "", "file": "", "showing": "example"}.items()
         )
         _html("<h1>Noiser</h1><p>Which parts of the input made the model say that?</p>", "noiser-title")
         with gr.Row():
@@ -219,7 +224,7 @@ class _Page:
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         asking = [self.longest_wait, *self.fields.values()]
         work = [self.status, self.run]
-        shown = [*work, self.result, self.answer, self.query, self.after, self.probes]
+        shown = [*work, self.result, self.answer, self.showing, self.query, self.after, self.probes]
         shown += [self.unit, self.target, self.chart, self.evaluation]
 
         ask = [self.run.click, self.fields["prompt"].submit]
@@ -240,15 +245,16 @@ class _Page:
 
         # Also while one waits for the question: the last one counts.
         aside: dict[str, Any] = {**options, "trigger_mode": "multiple"}
+        held = [self.answer, self.showing]
         picked = self.result.pick(self.pick, None, [self.unit, self.target], **aside)
         for draw in (self.draw.click, picked.then):
-            draw(self.tolerance, [self.answer, self.unit, self.target], [*work, self.chart], **aside)
-        self.measure.click(self.measured, [self.answer, self.metrics], [*work, self.evaluation], **aside)
+            draw(self.tolerance, [*held, self.unit, self.target], [*work, self.chart], **aside)
+        self.measure.click(self.measured, [*held, self.metrics], [*work, self.evaluation], **aside)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
-        copied = self.copy.click(_saving("md"), self.answer, self.file, **options)
+        copied = self.copy.click(self._saving("md"), held, [*work, self.file], **options)
         copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
         for form in ("json", "html"):
-            saved = self.save[form].click(_saving(form), self.answer, self.file, **options)
+            saved = self.save[form].click(self._saving(form), held, [*work, self.file], **options)
             saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
@@ -275,6 +281,9 @@ class _Page:
             return [gr.skip(), "", "", *unchanged]
         try:
             question = Question.from_query(parameters)
+            check_choice("model", question.model or self.handlers.models.names[0], self.handlers.models.names)
+            for name in question.methods:  # Gradio would show another name, or model, as HTML
+                check_choice("method", name, METHODS.names())
         except NoiserError as error:
             return [explain(error, "Link"), "", "", *unchanged]
         return [gr.skip(), search, search if parameters.get("prompt") else "", *self._filled(question)]
@@ -303,12 +312,13 @@ class _Page:
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
         if answer is None:
-            return *_work(view), *_nothing(9)
+            return *_work(view), *_nothing(10)
         units, targets = unit_choices(answer), target_choices(answer)
         return (
             *_work(view),
             result_html(answer),
             answer,
+            "answer",
             answer.question.to_query(),
             gr.update(visible=True),
             gr.update(visible=answer.citations is None),
@@ -319,7 +329,7 @@ class _Page:
         )
 
     def _cleared(self) -> Shown:
-        return *_nothing(2), "", None, "", gr.update(visible=False), *_nothing(3), "", ""
+        return *_nothing(2), "", None, "", "", gr.update(visible=False), *_nothing(3), "", ""
 
     # ---- afterwards -----------------------------------------------------------------------------------------------
 
@@ -328,15 +338,36 @@ class _Page:
         data: Any = event
         return int(data.unit), int(data.row)
 
-    def tolerance(self, request: gr.Request, answer: Answer | None, unit: int, target: int) -> Iterator[Shown]:
+    def tolerance(
+        self, request: gr.Request, answer: Answer | None, showing: str, unit: int, target: int
+    ) -> Iterator[Shown]:
         """The drawing of how much noise a unit tolerates."""
-        views = answer and self.handlers.tolerance(_visitor(request), answer, int(unit or 0), int(target or 0))
-        yield from map(_aside, views or [View(None)])
+        work = partial(self.handlers.tolerance, _visitor(request), unit_index=int(unit or 0), row=int(target or 0))
+        yield from map(_aside, self._about(answer, showing, work))
 
-    def measured(self, request: gr.Request, answer: Answer | None, metrics: list[str]) -> Iterator[Shown]:
+    def measured(self, request: gr.Request, answer: Answer | None, showing: str, metrics: list[str]) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
-        views = answer and self.handlers.measure(_visitor(request), answer, metrics)
-        yield from map(_aside, views or [View(None)])
+        work = partial(self.handlers.measure, _visitor(request), metrics=metrics)
+        yield from map(_aside, self._about(answer, showing, work))
+
+    def _about(self, answer: Answer | None, showing: str, work: Callable[[Answer], Iterable[View]]) -> Iterable[View]:
+        """The views of some work on the answer that the page shows; what to do where the server has forgotten it."""
+        answer = self.example if showing == "example" else answer
+        if answer is not None:
+            return work(answer)
+        return [View(problem("Error", GONE) if showing else None)]
+
+    def _saving(self, form: Literal["json", "html", "md"]) -> Callable[[Answer | None, str], Shown]:
+        """A handler that returns the answer as a file, for the page's script to hand over."""
+
+        def packed(answer: Answer) -> list[View]:
+            return [View(None, answer=json.dumps(file_of(answer, form)._asdict()))]
+
+        def save(answer: Answer | None, showing: str) -> Shown:
+            (view,) = self._about(answer, showing, packed)
+            return *_work(view), view.answer or ""
+
+        return save
 
 
 def _html(value: str | None, elem_id: str | None = None, **options: Any) -> gr.HTML:
@@ -358,8 +389,3 @@ def _work(view: View) -> Shown:
 
 def _aside(view: View) -> Shown:
     return *_work(view), gr.skip() if view.answer is None else view.answer
-
-
-def _saving(form: Literal["json", "html", "md"]) -> Callable[[Answer | None], str]:
-    """A handler that returns the answer as a file, for the page's script to hand over."""
-    return lambda answer: json.dumps(file_of(answer, form)._asdict()) if answer else ""

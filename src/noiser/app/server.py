@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -70,8 +71,8 @@ def serve(
         The server, whose `close()` ends it, and the page's address.
 
     Raises:
-        ParameterError: the address can be reached by others and there is no password, the port is taken, or an
-            allowed host is not a name.
+        ParameterError: the address can be reached by others and there is no password, it is not this machine's, the
+            port is taken, or an allowed host is not a name.
         DependencyError: Gradio is not installed.
     """
     login = check_address(host, auth)
@@ -94,13 +95,7 @@ def serve(
     blocks = page.build(Handlers(models))
     blocks.queue(max_size=200, api_open=False, default_concurrency_limit=None)
     blocks.state_session_capacity = 100  # answers of that many visitors stay in memory
-    bare = host.strip("[]") or "127.0.0.1"
-    try:
-        listening = socket.create_server((bare, port), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
-    except OSError as error:
-        raise ParameterError(
-            f"The page cannot listen on {host}, port {port}: {error}. Choose another port, such as --port {port + 1}."
-        ) from error
+    bare, listening = _bare(host), listen(host, port)
     # The page has no address of its own to describe, no files to serve and nothing to tell anybody.
     app = gr.mount_gradio_app(
         FastAPI(openapi_url=None),
@@ -142,6 +137,28 @@ def check_address(host: str, auth: str | None) -> tuple[str, str] | None:
             "Or leave out --host, to listen on this machine alone."
         )
     return None if auth is None else (user, password)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address.
+
+    Raises:
+        ParameterError: the address is not this machine's, or the port is taken or reserved.
+    """
+    bare = _bare(host)
+    try:
+        return socket.create_server((bare, port), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
+    except OSError as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = "another port; --port 0 takes any that is free" if taken else "an address of this machine as --host"
+        raise ParameterError(
+            f"The page cannot listen on {host}, port {port}: {error.strerror or error}. Choose {remedy}."
+        ) from error
+
+
+def _bare(host: str) -> str:
+    """An address without the brackets of IPv6."""
+    return host.strip("[]") or "127.0.0.1"
 
 
 def check_hosts(names: Collection[str]) -> None:

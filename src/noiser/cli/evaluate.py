@@ -31,7 +31,9 @@ def evaluate(
         str, typer.Option(help="Other methods, with commas between them, to compare with on the same prompts.")
     ] = "",
     metrics: Annotated[str, typer.Option(help="Names, with commas between them.")] = "faithfulness",
-    judge: Annotated[str | None, typer.Option(help="Of answerability: local or openai:MODEL.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Of answerability: local (the model itself), local:NAME or openai:NAME.")
+    ] = None,
     judge_set: Annotated[
         list[str] | None,
         typer.Option(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -134,10 +135,19 @@ class Output:
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None
 
     def __post_init__(self) -> None:
-        if self.output is not None and self.output.is_dir():
+        if self.output is None:
+            return
+        if self.output.is_dir():
             raise ParameterError(f"--output: got the folder {self.output}, expected a file. Add a file name.")
-        if self.output is not None and not (folder := self.output.absolute().parent).is_dir():
+        folder = self.output.absolute().parent
+        if not folder.is_dir():
             raise ParameterError(f"--output: the folder {folder} does not exist. Make it first.")
+        try:
+            TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise ParameterError(
+                f"--output: no file can be made in {folder}: {error.strerror}. Choose another folder."
+            ) from error
 
     def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
         """Writes the result in its form, with one newline at the end."""

@@ -45,11 +45,12 @@ def serve(
     loading: o.Loading = o.LOADING,
 ) -> None:
     """Serves the web page: prompts, heat maps, comparisons, tolerance charts, faithfulness."""
-    from noiser.app import check_address, check_hosts, serve
+    from noiser.app import check_address, check_hosts, listen, serve
     from noiser.app.jobs import offered
 
     check_address(host, auth)  # before a model is loaded
     check_hosts(allowed_host or ())
+    listen(host, port).close()
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:

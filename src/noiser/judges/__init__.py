@@ -29,11 +29,11 @@ __all__ = [
 
 
 def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:
-    """A judge by name, such as "local" or "openai:gpt-4.1-mini"; a judge object is returned unchanged.
+    """A judge by name, such as "local:NAME" or "openai:gpt-4.1-mini"; a judge object is returned unchanged.
 
     Args:
         judge: a registry name, with a model's name after a colon where the judge takes one.
-        lm: the model of "local".
+        lm: the model of "local" without a name.
         parameters: passed on to the judge, such as `base_url`, `budget_usd` or `concurrency`.
 
     Raises:
@@ -85,9 +85,12 @@ def _refused_parameters(name: str, parameters: dict[str, Any]) -> Generator[None
 def _local(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:
     from noiser.judges.local import LocalJudge
 
-    if lm is None or model is not None:
-        got = f"'local:{model}'" if model else "no lm"
-        raise ParameterError(f"The local judge got {got}; expected make_judge('local', lm=noiser.load_model(...)).")
+    if model is not None:
+        from noiser.model import load_model
+
+        lm = load_model(model)
+    if lm is None:
+        raise ParameterError("The local judge got no model; expected 'local:NAME', or lm=noiser.load_model(...).")
     return LocalJudge(lm, **parameters)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 _STRIPPED = " \t\n.,;:!?…'\"`*_~-–—()[]{}<>«»‹›„“”‚‘’¡¿。、，！？；：·「」『』（）【】《》〈〉،؛؟।॥"
 _SPELLINGS = str.maketrans({"’": "'", "ʼ": "'", "‐": "-", "‑": "-"})
@@ -34,7 +34,14 @@ def normal_form(text: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     visible = _INVISIBLE.sub("", folded).translate(_SPELLINGS)
-    return re.sub(r"\s+", " ", visible).strip(_STRIPPED)
+    return _stripped(re.sub(r"\s+", " ", visible), _STRIPPED)
+
+
+def _stripped(text: str, edges: str, trailing: str | None = None) -> str:
+    """The text without the characters around it, but with a number's sign."""
+    rest = text.lstrip(edges)
+    sign = text[: len(text) - len(rest)].endswith("-") and rest[:1].isdigit()
+    return "-" * sign + rest.rstrip(trailing or edges)
 
 
 MAX_WORDS = 6
@@ -42,6 +49,9 @@ MAX_WORDS = 6
 
 MAX_UNSPACED = 12
 """The same in characters, for scripts without spaces between words."""
+
+MAX_CHARACTERS = 20_000
+"""Of a reply that are read, its last ones; patterns take time that grows faster than the text."""
 
 
 class Reading(NamedTuple):
@@ -74,7 +84,8 @@ def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
     >>> parse_reply("I cannot tell from these words.").problem
     'refusal'
     """
-    reply = _without_thinking(text)
+    never_ends = _OPENING.match(text) and not _END.search(text)
+    reply = None if never_ends else _without_thinking(text[-MAX_CHARACTERS:])
     if reply is None:
         return Reading((), "cut off while thinking")
     if not reply:
@@ -97,12 +108,16 @@ def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
 _QUOTES = "\"'`“”„‟‘’‚«»‹›「」『』《》〈〉"
 _CLOSING = dict(zip("\"'`“„‘‚«‹「『《〈", "\"'`””’’»›」』》〉", strict=True)) | {"„": "“”", "‚": "‘’", "»": "«"}
 _EDGES = " \t\n.,;:!?…。、，！？；：·،؛؟।॥*_~#>-–—=()[]{}（）【】" + _QUOTES
+_TRAILING = "".join(character for character in _EDGES if character not in "#>=")  # C#
+_OPENING = re.compile(r"\s*<(?:think|thinking|reasoning)>", re.IGNORECASE)
+_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
-_EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|`+)(?=\S)(.+?)(?<=\S)\1")
+_EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|(?<!`)`{1,3}(?!`))(?=\S)(.+?)(?<=\S)\1")
 _BULLET = re.compile(
-    r"^\s*(?:[-*•‣◦–—]\s+|#+\s+|>\s+|\(?\d{1,2}[.)）]\s*(?=[^\d\s])|\(?[a-eA-E](?:\.\s+|[)）]\s*)(?=[^\d\s])|\d{1,2}:\s+|\d、)"
+    r"^\s*(?:[-*•‣◦–—]\s+|#+\s+|>\s+|[(\[]?\d{1,2}[.)）\]]\s*(?=[^\d\s])|\(?(?:[a-e]\.\s+|[a-eA-E][)）]\s*)(?=[^\d\s])|\d{1,2}:\s+|\d、)"
 )
+_LETTER = re.compile(r"^\s*([A-E])\.\s+(?=[^\d\s])")  # a bullet in a list of several; alone, as in "E. coli", none
 _INLINE_NUMBER = re.compile(r"(?:^|\s)\(?\d{1,2}[.)]\s+")
 _SEPARATOR = re.compile(r"[;；、،؛|，]|,(?!\d)|\s[/·•]\s")
 _GLOSS = re.compile(r"(?<=\w)(?:\s+[-–—=]+>?\s+|\s*[(（]|:\s|\s+because\b|\s+since\b).*", re.DOTALL)
@@ -144,8 +159,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 def _without_thinking(text: str) -> str | None:
     """The reply without its reasoning, or its last code block; None when the reply ends in the reasoning."""
-    reply = re.split(r"</(?:think|thinking|reasoning)>", _THINKING.sub("", text), flags=re.IGNORECASE)[-1]
-    if re.match(r"\s*<(?:think|thinking|reasoning)>", reply, re.IGNORECASE):
+    reply = _END.split(_THINKING.sub("", text))[-1]
+    if _OPENING.match(reply):
         return None
     fenced = _FENCE.findall(reply)
     return (fenced[-1] if fenced and fenced[-1].strip() else reply).strip()
@@ -160,8 +175,21 @@ def _from_json(reply: str) -> list[str] | None:
         if not lists or (labels and reply.rfind(lists[-1]) < labels[-1].start()):
             return None
         value = _decoded(lists[-1])
+        if not (isinstance(value, list) and any(isinstance(item, str) for item in cast("list[Any]", value))):
+            return None  # "[1]" before an answer
+    if isinstance(value, dict):
+        value = _answer_in(cast("dict[str, Any]", value))
     strings = _strings(value) if isinstance(value, list | dict | str) else []
     return strings or None
+
+
+def _answer_in(value: dict[str, Any]) -> Any:
+    """What a JSON object gives under the name of an answer, beside its reasons; else the object."""
+    for noun in ("answers?", _NOUN):
+        named = [item for key, item in value.items() if re.search(rf"(?<![a-z]){noun}(?![a-z])", key, re.IGNORECASE)]
+        if named:
+            return named
+    return value
 
 
 def _decoded(text: str) -> Any:
@@ -194,6 +222,9 @@ def _from_text(reply: str, count: int) -> list[str]:
     if count == 1 and len(lines) == 1 and len(_words(lines[0])) > MAX_WORDS:
         bold = [match[2] for match in _EMPHASIS.finditer(lines[0]) if match[1].startswith(("**", "__"))]
         lines = bold if len(bold) == 1 else lines
+    letters = [match[1] if (match := _LETTER.match(line)) else "" for line in lines]
+    if len(lines) > 1 and "".join(letters) == "ABCDE"[: len(lines)]:
+        lines = [_LETTER.sub("", line) for line in lines]
     items = [item for line in lines for item in _items(_plain(line))]
     if count > 1 and len(items) == 1 and len(words := _words(items[0])) == count:
         return words
@@ -224,7 +255,7 @@ def _tidy(item: str) -> str:
     if item[:1] in _CLOSING:
         end = min((at for mark in _CLOSING[item[0]] if (at := item.find(mark, 1)) > 0), default=0)
         item = item[1:end] if end and not item[end + 1 : end + 2].isalnum() else item
-    return " ".join(_GLOSS.sub("", item).strip(_EDGES).split())
+    return " ".join(_stripped(_GLOSS.sub("", item), _EDGES, _TRAILING).split())
 
 
 def _words(text: str) -> list[str]:
