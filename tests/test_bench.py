@@ -336,6 +336,65 @@ def test_other_weights_are_refused(tmp_path, models, plan):
         run_bench(plan, tmp_path / "out", Heard(), workers=0)
 
 
+TWO_ROUNDS = """
+name = "two rounds"
+block = 1
+[[models]]
+name = "{folder}/llama"
+[[models]]
+name = "{folder}/gemma3"
+[[data]]
+prompts = ["The quick fox sings near the river", "Near the bank of the river a brown dog"]
+[[methods]]
+name = "occlusion"
+{more}
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_weights_that_change_during_a_run_are_refused(tmp_path, models, workers):
+    """Rounds alternate between models, so that each is loaded several times, from the first session on."""
+    copy = shutil.copytree(models, tmp_path / "copies")
+    (tmp_path / "p.toml").write_text(TWO_ROUNDS.format(folder=copy, more=""), encoding="utf-8")
+
+    swapped = []
+
+    class Swaps(Heard):
+        def progress(self, forecast, last):
+            super().progress(forecast, last)
+            if last is not None and len(self.finished) == 2:  # the end of the first round
+                swapped.extend({"llama", "gemma3"} - {last.task.model})
+                negate(copy / swapped[0] / "model.safetensors")
+
+    with pytest.raises(NoiserError, match="is not the one that the stored rows are about"):
+        run_bench(tmp_path / "p.toml", tmp_path / "out", Swaps(), workers=workers)
+    rows = {(row.model, row.index) for row in Store(tmp_path / "out").rows()}
+    assert (swapped[0], 0) in rows
+    assert (swapped[0], 1) not in rows
+
+
+def test_a_plan_with_its_own_noise_goes_on(tmp_path, models):
+    noise = torch.randn(2, 32, generator=torch.Generator().manual_seed(1)).tolist()
+    more = f"args = {{ noise = {noise}, bounding = 0.5 }}"
+    text = TWO_ROUNDS.format(folder=models, more=more).replace('"occlusion"', '"noiser"')
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    assert run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0).rows == 4
+    assert run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0).rows == 0
+
+
+def test_another_model_of_the_same_server_is_another_one():
+    def meaning(more):
+        text = TWO_ROUNDS.format(folder="x", more="").replace(
+            '"x/llama"', f'"http://127.0.0.1:1/v1"\nlabel = "a"\n{more}'
+        )
+        return resolve(parse_plan(text, "p.toml"), "p.toml")["models"]["a"]
+
+    plain = meaning("")
+    assert meaning("engine_args = { concurrency = 3 }") == plain
+    one, other = (meaning(f'engine_args = {{ model = "{name}" }}') for name in "ab")
+    assert len({str(each) for each in (plain, one, other)}) == 3
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_another_configuration_or_tokenizer_with_the_same_weights_is_refused(tmp_path, models, plan, name):
     copy = shutil.copytree(models, tmp_path / "copies")
@@ -627,6 +686,9 @@ def test_categories(tmp_path, models, quiz):
     plan.write_text(QUIZ.format(models=models, more='category = "abc"'), encoding="utf-8")
     with pytest.raises(PlanError, match="Unknown category of quiz 'abc'"):
         run_bench(plan, tmp_path / "never", Heard(), workers=0)
+    plan.write_text(QUIZ.format(models=models, more='without_ids = ["quiz-0", "qiuz-1"]'), encoding="utf-8")
+    with pytest.raises(ParameterError, match="without_ids has 'qiuz-1', and quiz has no such example"):
+        run_bench(plan, tmp_path / "never", Heard(), workers=0)
 
 
 def test_stratified_examples_come_from_all_categories_in_turn(quiz):
@@ -882,12 +944,14 @@ def test_an_error_that_another_try_mends_is_gone_from_replies_too(tmp_path, mode
 
     text = plan_text(models, limit=2) + '[[metrics]]\nname = "minimum_top_k"\njudge = "local"\ndata = "own"\n'
     (tmp_path / "p.toml").write_text(text, encoding="utf-8")
-    lost = Verdict(status="unscored", reason="the endpoint is down", lost=True)
+    lost = Verdict(status="unscored", reason="HTTP 503: the endpoint is down", lost=True)
     with monkeypatch.context() as patch:
         patch.setattr(LocalJudge, "judge", lambda self, requests: [lost for _ in requests])
         run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
     place = tmp_path / "out" / "replies" / "llama" / "own" / "occlusion" / "minimum_top_k" / "00000.jsonl"
     assert place.read_text(encoding="utf-8").count("the endpoint is down") == 2
+    row = by_key(tmp_path / "out")["llama", "own", "own-1", "occlusion", "minimum_top_k"]
+    assert row.error == "JudgeError: The judge gave no reply: HTTP 503…"  # it may quote what it was asked
     run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
     assert by_key(tmp_path / "out")["llama", "own", "own-1", "occlusion", "minimum_top_k"].error is None
     assert "the endpoint is down" not in place.read_text(encoding="utf-8")
@@ -901,7 +965,7 @@ def test_a_judge_lives_as_long_as_its_worker(models):
         for more in (", budget_tokens = 5", ", budget_tokens = 9, patience = 3")
     )
     assert resolve(cheap, "p.toml")["metrics"] == resolve(dear, "p.toml")["metrics"]
-    worker = Worker(Setup(plan=cheap, identities={}))
+    worker = Worker(Setup(plan=cheap))
     entry = cheap.metrics[-1]
     assert worker._judge(entry, tiny("llama")) is worker._judge(entry, tiny("llama"))
     with pytest.raises(PlanError, match="OPENAI_API_KEY"):
@@ -1100,6 +1164,11 @@ def test_where_a_key_goes_is_said_before_anything_runs(plan):
     plan = parse_plan(plan.read_text(encoding="utf-8") + judged, "p.toml")
     (said,) = _check_trust(plan, "p.toml", trust_remote_code=False)
     assert said == "The key in MY_KEY goes to https://elsewhere.example/v1."
+    served = '[[models]]\nname = "https://model.example/v1"\nlabel = "m"\nengine_args = { api_key_env = "A_KEY" }\n'
+    plan = parse_plan(TWO_ROUNDS.format(folder="x", more="") + served, "p.toml")
+    assert [*_check_trust(plan, "p.toml", trust_remote_code=False)] == [
+        "The key in A_KEY goes to https://model.example/v1."
+    ]
 
 
 def test_names_in_a_folder_lead_nowhere_else(tmp_path, whole, plan):

@@ -42,7 +42,7 @@ class Scripted:
 
 def pool(lives, workers=1):
     remaining = iter(lives)
-    return Pool(Setup(plan=None, identities={}), workers, lambda setup: Scripted(next(remaining))), remaining
+    return Pool(Setup(plan=None), workers, lambda setup: Scripted(next(remaining))), remaining
 
 
 def run(made, tasks=(FIRST, SECOND)):
@@ -97,7 +97,7 @@ def test_a_worker_that_cannot_work_ends_the_run(expected, kind):
 
 def test_an_idle_worker_ends_by_itself_and_one_that_starts_is_killed():
     """Killed, it would leave its semaphores, such as those of progress bars, for Python to warn about."""
-    idle, starting = (LocalWorker(Setup(plan=None, identities={})) for _ in range(2))
+    idle, starting = (LocalWorker(Setup(plan=None)) for _ in range(2))
     starting.kill()
     idle.ready.result()
     idle.kill()

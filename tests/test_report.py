@@ -341,6 +341,25 @@ def test_failed_attribution_counts_for_every_metric_planned():
     assert found.errors(KNOWN._replace(metric="stability")).total() == 0
 
 
+def test_failures_of_other_categories_are_not_those_of_a_category():
+    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.5), category="a") for i in range(3)]
+    rows += [row("noiser", "attribution", i, error="PromptError: too long", category="b") for i in (3, 4)]
+    rows += [row("noiser", "soft_scores", 5, error="NumericalError: tie", category="b")]
+    found = results(rows)
+    totals = {name: found.errors(KNOWN._replace(category=name)).total() for name in (None, "a", "b")}
+    assert totals == {None: 3, "a": 0, "b": 3}
+
+
+def test_marks_say_which_p_they_ask_for():
+    rows = [
+        row(name, "soft_scores", i, soft(0.03 + i / 100, 0.5)) for name in ("noiser", "occlusion") for i in range(6)
+    ]
+    for confidence, said, other in ((0.95, "below 0.05", "below 0.2"), (0.8, "below 0.2", "below 0.05")):
+        text = markdown(tables(Results(plan=plan(), stored=rows, confidence=confidence)))
+        assert said in text
+        assert other not in text
+
+
 def test_texts_of_rows_are_never_format_cell():
     """Words of a closed set, such as a status, are in rows; no text of theirs is in a report."""
     rows = [

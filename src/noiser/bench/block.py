@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -210,7 +211,7 @@ class _Block:
             targets=len(att["targets"]) if att else 0,
             probability=att["targets"][0]["probability"] if att else None,
             values={} if failed else {name: v for name, v in to_jsonable(found).items() if _is_free_of_text(v)},
-            error=without_text(found, _texts(sampled, att)) if failed else None,
+            error=without_text(_UNANSWERED.sub(r"\1…", found), _texts(sampled, att)) if failed else None,
         )
 
     def _finished(
@@ -278,6 +279,10 @@ def _since(started: _Spent, shares: int = 1) -> _Spent:
 def _spent_tokens(judge: Judge | None) -> Mapping[str, Sequence[int]]:
     """All that a judge with a budget counts against it: tokens read and written, by question."""
     return dict(getattr(judge, "spent", {}))
+
+
+_UNANSWERED = re.compile(r"(The judge gave no reply: (?:HTTP \d{3})?).*", re.DOTALL)
+"""What an endpoint says may quote what it was asked; it is kept with the replies."""
 
 
 def _first(examples: Sequence[Sampled], limit: int | None) -> list[Sampled]:

@@ -80,6 +80,10 @@ EngineArg = Literal[
 """What a plan may say to vLLM or about a server: nothing that names code to be run."""
 
 
+_WHICH = ("embeddings", "model", "quantization", "tokenizer")
+"""Those that say which model it is, and what it reads."""
+
+
 class ModelEntry(Entry):
     """A model; fields but the last are the parameters of `noiser.load_model`.
 
@@ -99,7 +103,9 @@ class ModelEntry(Entry):
     @property
     def meaning(self) -> dict[str, Any]:
         """Which weights in which precision; they may move to another device, and run elsewhere in another way."""
-        return self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
+        which = {key: value for key, value in self.engine_args.items() if key in _WHICH}
+        meaning = self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
+        return meaning | ({"engine_args": which} if which else {})
 
     @property
     def load_options(self) -> dict[str, Any]:
@@ -161,6 +167,10 @@ class DataEntry(Entry):
             raise ValueError("expected either name, of a data set, or prompts")
         if self.prompts is not None and (not self.prompts or not all(prompt.strip() for prompt in self.prompts)):
             raise ValueError("prompts: expected at least one text, and none that is blank")
+        if self.explain == "answer" and "max_new_tokens" in self.model_fields_set:
+            raise ValueError(
+                'max_new_tokens has no effect with explain = "answer", which has its own length; leave it out'
+            )
         of_data_sets = [key for key in _OF_DATA_SETS if getattr(self, key) != type(self).model_fields[key].default]
         if self.prompts is not None and of_data_sets:
             raise ValueError(

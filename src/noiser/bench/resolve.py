@@ -165,7 +165,7 @@ def _made_today(stored: Mapping[str, Any]) -> Mapping[str, Any]:
         method = make_method(stored["name"], **stored["parameters"])
     except NoiserError:
         return stored
-    return {**stored, "parameters": {name: getattr(method, name) for name in stored["parameters"]}}
+    return {**stored, "parameters": to_jsonable({name: getattr(method, name) for name in stored["parameters"]})}
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -194,11 +194,18 @@ class Definition:
         self.plan, self.text = read_plan(path)
         self.resolved = resolve(self.plan, str(path))
         self.drawn: dict[str, tuple[tuple[Sampled, ...], tuple[str, ...]]] = {}
+        self._by_id: dict[str, Mapping[str, Sampled]] = {}
         for entry in self.plan.data:
             try:
                 self.drawn[entry.label] = draw(entry, self.plan.seed, data_dir)
             except LookupError as error:
                 raise PlanError(f"{path}: data, {entry.label!r}: {error}") from error
+
+    def by_id(self, data: str) -> Mapping[str, Sampled]:
+        """The examples of a data entry by their ids."""
+        if data not in self._by_id:
+            self._by_id[data] = {sampled.id: sampled for sampled in self.drawn[data][0]}
+        return self._by_id[data]
 
     def upper_bounds(self) -> Counter[Key]:
         """How many rows of each kind there can be at most."""

@@ -130,13 +130,15 @@ def run_bench(
 
 
 def _check_trust(plan: Plan, source: str, trust_remote_code: bool) -> Iterator[str]:
-    """Where the plan sends keys. Raises PlanError where it would run a model's code and only the plan says so."""
+    """Which keys the plan sends where. Raises PlanError where it would run a model's code and only the plan says so."""
     for entry in plan.models:
         if entry.trust_remote_code and not trust_remote_code:
             raise PlanError(
                 f"{source}: models, {entry.label!r}: trust_remote_code = true runs Python code that comes with the "
                 "model; expected it of the command line too. Add --trust-remote-code if you trust that code."
             )
+        if "api_key_env" in entry.engine_args:
+            yield f"The key in {entry.engine_args['api_key_env']} goes to {entry.name}."
     for entry in plan.metrics:
         if "api_key_env" in entry.judge_args:
             address = entry.judge_args.get("base_url", "the address in OPENAI_BASE_URL, or OpenAI")
@@ -197,7 +199,7 @@ class _Run:
         """What workers need to know of the plan and of what is stored."""
         spent = {label: self.store.spent(label) for label in self.plan.labels("metrics")}
         judges = {label: self._judges[label] for label in self._judges.keys() & self.store.used()["metrics"]}
-        return Setup(plan=self.plan, identities=self._identities, judges=judges, spent=spent)
+        return Setup(plan=self.plan, judges=judges, spent=spent)
 
     @property
     def _identities(self) -> dict[str, Mapping[str, Any]]:
@@ -224,7 +226,6 @@ class _Run:
             if isinstance(event, Selection):
                 self.store.write_selection(event)
                 listener.selecting(event)
-        executor.setup = dataclasses.replace(executor.setup, identities=self._identities)
 
     def _candidates(self, model: str, entry: DataEntry) -> Candidates:
         return Candidates(entry, *self.definition.drawn[entry.label], self.store.selection(model, entry.label))
@@ -237,7 +238,8 @@ class _Run:
         lacking = tuple(
             each for each in all_candidates if each.selection is None or not each.selection.serves(each.entry.limit)
         )
-        return PreparationAssignment(task, lacking) if lacking or task.model not in self._identities else None
+        known = self._identities.get(task.model)
+        return PreparationAssignment(task, lacking, known) if lacking or known is None else None
 
     def _on_model_ready(self, ready: ModelReady) -> None:
         models = self.store.run["models"]
@@ -316,8 +318,8 @@ class _Run:
         return chosen
 
     def _examples(self, job: Job) -> tuple[Sampled, ...]:
-        examples = self.definition.drawn[job.data][0]
-        return block_of(examples, self._chosen[job.model, job.data], job.block, self.plan.block)
+        chosen = self._chosen[job.model, job.data]
+        return block_of(self.definition.by_id(job.data), chosen, job.block, self.plan.block)
 
     def _job(self, task: Task) -> Assignment | None:
         assert isinstance(task, Job)
@@ -326,7 +328,7 @@ class _Run:
             return None
         for method, lines in attributions.items():
             self.store.check_attributions(File(ATTRIBUTIONS, (task.model, task.data, method), task.block), lines)
-        return JobAssignment(task, self._examples(task), attributions, measured)
+        return JobAssignment(task, self._examples(task), attributions, measured, self._identities.get(task.model))
 
     def _stored(self, job: Job) -> tuple[dict[str, dict[str, dict[str, Any]]], Measured]:
         """What is stored of a job: attributions by method, and by method and metric the examples that have a row.

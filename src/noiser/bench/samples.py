@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 
@@ -40,6 +40,13 @@ def draw(
     for category in (*entry.category, *entry.without_category):
         if category not in dataset.categories:
             raise UnknownNameError(f"category of {entry.name}", category, dataset.categories)
+    ids = {example.id for example in dataset}
+    for identity in entry.without_ids:
+        if identity not in ids:
+            raise ParameterError(
+                f"data, {entry.label!r}: without_ids has {identity!r}, and {entry.name} has no such example; expected "
+                f"ids such as {min(ids)!r}."
+            )
     examples = [
         example
         for example in dataset
@@ -151,10 +158,10 @@ def _says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:
     return all(rank == 1 for rank in stats.ranks)
 
 
-def block_of(examples: Sequence[Sampled], chosen: Sequence[str], block: int, size: int) -> tuple[Sampled, ...]:
-    """The examples of a block of the sample, each with its place in it."""
-    by_id = {sampled.id: sampled for sampled in examples}
+def block_of(examples: Mapping[str, Sampled], chosen: Sequence[str], block: int, size: int) -> tuple[Sampled, ...]:
+    """The examples, given by id, of a block of the sample, each with its place in it."""
+    start = block * size
     return tuple(
-        by_id[identity]._replace(item=replace(by_id[identity].item, index=index))
-        for index, identity in list(enumerate(chosen))[block * size : (block + 1) * size]
+        examples[identity]._replace(item=replace(examples[identity].item, index=index))
+        for index, identity in enumerate(chosen[start : start + size], start)
     )

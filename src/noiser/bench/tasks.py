@@ -48,10 +48,11 @@ class Candidates(NamedTuple):
 
 
 class PreparationAssignment(NamedTuple):
-    """All that a worker needs for a preparation."""
+    """All that a worker needs for a preparation; the identity of the model, as stored, if it is known by now."""
 
     task: Preparation
     candidates: tuple[Candidates, ...]
+    identity: Mapping[str, Any] | None
 
 
 class JobAssignment(NamedTuple):
@@ -61,12 +62,14 @@ class JobAssignment(NamedTuple):
         task, examples: the job, and the examples of its block.
         attributions: stored ones by method, each by example.
         measured: examples that have a row, by method and metric.
+        identity: of the model, as stored; another one is refused.
     """
 
     task: Job
     examples: tuple[Sampled, ...]
     attributions: Mapping[str, Mapping[str, Mapping[str, Any]]]
     measured: Mapping[tuple[str, str], frozenset[str]]
+    identity: Mapping[str, Any] | None
 
 
 Assignment = PreparationAssignment | JobAssignment
@@ -142,15 +145,13 @@ class Setup:
 
     Attributes:
         plan: the plan.
-        identities: of models by label, as stored; another identity is refused.
-        judges: the same of the models of local judges, by metric.
+        judges: identities of the models of local judges by metric, as stored.
         spent: tokens that judges took before, by metric and question; they count against budgets.
         spending: what they share of what their judges take from now on; None for one worker alone.
         threads: CPU threads of each worker; None leaves them as they are.
     """
 
     plan: Plan
-    identities: Mapping[str, Mapping[str, Any]]
     judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     spent: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict[str, dict[str, tuple[int, int]]])
     spending: SpendingLog | None = None

@@ -36,8 +36,7 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._loaded: tuple[str, LanguageModel] | None = None
-        self._checked: set[str] = set()
+        self._loaded: tuple[str, LanguageModel, Mapping[str, Any]] | None = None
         self._judge_models: dict[str, LanguageModel] = {}
         self._judges: dict[str, Judge] = {}
         self._new_judges: list[JudgeReady] = []
@@ -69,7 +68,7 @@ class Worker:
             NoiserError: the model cannot be loaded, or is another one than before; the judge cannot be made.
         """
         label = assignment.task.model
-        lm = self._model(label)
+        lm, identity = self._model(label, assignment.identity)
         if isinstance(assignment, JobAssignment):
             plan = self.setup.plan
             entry = plan.entry("data", assignment.task.data)
@@ -80,22 +79,23 @@ class Worker:
                     yield self._new_judges.pop()
                 yield event
             return
-        yield ModelReady(label, identity_of(lm), tokens_per_second(lm))
+        yield ModelReady(label, identity, tokens_per_second(lm))
         for candidates in assignment.candidates:
             yield from select(label, lm, candidates)
 
-    def _model(self, label: str) -> LanguageModel:
+    def _model(self, label: str, stored: Mapping[str, Any] | None) -> tuple[LanguageModel, Mapping[str, Any]]:
+        """The model and its identity, which has to be the stored one."""
         if self._loaded is None or self._loaded[0] != label:
             self._loaded = None  # before the next one needs its memory
             with contextlib.suppress(AttributeError, RuntimeError):
                 torch.cuda.empty_cache()
-            self._loaded = (label, self._load(label, self.setup.identities.get(label)))
-            _ = self._loaded[1].packs  # measured once, which no example is charged for
-        lm = self._loaded[1]
-        if label in self.setup.identities and label not in self._checked:
-            check_identity(f"The model {label!r}", identity_of(lm), self.setup.identities[label])
-            self._checked.add(label)
-        return lm
+            lm = self._load(label, stored)
+            _ = lm.packs  # measured once, which no example is charged for
+            self._loaded = (label, lm, identity_of(lm))
+        _, lm, identity = self._loaded
+        if stored is not None:
+            check_identity(f"The model {label!r}", identity, stored)
+        return lm, identity
 
     def _load(self, name: str, identity: Mapping[str, Any] | None) -> LanguageModel:
         """A model of the plan by its label, or another one by its name."""

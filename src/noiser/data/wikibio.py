@@ -104,7 +104,7 @@ def _is_texts(item: object) -> bool:
 
 
 def _read_lines(path: Path) -> dict[str, list[str]]:
-    lines = read_text(path).splitlines()
+    lines = read_text(path).removesuffix("\n").split("\n")  # not at U+0085, which stands inside of sentences
     counts_path = path.with_suffix(".nb")
     try:
         counts = [int(count) for count in read_text(counts_path).split()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from noiser.report.table import LEGENDS, READING, Table, Value, cells_frame, clean, format_cell
+from noiser.report.table import Table, Value, cells_frame, clean, format_cell, reading
 
 
 def csv_text(tables: Iterable[Table]) -> str:
@@ -20,10 +20,16 @@ def csv_text(tables: Iterable[Table]) -> str:
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|"})
 
 
-def markdown(tables: Iterable[Table], about: Sequence[tuple[str, str]] = (), title: str = "Report") -> str:
+def markdown(tables: Sequence[Table], about: Sequence[tuple[str, str]] = (), title: str = "Report") -> str:
     """All tables as a Markdown document. A table without rows is its title and its notes."""
     facts = [_pipes([["", ""], ["---", "---"], *([name, _plain(value)] for name, value in about)])] if about else []
-    parts = [f"# {_plain(title)}", *facts, "## How to read the tables", *map(_plain, READING), *map(_markdown, tables)]
+    parts = [
+        f"# {_plain(title)}",
+        *facts,
+        "## How to read the tables",
+        *map(_plain, reading(tables)),
+        *map(_markdown, tables),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,13 +105,13 @@ _WIDE = 110
 """Characters of a line above which a table is rotated; those in small type count for less."""
 
 
-def document(tables: Iterable[Table], about: Sequence[tuple[str, str]] = (), title: str = "Report") -> str:
+def document(tables: Sequence[Table], about: Sequence[tuple[str, str]] = (), title: str = "Report") -> str:
     """All tables as one complete document."""
     facts = "".join(f"\\item {escaped(name)}: {escaped(value)}\n" for name, value in about)
     facts = f"\\begin{{itemize}}\n{facts}\\end{{itemize}}\n" if facts else ""
-    reading, body = "\n\n".join(map(escaped, READING)), "\n".join(map(tabular, tables))
+    explained, body = "\n\n".join(map(escaped, reading(tables))), "\n".join(map(tabular, tables))
     start = f"{_PREAMBLE}\\begin{{document}}\n\\section*{{{escaped(title)}}}\n{facts}"
-    return f"{start}\n{reading}\n\n{body}\\clearpage\n\\end{{document}}\n"
+    return f"{start}\n{explained}\n\n{body}\\clearpage\n\\end{{document}}\n"
 
 
 def tabular(table: Table) -> str:
@@ -113,7 +119,7 @@ def tabular(table: Table) -> str:
 
     A wide table is a `sidewaystable`, and what is wider still is scaled down. A table without rows is a paragraph.
     """
-    notes = " ".join(escaped(note) for note in (*table.notes, LEGENDS[table.legend])).rstrip()
+    notes = " ".join(escaped(note) for note in (*table.notes, table.legend_text)).rstrip()
     if not table.rows:
         return f"\\paragraph{{{escaped(table.title)}.}} {notes}\n"
     columns = "l" + "".join(_PROSE if table.is_text(i) else "r" for i in range(len(table.columns)))

@@ -292,8 +292,8 @@ def table_of_columns(
 ) -> Table:
     """A table with the rows of these labels."""
     rows = tuple(Row(label, tuple(cells[i] for _, cells in columns)) for i, label in enumerate(labels))
-    names = {"key": key, "title": title, "stub_header": stub}
-    return Table(**names, columns=tuple(head for head, _ in columns), rows=rows, notes=tuple(notes), legend=legend)
+    heads = tuple(head for head, _ in columns)
+    return Table(key=key, title=title, stub_header=stub, columns=heads, rows=rows, notes=tuple(notes), legend=legend)
 
 
 def grid(

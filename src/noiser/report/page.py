@@ -15,7 +15,7 @@ from noiser.pages import html_page
 from noiser.report.figures import Picture, inline_svg
 from noiser.report.grid import method_title
 from noiser.report.heatmaps import PromptAttributions
-from noiser.report.table import READING, Quoted, Table, Value, clean, clean_text, format_cell
+from noiser.report.table import Quoted, Table, Value, clean, clean_text, format_cell, reading
 
 
 def page(
@@ -49,7 +49,7 @@ def page(
     body = environment.from_string(_read("page.html")).render(
         title=title,
         about=about,
-        reading=READING,
+        reading=reading(tables),
         tables=written,
         figures=drawn,
         maps=maps,

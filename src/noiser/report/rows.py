@@ -158,12 +158,15 @@ class Results:
 
     def rows(self, cell: Cell) -> Frame:
         """The rows of a cell, those with errors included: the columns of `frame` but the last two."""
-        lines = self._cells.get(cell[:4], self.frame[:0])
+        return self._inside(cell, self._cells.get(cell[:4], self.frame[:0]))[_ROW].drop_duplicates("example")
+
+    def _inside(self, cell: Cell, lines: Frame) -> Frame:
+        """Those lines that are about a cell's category and the examples of the methods beside it."""
         lines = lines if cell.category is None else lines[lines["category"] == cell.category]
         for method in cell.beside:
             others = self.rows(cell._replace(method=method, beside=()))["example"]
             lines = lines if len(others) < FEWEST else lines[lines["example"].isin(others)]
-        return lines[_ROW].drop_duplicates("example")
+        return lines
 
     def numbers(self, cell: Cell) -> Frame:
         """The numbers of a cell: a line per example, a column per number; NaN where a row does not have it."""
@@ -190,11 +193,11 @@ class Results:
 
         An attribution that failed counts for every metric that the plan has for it.
         """
-        errors = list(self._failed[cell[:4]]["error"]) if cell[:4] in self._failed else []
+        errors = list(self._inside(cell, self._failed[cell[:4]])["error"]) if cell[:4] in self._failed else []
         attribution = cell._replace(metric=ATTRIBUTION)[:4]
         if cell[:4] != attribution and attribution in self._failed:
             stored = set(self.rows(cell)["example"])
-            failed: Iterable[Any] = self._failed[attribution].itertuples(index=False)
+            failed: Iterable[Any] = self._inside(cell, self._failed[attribution]).itertuples(index=False)
             missing = [row._replace(metric=cell.metric) for row in failed if row.example not in stored]
             errors += [row.error for row in missing if self._wanted(row)]
         return Counter(map(_error_type, errors))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -31,7 +31,9 @@ Legend = Literal["", "best", "clear"]
 LEGENDS: Mapping[Legend, str] = {
     "": "",
     "best": "Bold: the best value of its column. ≈: not told apart from it by paired differences.",
-    "clear": "Bold: told apart from 0: the interval leaves it out, and p, corrected for the table, is below 0.05.",
+    "clear": (
+        "Bold: told apart from 0: the interval leaves it out, and p, corrected for the table, is below {alpha:.2g}."
+    ),
 }
 """What marks mean, in a line for captions."""
 
@@ -42,13 +44,18 @@ READING = (
     "Bold is the best value of its column, of those with at least half of the column's largest n. ≈ marks every other "
     "that is not told apart from it. Told apart are two methods if the interval of their paired difference, on the "
     "prompts that both have, leaves out 0, and the p-value of a paired sign-flip test, corrected by Holm's method for "
-    "all comparisons that the table marks, is below 0.05. Where a ≈ stands in the column, the bold number is no "
+    "all comparisons that the table marks, is below {alpha:.2g}. Where a ≈ stands in the column, the bold number is no "
     "win. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. Fewer than six "
     "prompts have no interval and tell nothing apart. Intervals themselves are not adjusted for their number.",
     "Columns named “paper” are as printed there, beside the same model; “mean of its 6 models” is a reference for "
     "models that the paper does not have, and no replication.",
 )
-"""How to read the tables, for all of them."""
+"""How to read the tables, for all of them; see `reading`."""
+
+
+def reading(tables: Sequence[Table]) -> list[str]:
+    """How to read these tables."""
+    return [text.format(alpha=tables[0].alpha if tables else 0.05) for text in READING]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +151,7 @@ class Table:
         rows: each with as many cells as there are columns.
         notes: how to read it, and what is missing.
         legend: what its marks mean.
+        alpha: the p-value below which marks tell apart.
     """
 
     key: str
@@ -153,6 +161,7 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     legend: Legend = ""
+    alpha: float = 0.05
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -167,7 +176,12 @@ class Table:
     @property
     def footnotes(self) -> list[str]:
         """The notes that stand below the table; what "best" marks mean is said once per report, in `READING`."""
-        return [*self.notes, *([LEGENDS["clear"]] if self.legend == "clear" else [])]
+        return [*self.notes, *([self.legend_text] if self.legend == "clear" else [])]
+
+    @property
+    def legend_text(self) -> str:
+        """What its marks mean, in a line; empty without marks."""
+        return LEGENDS[self.legend].format(alpha=self.alpha)
 
     def is_text(self, column: int) -> bool:
         """Whether a column holds texts."""

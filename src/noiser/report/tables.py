@@ -656,4 +656,4 @@ def tables(results: Results, progress: Callable[[float, float], None] | None = N
         if progress is not None:
             progress(done, len(BUILDERS))
         made += build(results)
-    return made
+    return [replace(table, alpha=1 - results.confidence) for table in made]
