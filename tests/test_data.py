@@ -445,6 +445,12 @@ def test_planted_places_are_balanced_and_lengths_span_20_to_2000_tokens():
     assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
 
 
+@pytest.mark.parametrize(("category", "sentences"), [("once", 1), ("few_shot", 0), ("similar", 2), ("twice", -2)])
+def test_planted_prompts_have_a_least_length(category, sentences):
+    with pytest.raises(ParameterError, match=f"sentences is {sentences}; expected an integer of at least"):
+        planted.draw(category, sentences)
+
+
 def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
     first, other = planted.draw("twice", 6), planted.draw("twice", 6, seed=1)
     assert [e for e in data.load("planted") if e.category == "twice" and e.meta["sentences"] == 6] == first

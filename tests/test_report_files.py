@@ -146,7 +146,7 @@ def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [
-    "reproduction", "reproduction/three_models", "reproduction/longra", "reproduction/sentences",
+    "reproduction/three_models", "reproduction/longra", "reproduction/sentences",
     "evidence", "evidence/frontier", "evidence/fair",
 ])  # fmt: skip
 def test_committed_tables_are_those_of_their_rows(folder):

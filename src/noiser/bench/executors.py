@@ -199,8 +199,9 @@ class Pool:
                 self.workers = len(self._slots)  # those that have started do the work
             if not self.workers:
                 raise RunError(
-                    f"No worker could be started, {ATTEMPTS} times in a row: {how}. Expected enough memory, and on a "
-                    "cluster noiser and what it needs on every node, in the same versions as here."
+                    f"No worker could be started, {ATTEMPTS} times in a row: {how}. Expected enough memory; in a "
+                    "script, that it runs plans only under if __name__ == '__main__'; and on a cluster noiser and what "
+                    "it needs on every node, in the same versions as here."
                 )
             return
         deaths[slot.task] += slot.has_started

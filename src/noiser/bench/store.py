@@ -398,7 +398,7 @@ def locked(folder: Path) -> Generator[None]:
 
 def _damaged(path: Path, error: Exception) -> StoredFileError:
     """The error for a file that cannot be what was written."""
-    advice = "Delete that file and run the plan again: it makes what is missing"
+    advice = "Delete that file and run the plan again: it makes missing rows and attributions"
     if path.name == RUN:
         advice = "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
     return StoredFileError(f"{path} is damaged: {_reason(error)}. {advice}.")

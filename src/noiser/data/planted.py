@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from noiser.checks import check_choice
+from noiser.checks import check_choice, check_count
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spans
 
 SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
@@ -76,9 +76,10 @@ def draw(category: str, sentences: int, seed: int = 0) -> list[Example]:
     """Prompts of a category and length: those of the data set, or with another seed as many others.
 
     Raises:
-        UnknownNameError: no such category.
+        UnknownNameError: no such category. ParameterError: fewer than two sentences, or three of category "similar".
     """
     check_choice("category", category, list(CATEGORIES))
+    check_count("sentences", sentences, least=3 if category == "similar" else 2)
     return [example for repeat in range(REPEATS) for example in _examples(category, sentences, repeat, seed)]
 
 
