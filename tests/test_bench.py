@@ -1019,16 +1019,19 @@ def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models,
     copied = tmp_path / "copied"
     shutil.copytree(whole, copied)
     text = plan_text(models).replace("[[metrics]]", METRICS_WITH_PATHS + "[[metrics]]", 1)
+    text = text.replace("[[data]]", SERVED_MODEL + "[[data]]", 1)
     (copied / "plan.toml").write_text(text, encoding="utf-8")
     run = json.loads((copied / "run.json").read_text(encoding="utf-8"))
     run["resolved"] = resolve(parse_plan(text, "plan.toml"), "plan.toml")
-    run["sessions"][0]["command"] = "noiser bench run /o/plan.toml -o /o --data-dir=/home/me/data"
+    run["sessions"][0]["command"] = (
+        "noiser bench run '/home/me/my plans/plan.toml' -o/home/me/o --data-dir=/home/me/data"
+    )
     (copied / "run.json").write_text(json.dumps(run), encoding="utf-8")
     for name in ("one", "two"):
         pack(copied, tmp_path / name)
     assert contents(tmp_path / "one", ("",)) == contents(tmp_path / "two", ("",))
     packed = Store(tmp_path / "one")
-    assert packed.run["sessions"][0]["command"] == "noiser bench run plan.toml -o o --data-dir=data"
+    assert packed.run["sessions"][0]["command"] == "noiser bench run plan.toml -oo --data-dir=data"
     local, asked = packed.plan.metrics[:2]
     assert (local.judge, asked.judge) == ("local:judge", "openai:org/one")
     assert asked.judge_args == {
@@ -1036,6 +1039,8 @@ def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models,
         "cache_dir": "answers",
         "parameters": {"stop": ["stop"]},
     }
+    assert packed.run["resolved"]["models"]["served"]["engine_args"] == {"tokenizer": "tokenizer"}
+    assert packed.plan.entry("models", "served").engine_args == {"tokenizer": "tokenizer"}
     assert packed.run["resolved"]["metrics"]["local"]["judge"] == "local:judge"
     assert packed.run["resolved"]["metrics"]["asked"]["judge_args"]["parameters"]["stop"] == ["stop"]
     assert "# '/o' is \"not\" a string" in (packed.path / "plan.toml").read_text(encoding="utf-8")
@@ -1043,6 +1048,14 @@ def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models,
     pack(packed.path, tmp_path / "three")
     assert contents(tmp_path / "three", ("",)) == contents(packed.path, ("",))
 
+
+SERVED_MODEL = """
+[[models]]
+name = "http://127.0.0.1:1/v1"
+label = "served"
+engine_args = { tokenizer = "/home/me/tokenizer" }
+
+"""
 
 METRICS_WITH_PATHS = """
 [[metrics]]

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,19 +94,29 @@ def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
     run = copy.deepcopy({key: value for key, value in run.items() if key != "unpacked"})
     for entry in run["resolved"].get("models", {}).values():
         entry["name"] = _last(entry["name"])
+        entry |= {"engine_args": _each_text(entry["engine_args"], _last)} if "engine_args" in entry else {}
     for entry in run["resolved"].get("metrics", {}).values():
         entry["judge"] = entry["judge"] and _judge(entry["judge"])
         entry["judge_args"] = _each_text(entry["judge_args"], _last)
     for identity in (*(known["identity"] for known in run["models"].values()), *run.get("judges", {}).values()):
         identity["name"] = _last(identity.get("name") or "")
     for session in run.get("sessions", ()):
-        session["command"] = " ".join(map(_word, session["command"].split(" ")))
+        session["command"] = shlex.join(map(_word, _words(session["command"])))
     return run
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation mark without another, in a folder from before words were quoted
+        return command.split()
 
 
 def _names(plan: Plan) -> dict[str, str]:
     """Texts of a plan that may hold absolute paths, with their replacements."""
     names = {entry.name: _last(entry.name) for entry in plan.models}
+    for text in (value for entry in plan.models for value in entry.engine_args.values() if isinstance(value, str)):
+        names.setdefault(text, _last(text))
     for entry in plan.metrics:
         if entry.judge is not None:
             names[entry.judge] = _judge(entry.judge)
@@ -136,8 +147,9 @@ def _judge(judge: str) -> str:
 
 def _word(word: str) -> str:
     """A word of a command: a path, or an option with one."""
-    option, equals, value = word.partition("=")
-    return _last(word) if Path(word).is_absolute() else option + equals + _last(value)
+    option = re.match(r"--?[\w-]+=|-\w(?=/)|", word)
+    prefix = option[0] if option else ""
+    return prefix + _last(word.removeprefix(prefix))
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -65,7 +66,7 @@ def run(
             retry_errors=retry_errors,
             dry_run=dry_run,
             trust_remote_code=trust_remote_code,
-            command=" ".join(["noiser", *sys.argv[1:]]),
+            command=shlex.join(["noiser", *sys.argv[1:]]),
         )
     finally:
         listener.bar.close()
