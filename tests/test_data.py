@@ -213,6 +213,14 @@ def test_biographies_of_lebret(tmp_path):
         assert "Left out 1 of 2" in reading.notes[0]
 
 
+def test_only_line_feeds_end_the_sentences_of_lebret(tmp_path):
+    """Other characters that end lines for Python stand inside of some."""
+    (tmp_path / "a.sent").write_text("ann\x85 ode\u2028 was a poet .\nshe rowed .\n", encoding="utf-8")
+    (tmp_path / "a.nb").write_text("2\n", encoding="utf-8")
+    (example,) = read_biographies(tmp_path / "a.sent").examples
+    assert example.prompt.endswith("was a poet. she rowed.")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [

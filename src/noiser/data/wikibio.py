@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,7 +105,7 @@ def _is_texts(item: object) -> bool:
 
 
 def _read_lines(path: Path) -> dict[str, list[str]]:
-    lines = read_text(path).removesuffix("\n").split("\n")  # not at U+0085, which stands inside of sentences
+    lines = [*StringIO(read_text(path))]  # cut at "\n" alone: U+0085 and its like stand inside of sentences
     counts_path = path.with_suffix(".nb")
     try:
         counts = [int(count) for count in read_text(counts_path).split()]
