@@ -1024,14 +1024,14 @@ def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models,
     run = json.loads((copied / "run.json").read_text(encoding="utf-8"))
     run["resolved"] = resolve(parse_plan(text, "plan.toml"), "plan.toml")
     run["sessions"][0]["command"] = (
-        "noiser bench run '/home/me/my plans/plan.toml' -o/home/me/o --data-dir=/home/me/data"
+        "noiser bench run '/home/me/my plans/plan.toml' -o /o -m/home/me/x --data-dir=/home/me/data cache=/o/answers"
     )
     (copied / "run.json").write_text(json.dumps(run), encoding="utf-8")
     for name in ("one", "two"):
         pack(copied, tmp_path / name)
     assert contents(tmp_path / "one", ("",)) == contents(tmp_path / "two", ("",))
     packed = Store(tmp_path / "one")
-    assert packed.run["sessions"][0]["command"] == "noiser bench run plan.toml -oo --data-dir=data"
+    assert packed.run["sessions"][0]["command"] == "noiser bench run plan.toml -o o -mx --data-dir=data cache=answers"
     local, asked = packed.plan.metrics[:2]
     assert (local.judge, asked.judge) == ("local:judge", "openai:org/one")
     assert asked.judge_args == {

@@ -19,13 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 POSTS = ("/login", "/gradio_api/queue/join", "/gradio_api/run/predict")
 """All that the page's script posts to; Gradio has more, such as uploads to its disk."""
 
-GETS = ("/", "/config", "/favicon.ico", "/logout", "/theme.css")
-GETS_BELOW = ("/assets/", "/static/", "/svelte/")
-GETS_OF_GRADIO = ("heartbeat/", "login_check", "queue/data", "startup-events", "theme.css")
-"""All that a browser gets for the page; Gradio has more, such as files of other addresses, and prompts as files."""
-
 ALIVE = "/gradio_api/heartbeat/"
 """Where a browser says that it is there, which makes Gradio remember it, and at some point forget another."""
+
+GETS = ("/", "/config", "/favicon.ico", "/logout", "/theme.css")
+GETS_BELOW = (
+    "/assets/", "/static/", "/svelte/", ALIVE, "/gradio_api/login_check", "/gradio_api/queue/data",
+    "/gradio_api/startup-events", "/gradio_api/theme.css",
+)  # fmt: skip
+"""With `GETS`, all that a browser gets for the page; Gradio has more, such as files of other addresses, and prompts as
+files."""
 
 MOST_BYTES = 16 * 2**20
 """Of a request; the longest question has a tenth of it."""
@@ -151,7 +154,7 @@ class Guard:
             )
         if method not in ("GET", "HEAD", "POST") or (method == "POST" and path not in POSTS):
             return _refuse(405, "The page has no use for this, such as uploads.")
-        if method != "POST" and not _has_use(path):
+        if method != "POST" and not (path in GETS or path.startswith(GETS_BELOW)):
             return _refuse(404, "The page has nothing here.")
         length = headers.get("content-length", "")
         if method == "POST" and ("transfer-encoding" in headers or not length.isdecimal()):
@@ -178,12 +181,6 @@ def _host_and_port(address: str) -> tuple[str, int | None] | None:
     if not parts.hostname or "@" in parts.netloc or parts.path:
         return None
     return parts.hostname.lower().rstrip("."), port
-
-
-def _has_use(path: str) -> bool:
-    """Whether a browser gets this for the page."""
-    below = tuple(f"/gradio_api/{name}" for name in GETS_OF_GRADIO)
-    return path in GETS or path.startswith(GETS_BELOW) or path.startswith(below)
 
 
 def _refuse(status: int, text: str) -> PlainTextResponse:

@@ -94,7 +94,8 @@ def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
     run = copy.deepcopy({key: value for key, value in run.items() if key != "unpacked"})
     for entry in run["resolved"].get("models", {}).values():
         entry["name"] = _last(entry["name"])
-        entry |= {"engine_args": _each_text(entry["engine_args"], _last)} if "engine_args" in entry else {}
+        if "engine_args" in entry:
+            entry["engine_args"] = _each_text(entry["engine_args"], _last)
     for entry in run["resolved"].get("metrics", {}).values():
         entry["judge"] = entry["judge"] and _judge(entry["judge"])
         entry["judge_args"] = _each_text(entry["judge_args"], _last)
@@ -115,12 +116,9 @@ def _words(command: str) -> list[str]:
 def _names(plan: Plan) -> dict[str, str]:
     """Texts of a plan that may hold absolute paths, with their replacements."""
     names = {entry.name: _last(entry.name) for entry in plan.models}
-    for text in (value for entry in plan.models for value in entry.engine_args.values() if isinstance(value, str)):
-        names.setdefault(text, _last(text))
-    for entry in plan.metrics:
-        if entry.judge is not None:
-            names[entry.judge] = _judge(entry.judge)
-        _each_text(entry.judge_args, lambda text: names.setdefault(text, _last(text)))
+    names |= {entry.judge: _judge(entry.judge) for entry in plan.metrics if entry.judge is not None}
+    for settings in (*(entry.engine_args for entry in plan.models), *(entry.judge_args for entry in plan.metrics)):
+        _each_text(settings, lambda text: names.setdefault(text, _last(text)))
     return names
 
 
@@ -147,9 +145,9 @@ def _judge(judge: str) -> str:
 
 def _word(word: str) -> str:
     """A word of a command: a path, or an option with one."""
-    option = re.match(r"--?[\w-]+=|-\w(?=/)|", word)
-    prefix = option[0] if option else ""
-    return prefix + _last(word.removeprefix(prefix))
+    name = re.match(r"[^=/]*=|-\w(?=/)", word)
+    start = name.end() if name else 0
+    return word[:start] + _last(word[start:])
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:

@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,18 +195,16 @@ class Definition:
         self.plan, self.text = read_plan(path)
         self.resolved = resolve(self.plan, str(path))
         self.drawn: dict[str, tuple[tuple[Sampled, ...], tuple[str, ...]]] = {}
-        self._by_id: dict[str, Mapping[str, Sampled]] = {}
         for entry in self.plan.data:
             try:
                 self.drawn[entry.label] = draw(entry, self.plan.seed, data_dir)
             except LookupError as error:
                 raise PlanError(f"{path}: data, {entry.label!r}: {error}") from error
 
-    def by_id(self, data: str) -> Mapping[str, Sampled]:
-        """The examples of a data entry by their ids."""
-        if data not in self._by_id:
-            self._by_id[data] = {sampled.id: sampled for sampled in self.drawn[data][0]}
-        return self._by_id[data]
+    @cached_property
+    def by_id(self) -> Mapping[str, Mapping[str, Sampled]]:
+        """The examples of each data entry by their ids."""
+        return {label: {sampled.id: sampled for sampled in examples} for label, (examples, _) in self.drawn.items()}
 
     def upper_bounds(self) -> Counter[Key]:
         """How many rows of each kind there can be at most."""

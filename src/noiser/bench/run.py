@@ -308,7 +308,7 @@ class _Run:
             for entry in self.plan.data_for(model):
                 candidates = self._candidates(model, entry)
                 ids = candidates.selection.chosen[: entry.limit] if candidates.selection else ()
-                gone = set(ids) - {sampled.id for sampled in candidates.examples}
+                gone = set(ids) - self.definition.by_id[entry.label].keys()
                 if gone:
                     raise StoredFileError(
                         f"The examples chosen of {entry.label!r} for {model!r} in {self.store.path} are not all in the "
@@ -319,7 +319,7 @@ class _Run:
 
     def _examples(self, job: Job) -> tuple[Sampled, ...]:
         chosen = self._chosen[job.model, job.data]
-        return block_of(self.definition.by_id(job.data), chosen, job.block, self.plan.block)
+        return block_of(self.definition.by_id[job.data], chosen, job.block, self.plan.block)
 
     def _job(self, task: Task) -> Assignment | None:
         assert isinstance(task, Job)

@@ -109,9 +109,10 @@ _QUOTES = "\"'`“”„‟‘’‚«»‹›「」『』《》〈〉"
 _CLOSING = dict(zip("\"'`“„‘‚«‹「『《〈", "\"'`””’’»›」』》〉", strict=True)) | {"„": "“”", "‚": "‘’", "»": "«"}
 _EDGES = " \t\n.,;:!?…。、，！？；：·،؛؟।॥*_~#>-–—=()[]{}（）【】" + _QUOTES
 _TRAILING = "".join(character for character in _EDGES if character not in "#>=")  # C#
-_OPENING = re.compile(r"\s*<(?:think|thinking|reasoning)>", re.IGNORECASE)
-_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
-_THINKING = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_TAGS = "think|thinking|reasoning"
+_OPENING = re.compile(rf"\s*<(?:{_TAGS})>", re.IGNORECASE)
+_END = re.compile(rf"</(?:{_TAGS})>", re.IGNORECASE)
+_THINKING = re.compile(rf"<({_TAGS})>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|(?<!`)`{1,3}(?!`))(?=\S)(.+?)(?<=\S)\1")
 _BULLET = re.compile(

@@ -141,8 +141,8 @@ def _found(contents: Sequence[str], text: str) -> list[Offset | None]:
     offsets: list[Offset | None] = []
     position = 0
     for content in contents:
-        form = next((form for form in (content, content.strip()) if text.find(form, position) >= 0), None)
-        start = -1 if form is None else text.find(form, position)
-        position = position if form is None else start + len(form)
-        offsets.append(None if form is None else (start, position))
+        starts = {form: text.find(form, position) for form in (content, content.strip())}
+        places = [(start, start + len(form)) for form, start in starts.items() if start >= 0]
+        offsets.append(places[0] if places else None)
+        position = places[0][1] if places else position
     return offsets

@@ -96,27 +96,32 @@ class CompletionBackend:
             pool.shutdown(wait=False, cancel_futures=True)
         return Prediction(torch.stack([row for row, _ in rows]), max(left_out for _, left_out in rows))
 
-    def check(self) -> None:
-        """Asks once, and not again where the answer has no log-probabilities: no later one would.
+    def works(self) -> bool:
+        """Whether the server does what this needs: it sends log-probabilities."""
+        self.ask(torch.tensor([0]), None)
+        return True
 
-        Raises:
-            ModelError: it has none, or there is no answer.
-        """
+    def flaw(self) -> str:
+        """Why the server cannot be used; empty if it can. Raises EndpointError where there is no answer."""
 
-        def attempt() -> UnreadableResponseError | None:
+        def attempt() -> str:
             try:
-                self.ask(torch.tensor([0]), None)
-            except UnreadableResponseError as error:
-                return error
+                return "" if self.works() else "other log-probabilities than expected"
+            except UnreadableResponseError as error:  # and no other answer would come if it were sent again
+                return str(error)
 
+        return self.endpoint.call(attempt, self.retries, Event())
+
+    def check(self) -> None:
+        """Raises ModelError where the server cannot be used, or does not answer."""
         try:
-            wrong = self.endpoint.call(attempt, self.retries, Event())
+            flaw = self.flaw()
         except EndpointError as error:
             raise self._unanswered(error) from None
-        if wrong is not None:
-            raise self._unanswered(wrong)
+        if flaw:
+            raise self._unanswered(flaw)
 
-    def _unanswered(self, error: Exception) -> ModelError:
+    def _unanswered(self, error: object) -> ModelError:
         return ModelError(
             f"The model {self.model!r} at {self.endpoint.address} gave no answer: {error}. Expected a server such as "
             "vllm serve MODEL --enable-prompt-embeds; see whether it runs, and ask again."
@@ -195,7 +200,7 @@ class TokenBackend(CompletionBackend):
         return scored
 
     def works(self) -> bool:
-        """Whether the server does what this needs: a token that it is made to say has the log-probability it had."""
+        """See `CompletionBackend`: a token that the server is made to say has the log-probability it had."""
         ids: list[int] = self.tokenizer.encode(PROBE)
         token, logprob = min(self._by_id(self._say(ids, None)).items(), key=lambda item: item[1])
         said = self._say(ids, token)
@@ -281,15 +286,8 @@ def text_backend(endpoint: Endpoint, *arguments: Any, **settings: Any) -> TokenB
     reasons: list[str] = []
     for kind in (TokenBackend, EchoBackend, GeneratedBackend):
         backend = kind(endpoint, *arguments, **settings)
-
-        def attempt(backend: TokenBackend = backend) -> str:
-            try:
-                return "" if backend.works() else "other log-probabilities than expected"
-            except UnreadableResponseError as error:  # and no other answer would come if it were sent again
-                return str(error)
-
         try:
-            reason = endpoint.call(attempt, backend.retries, Event())
+            reason = backend.flaw()
         except EndpointError as error:
             if error.fatal or error.transient:
                 raise ModelError(

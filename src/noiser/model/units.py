@@ -65,7 +65,7 @@ def make_units(
     segment = _SEGMENTATIONS.get(unit) if isinstance(unit, str) else None
     spans = sorted((each.start, each.end) for each in sources) if isinstance(unit, str) else _checked(unit, end)
     if spans:
-        pieces = [piece for piece in _named_units(encoding, None) if piece.token_indices[0] < count]
+        pieces = [piece for piece in encoding.pieces if piece.token_indices[0] < count]
         units = _span_units(encoding.text[:end], pieces, spans)
         if isinstance(unit, str) and unit in _SEGMENTATIONS:
             units = [part for each in units for part in _parts(encoding, each, segment)]
