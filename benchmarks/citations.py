@@ -34,6 +34,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,13 +98,15 @@ def case(lm: LanguageModel, tokens: int, sources: int, answers: int, seed: int) 
     return Case([" ".join(lines) for lines in texts], " " + " ".join(gold), gold)
 
 
-def cost_rows(lm: LanguageModel, chosen: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
+def cost_rows(
+    lm: LanguageModel, chosen: argparse.Namespace, seed: int, ways: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """A row for each way."""
     text = case(lm, chosen.tokens, chosen.sources, chosen.answers, seed)
     probe = _Probe(lm, text, chosen.masks, seed, chosen.removal)
     cannot_hide = noiser.wrap(lm.model, lm.tokenizer)
     cannot_hide.packs = False
-    for way in chosen.ways:
+    for way in ways:
         model, proxy = (cannot_hide, lm) if way.endswith("proxy") else (lm, None)
         options = {"proxy": proxy, "answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
         begin = time.process_time()
@@ -440,14 +443,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=24, help="of each kind of question about memory")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    rows = [json.loads(line) for line in chosen.results.read_text().splitlines()] if chosen.results.exists() else []
+    stored = chosen.results.read_text() if chosen.results.exists() else ""
+    if not stored.endswith("\n"):  # killed while it wrote
+        stored = stored[: stored.rfind("\n") + 1]
+        chosen.results.write_text(stored)
+    rows = [json.loads(line) for line in stored.splitlines()]
     torch.set_num_threads(chosen.threads)
 
-    def keep(**row: Any) -> None:
-        rows.append(row)
+    def keep(key: dict[str, Any], *more: dict[str, Any]) -> None:
+        """Stores rows that are only worth something together."""
+        rows.extend(key | row for row in more)
         with chosen.results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(row, flush=True)
+            file.write("".join(json.dumps(key | row) + "\n" for row in more))
+        print(*(key | row for row in more), sep="\n", flush=True)
 
     for name in chosen.models if chosen.part != "table" else ():
         lm = noiser.load_model(name, dtype="bfloat16", device="cpu")
@@ -457,8 +465,9 @@ def main() -> None:
                 key = {"part": "truth", "model": name, "category": category, "sentences": sentences, "seed": seed}
                 done = {row["way"] for row in rows if key.items() <= row.items()}
                 done |= METHODS.keys() - set(chosen.methods)
-                for row in truth_rows(lm, category, sentences, seed, done.__contains__):
-                    keep(**key, **row)
+                made = truth_rows(lm, category, sentences, seed, done.__contains__)
+                for _, group in itertools.groupby(made, itemgetter("way")):
+                    keep(key, *group)
             continue
         if chosen.part == "memory":
             engine = LocalEngine(lm, many=True)
@@ -471,13 +480,14 @@ def main() -> None:
                 for index, row, error in run_interleaved(engine, cases):
                     if error:
                         raise error
-                    keep(**key, example=numbers[index], **row)
+                    keep(key, {"example": numbers[index], **row})
             continue
         for seed in range(chosen.texts):
             key = {"part": "cost", "model": name, "tokens": chosen.tokens, "removal": chosen.removal, "seed": seed}
-            if not any(key.items() <= row.items() for row in rows):
-                for row in cost_rows(lm, chosen, seed):
-                    keep(**key, **row)
+            done = {row["way"] for row in rows if key.items() <= row.items()}
+            ways = [way for way in chosen.ways if way not in done]
+            for row in cost_rows(lm, chosen, seed, ways) if ways else ():
+                keep(key, row)
     print(table(rows))
 
 

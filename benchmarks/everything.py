@@ -50,6 +50,7 @@ def measure(setting: Setting, names: list[str], folder: Path) -> list[str]:
             traceback.print_exc()
             failed.append(name)
             found.pop(name, None)
+            write(found, folder)
             continue
         found[name] = part.stored() | {"conditions": conditions(setting), "seconds": time.perf_counter() - begin}
         print(part.text(), flush=True)

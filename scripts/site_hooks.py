@@ -16,18 +16,23 @@ ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"\[([^\]]*)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
 
 
+_LINK_FROM_ROOT = re.compile(r"\[([^\]]*)\]\(([A-Z]+\.md)\)")
+_NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Adds a page for every notebook, beside the notebook itself, and the changelog."""
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         text = notebook_markdown(Path(file.abs_src_path).read_text(encoding="utf-8"), posixpath.basename(file.src_uri))
         files.append(File.generated(config, page, content=text))
-    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.append(File.generated(config, "changelog.md", content=_LINK_FROM_ROOT.sub(r"\1 (`\2`)", changelog)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turns links to files outside `docs`, which the repository shows and the site does not have, into their paths."""
+    """Turns links to files outside `docs`, which the site does not have, into paths, and to notebooks into pages."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def link(match: re.Match[str]) -> str:
@@ -38,7 +43,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             raise PluginError(f"{page.file.src_uri} links to {match[2]}, which does not exist.")
         return f"`{place}`" if match[1].strip("`") == place else f"{match[1]} (`{place}`)"
 
-    return _LINK.sub(link, markdown)
+    return _NOTEBOOK.sub(r"\1.md)", _LINK.sub(link, markdown))
 
 
 def notebook_markdown(text: str, name: str) -> str:

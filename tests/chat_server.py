@@ -11,6 +11,7 @@ from typing import Any
 
 HANG = "hang"
 CUT = "cut"
+DRIP = "drip"
 
 
 def completion(text: str | None, **choice: Any) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def completion(text: str | None, **choice: Any) -> dict[str, Any]:
 
 
 class Step:
-    """One response: a status, headers and a body; or "hang" for seconds, or "cut" the connection."""
+    """One response: a status, headers and a body; or "hang" for seconds, "cut" the connection, or "drip"."""
 
     def __init__(self, status=200, body: Any = None, *, kind="application/json", headers=None, trouble="", seconds=0.0):
         self.status, self.kind, self.headers, self.trouble, self.seconds = status, kind, headers or {}, trouble, seconds
@@ -114,7 +115,9 @@ def _handler(owner: ChatServer):
                 for name, value in step.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(step.body)
+                for at in range(0, len(step.body), 1 if step.trouble == DRIP else max(1, len(step.body))):
+                    self.wfile.write(step.body[at:] if step.trouble != DRIP else step.body[at : at + 1])
+                    owner.closing.wait(0.1 if step.trouble == DRIP else 0)
             except OSError:
                 self.close_connection = True  # the client has hung up
 

@@ -382,6 +382,7 @@ def test_visitors_see_no_folders(monkeypatch, tmp_path):
     [
         ("/srv/models/a/config.json is missing", "…/config.json is missing"),
         ("'/srv/models/a'", "'…/a'"),
+        ("'/srv/My Models/a b' is damaged", "'…/a b' is damaged"),
         (r"C:\models\a is not there", r"…\a is not there"),
         ("~/models/a", "…/a"),
         ("and/or, 1/2, org/name, https://example.org/a/b, <b>", "and/or, 1/2, org/name, https://example.org/a/b, <b>"),

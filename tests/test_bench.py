@@ -23,9 +23,10 @@ import noiser
 from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_text, save_models, stored
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan, run_bench, samples
+from noiser.bench.block import _UNANSWERED
 from noiser.bench.pack import pack, unpack
 from noiser.bench.plan import DataEntry, parse_plan
-from noiser.bench.progress import status
+from noiser.bench.progress import attribution_tokens, status
 from noiser.bench.resolve import check_change, resolve
 from noiser.bench.run import _check_trust
 from noiser.bench.store import locked
@@ -34,6 +35,8 @@ from noiser.bench.worker import Worker
 from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PlanError, RunError, StoredFileError
 from noiser.evaluation.examples import Item
+from noiser.methods import METHODS
+from noiser.methods.protocol import describe
 from tiny import tiny
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -493,12 +496,15 @@ def test_a_judge_that_is_one_of_the_models_is_loaded_as_the_plan_says(tmp_path, 
             ('judge = "openai"', "The openai judge got no model; expected a name such as"),
             ('judge = "openai:m"\njudge_args = { bugdet_usd = 1 }', "Judge 'openai' does not accept"),
             ('judge = "openai:m"\njudge_args = { timeout = -1.0 }', "timeout is -1.0; expected seconds"),
+            ('judge = "openai:m"\njudge_args = { base_url = 3 }', "Judge 'openai' does not accept"),
+            ('judge = "openai:m"\njudge_args = { parameters = { max_tokens = "x" } }', "Judge 'openai' does not"),
           ]),
         ("max_new_tokens = 3", 'without_category = "a"', "data, 'long': prompts of the plan's own have no category"),
         ("max_new_tokens = 3", "as_published = true", "data, 'long': prompts of the plan's own have no category"),
         ('label = "long"', 'label = "OWN"', "two data have the label"),
         ('label = "long"', 'label = "../long"', "expected letters, digits"),
-        ("seed = 3", "seed = ", "is no TOML"),
+        ("seed = 3", "seed = ", "is not valid TOML"),
+        ("seed = 3", f"seed = {10**30}", "seed: got 1000000000000000000000000000000"),
         ('name = "tiny"', "", "name is missing"),
     ],
 )  # fmt: skip
@@ -1015,6 +1021,33 @@ def test_a_pack_does_not_say_where_things_were(tmp_path, whole):
     assert Store(tmp_path / "packed").plan.models[0].name == "llama"
 
 
+def test_a_pack_shortens_paths_in_errors(tmp_path, whole):
+    copied = tmp_path / "copied"
+    shutil.copytree(whole, copied)
+    place = next((copied / "rows").rglob("*.jsonl"))
+    first, *others = place.read_text(encoding="utf-8").splitlines(keepends=True)
+    said = "CacheError: not stored in /home/me/my work/judges: full, 1/2 of it; C:\\a\\b; and/or"
+    place.write_text(json.dumps(json.loads(first) | {"error": said}) + "\n" + "".join(others), encoding="utf-8")
+    pack(copied, tmp_path / "packed")
+    errors = {row.error for row in Store(tmp_path / "packed").rows()}
+    assert "CacheError: not stored in …/judges: full, 1/2 of it; …\\b; and/or" in errors
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("The judge gave no reply: HTTP 503: my words.", "The judge gave no reply: HTTP 503…"),
+        ("The judge x at y refuses to work: HTTP 401: my words.", "The judge x at y refuses to work: HTTP 401…"),
+        (
+            "The judge x failed 10 times in a row; the last time: no choices: my words",
+            "The judge x failed 10 times in a row; the last time: …",
+        ),
+    ],
+)
+def test_what_an_endpoint_says_is_not_in_rows(said, kept):
+    assert _UNANSWERED.sub(r"\1…", said) == kept
+
+
 def test_a_pack_renames_paths_and_nothing_that_looks_like_them(tmp_path, models, whole):
     copied = tmp_path / "copied"
     shutil.copytree(whole, copied)
@@ -1086,6 +1119,15 @@ def test_the_command(tmp_path, plan, whole):
     refused = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out")])
     assert refused.exit_code == 2
     assert refused.output.count("noiser: error") == 1
+
+
+def test_the_estimate_of_methods_that_say_how_many_inputs_they_run():
+    for name in METHODS.names():
+        method = METHODS.get(name).factory()
+        if hasattr(method, "inputs_for"):
+            parameters = dict(describe(method)[1])
+            expected = method.inputs_for(20) * 20
+            assert attribution_tokens(name, parameters, 20) == pytest.approx(expected, rel=0.02), name
 
 
 def test_reading_rows_needs_no_torch(whole):

@@ -158,6 +158,12 @@ def test_saved_and_loaded(tmp_path):
             noiser.Citations.load(tmp_path / "b.json")
 
 
+def test_a_chat_with_more_than_role_and_content_comes_back(tmp_path):
+    question = [{"role": "user", "content": "Who?", "tool_calls": []}]
+    citations(question=question).save(tmp_path / "a.json")
+    assert noiser.Citations.load(tmp_path / "a.json").question == question
+
+
 def test_a_file_with_a_wrong_value_is_refused_or_can_be_shown(tmp_path):
     path, draw = tmp_path / "a.json", random.Random(0)
     for _ in range(300):

@@ -524,3 +524,10 @@ def test_the_main_job(gemma, tmp_path):
     assert [target.text for target in att.targets] == [" basketball"]
     assert att.model.name == "gemma-3-270m"
     assert ran.stderr == ""
+
+
+def test_a_list_on_a_stdout_that_is_not_unicode():
+    code = "from noiser.cli.terminal import say; say('Ōsaka – \\x1b[2J')"
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    assert ran.stdout.decode("cp1252").startswith("\\u014csaka –")

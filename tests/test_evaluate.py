@@ -276,12 +276,12 @@ def test_a_file_without_parameters_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a saved evaluation"),
+        ("{", "not readable JSON"),
         ("[1e999]", "the number 1e999 is not finite"),
         ("[" * 5000 + "]" * 5000, "nested more than 100 levels deep"),
         ("[1]", '"noiser.evaluation"'),
         ('{"format": "noiser.attribution", "schema": 1}', '"noiser.evaluation"'),
-        ('{"format": "noiser.evaluation", "schema": 2}', '"schema": 1'),
+        ('{"format": "noiser.evaluation", "schema": 2}', "schema 2; this version of noiser reads schema 1"),
         ('{"format": "noiser.evaluation", "schema": 1}', "the key 'method' is missing"),
     ],
 )
@@ -305,7 +305,7 @@ def test_the_spans_of_an_example_can_be_its_units():
         (lambda data: data["summary"][0].update(number=3), "'summary.0.number' is 3, expected string"),
         (lambda data: data["rows"].append({}), "the key 'rows.1.index' is missing"),
         (lambda data: data["rows"].append(None), "'rows.1' is None, expected dictionary"),
-        (lambda data: data["rows"][0].update(soft_nc="much"), "'soft_nc' of a row is 'much', expected a number"),
+        (lambda data: data["rows"][0].update(soft_nc="much"), "'soft_nc' of a row is 'much'; expected a number"),
         (lambda data: data.update(confidence=3.0), "'confidence' is 3.0"),
     ],
 )
@@ -465,6 +465,8 @@ def test_the_command(command, tmp_path):
     lines = command("-", "--limit", "2", "--format", "json", *quick, stdin="\n".join(["", *PROMPTS]))
     data = json.loads(lines.stdout)
     assert [row["prompt"] for row in data["rows"]] == PROMPTS[:2]
+    lines = command("-", "--format", "json", *quick, stdin=f"{PROMPTS[0]}\u2028and\x85on\r\n{PROMPTS[1]}\n")
+    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPTS[0]}\u2028and\x85on", PROMPTS[1]]
     command(PROMPTS[0], "--format", "html", "-o", str(tmp_path / "e.html"), *quick)
     page = (tmp_path / "e.html").read_text(encoding="utf-8")
     assert page.startswith('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')

@@ -104,6 +104,13 @@ def test_file(tmp_path, compress, dtype):
     assert "fox" in att.to_html()
 
 
+def test_a_small_file_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("noiser.attribution.inseq.LARGEST", 1000)
+    path = write(tmp_path / "a.json", content(SCORES) | {"more": "a" * 1000}, compress=True)
+    with pytest.raises(StoredFileError, match="holds more than"):
+        noiser.Attribution.from_inseq(path)
+
+
 def test_no_class_is_looked_up(tmp_path):
     data = content(SCORES)
     data["__instance_type__"] = ["os", "system"]

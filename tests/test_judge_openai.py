@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import noiser.model
-from chat_server import CUT, ChatServer, Step, completion
+from chat_server import CUT, DRIP, ChatServer, Step, completion
 from noiser.bench.spending import SpendingFiles
 from noiser.cli import app
 from noiser.endpoint import UnreadableResponseError
@@ -332,6 +333,50 @@ def test_a_budget_is_never_exceeded_and_ends_cleanly(concurrency):
         richer = judge_at(server, budget_tokens=10 * budget)
         assert {v.status for v in richer.judge(requests_of(9))} == {"answered"}
         assert server.total == 9
+
+
+@pytest.mark.parametrize("codec", ["hex", "rot13", "idna", "utf-16", "nonsense"])
+@pytest.mark.parametrize("status", [200, 400])
+def test_the_codec_that_an_endpoint_names_is_not_used(codec, status):
+    kind, body = f"application/json; charset={codec}", completion("Moskva – Москва")
+    with ChatServer(lambda words, before: Step(status, body, kind=kind)) as server:
+        (verdict,) = judge_at(server, max_retries=0).judge(requests_of(1))
+    assert (verdict.replies == ("Moskva – Москва",)) == (status == 200)
+    assert ("HTTP 400" in (verdict.reason or "")) == (status == 400)
+
+
+def test_a_response_is_read_within_limits(monkeypatch):
+    monkeypatch.setattr("noiser.endpoint.LARGEST_BODY", 10_000)
+    answers = {
+        "w0": Step(body=completion("a" * 11_000)),
+        "w1": Step(body=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"}),
+        "w2": Step(body=completion("fine")),
+    }
+    with ChatServer(lambda words, before: answers[words[-1]]) as server:
+        large, packed, fine = judge_at(server, max_retries=0).judge(requests_of(3))
+    assert "more than 0 MB" in str(large.reason)
+    assert "compressed body" in str(packed.reason)
+    assert fine.answers == ("fine",)
+
+
+def test_a_response_that_drips_is_given_up(monkeypatch):
+    monkeypatch.setattr("noiser.endpoint.SLOWNESS", 1)
+    body = json.dumps(completion("a")).encode()
+    with ChatServer(lambda words, before: Step(body=body, trouble=DRIP)) as server:
+        began = time.monotonic()
+        (verdict,) = judge_at(server, max_retries=0, timeout=0.5).judge(requests_of(1))
+        assert time.monotonic() - began < 0.1 * len(body)
+    assert "not complete after" in str(verdict.reason)
+
+
+def test_a_budget_reserves_all_the_choices_that_the_parameters_ask_for():
+    one_choice = len(requests_prompt()) + 64 + 128
+    with ChatServer() as server:
+        judge = judge_at(server, budget_tokens=one_choice + 127, parameters={"max_tokens": 128, "n": 2})
+        assert [verdict.reason for verdict in judge.judge(requests_of(1))] == [BUDGET]
+        assert server.total == 0
+        judge_at(server, budget_tokens=one_choice + 128, parameters={"max_tokens": 128, "n": 2}).judge(requests_of(1))
+        assert server.total == 1
 
 
 def requests_prompt() -> str:

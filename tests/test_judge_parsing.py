@@ -151,6 +151,8 @@ UNREADABLE = [
     ("...", "no word in it"),
     ("**", "no word in it"),
     ("[]", "no word in it"),
+    ('{"answer": null}', "no word in it"),
+    ('{"answers": []}', "no word in it"),
     ("LeBron James plays a sport that the words do not tell", "a sentence, not a word"),
     ("根据这些词语最可能的补全是篮球运动员", "a sentence, not a word"),
     ('["I cannot determine it"]', "a sentence, not a word"),
@@ -214,6 +216,7 @@ def test_any_text_is_read_without_an_exception(text, count, cut):
         ("\u200fموسكو", "موسكو"),
         ("U.S", " U.S."),
         ("МОСКВА", " Москва"),
+        ("−5", "-5"),
     ],
 )
 def test_equal_in_normal_form(answer, target):
@@ -240,12 +243,28 @@ def test_different_in_normal_form(answer, target):
     assert not matches(answer, target)
 
 
-@pytest.mark.parametrize("text", ["`" * 12_000, "**a " * 12_000, "<think>" * 9000, "[" * 50_000, '"a' * 20_000])
+@pytest.mark.parametrize(
+    "text", ["`" * 12_000, "**a " * 12_000, "<think>" * 9000, "[" * 50_000, '"a' * 20_000, " *a" * 6600]
+)
 def test_no_reply_holds_up_the_others(text):
     """Powers of the length: of these the slowest took a minute."""
     began = time.process_time()
     parse_reply(text)
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r"The final answer is \boxed{Paris}.",
+        r"So \boxed{\text{Paris}}",
+        "Because of the tower.\n<answer>Paris</answer>",
+        "Paris</s>",
+        "Paris<|im_end|>\n",
+    ],
+)
+def test_the_answer_that_a_reply_marks(reply):
+    assert parse_reply(reply).answers == ("Paris",)
 
 
 def test_a_long_reply_is_read_to_its_end():

@@ -178,5 +178,4 @@ def test_links_lead_somewhere(page):
 
 
 def place_of(page, target):
-    notebook = (ROOT / page).parent / re.sub(r"(notebooks/.*)\.md$", r"\1.ipynb", target)
-    return ROOT / "CHANGELOG.md" if target.endswith("changelog.md") else notebook
+    return ROOT / "CHANGELOG.md" if target.endswith("changelog.md") else (ROOT / page).parent / target

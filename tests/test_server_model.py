@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ import noiser
 from completion_server import CUT, CompletionServer
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
-from noiser.model.completions import read_scored, spread
+from noiser.model.completions import CompletionBackend, ScoredToken, read_scored, spread
 from test_contract import CHAT, PROMPT, method_of
+from tiny import tiny
 from vllm_for_tests import assert_same
 
 pytestmark = pytest.mark.usefixtures("no_openai_settings")
@@ -187,6 +189,13 @@ def test_commands_take_an_address(server, local):
     torch.testing.assert_close(scores, expected, atol=2e-5, rtol=1e-3)
     refused = CliRunner().invoke(app, [*arguments, "--engine-arg", "speed"])
     assert "--engine-arg: got 'speed', expected key=value" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("name", ["token_id:abc", "token_id:-5", "token_id:", "token_id:99999999999999"])
+def test_a_token_that_is_not_one_has_no_log_probability(name):
+    backend = SimpleNamespace(tokenizer=tiny("llama").tokenizer, vocabulary_size=tiny("llama").vocabulary_size)
+    found = CompletionBackend._by_id(backend, ScoredToken("token_id:7", -9.0, {name: -0.1, "token_id:3": -0.5}))
+    assert found == {3: -0.5, 7: -9.0}
 
 
 def test_log_probabilities_are_read_in_columns_and_in_rows():

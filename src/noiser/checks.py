@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 
 from noiser.errors import ParameterError, UnknownNameError
 
 
-def check_choice(kind: str, got: object, known: Sequence[str], hint: str = "") -> None:
+def check_choice(kind: str, got: object, known: Collection[str], hint: str = "") -> None:
     """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of `known`."""
-    if got not in known:
+    if got not in tuple(known):  # of things that cannot be hashed, too
         raise UnknownNameError(kind, got, known, hint)
 
 

@@ -7,11 +7,12 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from importlib import import_module
 from threading import Event
-from time import time
+from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
 
 import openai
@@ -21,6 +22,15 @@ from noiser.errors import NoiserError, ParameterError
 __all__ = ["Endpoint", "EndpointError", "Retries", "UnreadableResponseError"]
 
 T = TypeVar("T")
+
+_http: Any = import_module(next(c.__module__ for c in openai.DefaultHttpxClient.__mro__ if "httpx" in c.__module__))
+"""The client's library: httpx, or in newer versions httpx2."""
+
+LARGEST_BODY = 2**26
+"""Bytes of a response that are read."""
+
+SLOWNESS = 10
+"""How many times the timeout, which is of silence, all of a response may take."""
 
 _OFFICIAL = "https://api.openai.com/v1"
 _ADDRESS = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE)
@@ -136,7 +146,8 @@ class Endpoint:
         http_client = openai.DefaultHttpxClient(
             follow_redirects=False,
             trust_env=not _is_local(self.address),
-            event_hooks={} if self.ambient else {"request": [self._strip_environment]},
+            headers={"accept-encoding": "identity"},
+            event_hooks={"response": [_guard], "request": [] if self.ambient else [self._strip_environment]},
         )
         return openai.OpenAI(base_url=self.address, api_key=self.key or "none", max_retries=0, http_client=http_client)
 
@@ -189,6 +200,36 @@ class Endpoint:
         line = " ".join(self.redact(message).split())
         line = line if len(line) <= 240 else f"{line[:239]}…"
         return EndpointError(line, fatal=fatal, transient=transient, wait=wait)
+
+
+class _Guarded(_http.SyncByteStream):
+    """The body of a response, of bounded size, and ended where its pieces come too slowly for too long."""
+
+    def __init__(self, stream: Any, seconds: float) -> None:
+        self._stream, self._seconds = stream, seconds
+
+    def __iter__(self) -> Iterator[bytes]:
+        size, end = 0, monotonic() + self._seconds
+        for piece in self._stream:
+            size += len(piece)
+            if size > LARGEST_BODY:
+                raise UnreadableResponseError(f"more than {LARGEST_BODY >> 20} MB")
+            if monotonic() > end:
+                raise UnreadableResponseError(f"not complete after {self._seconds:.0f} s")
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _guard(response: Any) -> None:
+    """Bounds what is read of a response; a body is UTF-8, whatever codec its header names, and not compressed."""
+    kind = response.headers.get("content-type", "no content type")
+    response.headers["content-type"] = kind.partition(";")[0]
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise UnreadableResponseError("a compressed body, which was not asked for")
+    seconds = response.request.extensions.get("timeout", {}).get("read") or 60.0
+    response.stream = _Guarded(response.stream, SLOWNESS * seconds)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

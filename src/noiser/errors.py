@@ -59,7 +59,6 @@ class UnknownNameError(NoiserError, LookupError):
         near = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
         suggestion = f"Did you mean {near[0]!r}? " if near else ""
         super().__init__(f"Unknown {kind} {got!r}. {suggestion}Known: {', '.join(names)}. {hint}".rstrip())
-        self.kind, self.got, self.known = kind, got, names
 
 
 class ModelError(NoiserError, RuntimeError):

@@ -106,6 +106,14 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     return _partition(text, ends)
 
 
+def visible_part(text: str, start: int, end: int) -> tuple[int, int]:
+    """A span without the whitespace at its ends; one of nothing but whitespace as it is."""
+    piece = text[start:end]
+    if not piece.strip():
+        return start, end
+    return start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+
+
 def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[Snapped]:
     """Groups of tokens, each for one span, or for several spans that share a token.
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 __all__ = [
     "AutoUnit",
+    "CitedUnit",
     "Message",
     "ModelIdentity",
+    "Profile",
+    "Progress",
     "Prompt",
     "Prompts",
     "RemovalName",
     "Source",
     "Sources",
     "Span",
+    "SpecialTokens",
     "Target",
     "TargetUnit",
     "TargetUnitName",
@@ -43,9 +47,20 @@ Unit = UnitName | Sequence[tuple[int, int]]
 AutoUnit = Literal["auto"]
 """Coarse units first, then smaller ones inside those that carry the score."""
 
+CitedUnit = Literal["auto", "source", "sentence"]
+"""What is cited: sources, sentences of them, or sources first and then sentences of those that matter."""
+
 RemovalName = Literal["zero", "mean", "noise", "delete"]
 """How units are removed: their rows become zeros or the mean row, or get noise; or they are taken out of the text."""
 
+Profile = Literal["paper", "authors"]
+"""Whose definitions: the paper's, or those of the script that its authors published."""
+
+SpecialTokens = Literal["frozen", "perturbed"]
+"""Whether special tokens are perturbed and scored."""
+
+Progress = Callable[[float, float], None]
+"""Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
 
 TargetUnitName = Literal["token", "word", "sentence", "all"]
 TargetUnit = TargetUnitName | Sequence[tuple[int, int]]

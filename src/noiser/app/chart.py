@@ -45,7 +45,7 @@ class _Chart:
     """One row of a tolerance curve: k on a scale of powers of two from left to right, probability from 0 upwards."""
 
     def __init__(self, att: Attribution, curve: Tolerance, row: int) -> None:
-        self.curve, self.target, self.leaders = curve, curve.targets[row], curve.leaders[row]
+        self.target, self.leaders = curve.targets[row], curve.leaders[row]
         self.ks: list[float] = curve.ks.tolist()
         self.p: list[float] = curve.probabilities[row].tolist()
         self.stderr: list[float] = curve.stderr[row].tolist()

@@ -18,7 +18,6 @@ from noiser.attribution.display import label
 from noiser.attribution.html import compare_fragment, compare_html, fragment
 from noiser.attribution.store import dumps
 from noiser.durations import duration
-from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
 from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
@@ -29,7 +28,7 @@ from noiser.model import LanguageModel
 from noiser.model.sources import place_sources
 from noiser.model.text import encode
 from noiser.model.units import make_units
-from noiser.types import Prompt
+from noiser.types import Progress, Prompt
 
 T = TypeVar("T")
 

@@ -30,6 +30,9 @@ _FIRST = {
 _PATH = re.compile(r"(?<![\w.:/\\])(?:~|…|[A-Za-z]:)?(?:[/\\][^/\\\s'\"“”,;:<>()]+)+([/\\][^/\\\s'\"“”,;:<>()]+)")
 
 
+_QUOTED_PATH = re.compile(r"(['\"“])(?:~|[A-Za-z]:)?[/\\][^'\"”\n]*([/\\][^/\\'\"”\n]+)(?=['\"”])")  # with spaces, too
+
+
 def explain(error: BaseException, name: str = "Error") -> str:
     """An error. Ours say what to do; of others the type and the text, and the server's log has the rest."""
     if isinstance(error, NoiserError):
@@ -45,7 +48,7 @@ def problem(name: str, text: str) -> str:
     """A line that is read out at once. Of the paths in it only the ends are shown."""
     for folder in (Path.cwd(), Path.home()):  # their names may have spaces
         text = text.replace(f"{folder}/", "…/") if len(folder.parts) > 1 else text
-    text = _PATH.sub(r"…\1", text)
+    text = _PATH.sub(r"…\1", _QUOTED_PATH.sub(r"\1…\2", text))
     return f'<div class="noiser-line error" role=alert><b>{escape(name)}</b> {escape(text)}</div>'
 
 
@@ -115,10 +118,9 @@ def _numbers_table(names: Sequence[str], evaluations: Sequence[Evaluation]) -> s
 def _row(name: str, evaluations: Sequence[Evaluation]) -> tuple[str, list[str]]:
     scale = next(evaluation.summaries[name].scale for evaluation in evaluations if name in evaluation.summaries)
     no_signal = "" if scale.no_signal is None else f"{scale.no_signal:g}"
-    better = {True: "higher", False: "lower", None: ""}[scale.higher_is_better]
     values = [_value(evaluation, name) for evaluation in evaluations]
     words = _FIRST.get(name) or f"{scale.meaning[:1].upper()}{scale.meaning[1:]}"
-    return f"{escape(words)}<small>{escape(name)}</small>", [*values, no_signal, better]
+    return f"{escape(words)}<small>{escape(name)}</small>", [*values, no_signal, scale.better]
 
 
 def _value(evaluation: Evaluation, name: str) -> str:

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution.record import AttributionRecord
+from noiser.checks import check_choice
 from noiser.errors import UnitError, UnknownNameError
-from noiser.spans import sentence_spans, snap, word_spans
+from noiser.spans import sentence_spans, snap, visible_part, word_spans
 from noiser.types import Span, Unit
 
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)
@@ -24,8 +25,7 @@ Columns = tuple[int, ...]
 
 def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
     """See `Attribution.aggregate`."""
-    if reduce not in REDUCTIONS:
-        raise UnknownNameError("reduction", reduce, REDUCTIONS)
+    check_choice("reduction", reduce, REDUCTIONS)
     name = unit if isinstance(unit, str) else "spans"
     groups = _groups(att, unit)
     scores = _by_group(att.scores, groups, REDUCTIONS[reduce])
@@ -87,7 +87,7 @@ def _last_visible(text: str, span: Span) -> int | None:
     """Offset of the last character that is not whitespace (of the last one, if all are); None for an empty span."""
     if span.start == span.end:
         return None
-    return span.start + (len(text[span.start : span.end].rstrip()) or span.end - span.start) - 1
+    return visible_part(text, span.start, span.end)[1] - 1
 
 
 def _check(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import math
 import os
@@ -29,6 +30,10 @@ from noiser.errors import DependencyError, ParameterError, StoredFileError
 from noiser.types import ModelIdentity, Span, Target
 
 Reduction = Literal["l2", "sum", "mean"]
+
+LARGEST = 2**28
+"""Bytes of JSON that a compressed file may hold: a small one could fill the memory."""
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -256,7 +261,7 @@ class _Token(NamedTuple):
 
 def _read(content: bytes) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
     """The sequences and settings in a file."""
-    text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    text = _decompressed(content) if content[:2] == b"\x1f\x8b" else content
     result = json.loads(text, object_hook=_decoded)
     for sequence in result["sequence_attributions"]:
         scores = sequence.get("step_scores") or {}
@@ -264,6 +269,15 @@ def _read(content: bytes) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
         for name in ("source_attributions", "target_attributions"):
             sequence[name] = _tensor(sequence.get(name))
     return result["sequence_attributions"], result["info"]
+
+
+def _decompressed(content: bytes) -> bytes:
+    """What a gzip file holds, up to `LARGEST` bytes."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ValueError(f"it holds more than {LARGEST >> 20} MB; decompress it yourself if you trust it")
+    return text
 
 
 def _decoded(value: dict[str, Any]) -> Any:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from noiser.errors import NumericalError, UnknownNameError
+from noiser.checks import check_choice
+from noiser.errors import NumericalError
 
 _FLOAT32_STEP = 2.0**-23
 
@@ -41,8 +42,7 @@ def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[
         UnknownNameError: another kind.
         NumericalError: a score is infinite.
     """
-    if kind not in NORMALIZATIONS:
-        raise UnknownNameError("normalization", kind, NORMALIZATIONS)
+    check_choice("normalization", kind, NORMALIZATIONS)
     if torch.isinf(scores).any():
         raise NumericalError(
             f"{int(torch.isinf(scores).sum())} of {scores.numel()} scores are infinite; expected finite numbers, or "

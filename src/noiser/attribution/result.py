@@ -46,7 +46,7 @@ class Attribution(AttributionRecord):
         foil: the alternative token of a contrastive attribution, or None.
         unit: "token", "word", "sentence", "turn", "source", "spans", or "auto": of several sizes.
         target_unit: what a target is: "token", "word", "sentence", "all" or "spans".
-        method: versioned registry name, such as "noiser@1".
+        method: versioned registry name, such as "noiser@2".
         parameters: every hyper-parameter of the method.
         seed: seed of the random numbers.
         model: what is needed to load the same model again.

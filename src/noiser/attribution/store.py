@@ -7,10 +7,10 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from noiser.attribution.record import AttributionRecord
 from noiser.errors import StoredFileError
 from noiser.files import parse_json
 from noiser.types import ModelIdentity, Span, Target
+
+T = TypeVar("T")
 
 FORMAT, SCHEMA = "noiser.attribution", 1
 
@@ -55,6 +57,9 @@ def _message(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+SavedPrompt = str | list[Annotated[dict[str, Any], AfterValidator(_message)]]
+"""A prompt of a file: text, or chat messages."""
+
 SavedNumber = Annotated[float, BeforeValidator(_number)]
 """A number of a file: null for NaN, a text for an infinite one."""
 
@@ -82,7 +87,7 @@ class SavedAttribution(BaseModel):
     seed: int = Field(ge=-(2**63), lt=2**64)
     model: ModelIdentity
     versions: dict[str, str]
-    prompt: str | list[Annotated[dict[str, Any], AfterValidator(_message)]]
+    prompt: SavedPrompt
     text: str
     prompt_length: int
     unit: str
@@ -104,15 +109,25 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         StoredFileError: the file is damaged, of a newer schema, or not a saved attribution.
         OSError: the file cannot be opened.
     """
+    return read_saved(path, from_dict, "Attribution")
+
+
+def read_saved(path: str | PathLike[str], parse: Callable[[Any], T], kind: str) -> T:
+    """What `parse` makes of the JSON in a file; `kind` is the class whose `save` wrote it.
+
+    Raises:
+        StoredFileError: the file is not readable JSON, or `parse` raises one.
+        OSError: the file cannot be opened.
+    """
     try:
         data = parse_json(Path(path).read_bytes())
     except ValueError as error:
         raise StoredFileError(
-            f"{os.fspath(path)} is not readable JSON ({error}); expected a file that Attribution.save wrote. "
+            f"{os.fspath(path)} is not readable JSON ({error}); expected a file that {kind}.save wrote. "
             "It is damaged or cut short: make it again."
         ) from error
     try:
-        return from_dict(data)
+        return parse(data)
     except StoredFileError as error:
         raise StoredFileError(f"{os.fspath(path)}: {error}") from error
 
@@ -123,7 +138,7 @@ def from_dict(data: Any) -> dict[str, Any]:
     Raises:
         StoredFileError: `data` is of a newer schema, incomplete, inconsistent, or not an attribution.
     """
-    _check_schema(data)
+    check_schema(data, FORMAT, SCHEMA)
     try:
         saved = SavedAttribution.model_validate(dict(data))
     except ValidationError as error:
@@ -145,18 +160,19 @@ def from_dict(data: Any) -> dict[str, Any]:
     return fields | {"targets": tuple(saved.targets), "prompt": prompt}
 
 
-def _check_schema(data: Any) -> None:
-    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+def check_schema(data: Any, form: str, schema: int) -> None:
+    """Raises StoredFileError unless the data of a saved file say that they have this format and schema."""
+    if not isinstance(data, Mapping) or data.get("format") != form:
         got = f"format {data.get('format')!r}" if isinstance(data, Mapping) else type(data).__name__
+        kind = form.removeprefix("noiser.").capitalize()
         raise StoredFileError(
-            f'This is not a saved attribution: got {got}, expected a JSON object with "format": "{FORMAT}". '
-            "Give a file that Attribution.save wrote."
+            f'This is something else: got {got}, expected a JSON object with "format": "{form}", as {kind}.save writes.'
         )
-    schema = data.get("schema")
-    if type(schema) is not int or schema != SCHEMA:
-        newer = isinstance(schema, int) and schema > SCHEMA
+    number = data.get("schema")
+    if type(number) is not int or number != schema:
+        newer = isinstance(number, int) and number > schema
         remedy = "Upgrade noiser: pip install -U noiser." if newer else "The file is damaged: make it again."
-        raise StoredFileError(f"The file has schema {schema!r}; this version of noiser reads schema {SCHEMA}. {remedy}")
+        raise StoredFileError(f"The file has schema {number!r}; this version of noiser reads schema {schema}. {remedy}")
 
 
 def _damaged(problem: str) -> StoredFileError:

@@ -281,7 +281,7 @@ def _spent_tokens(judge: Judge | None) -> Mapping[str, Sequence[int]]:
     return dict(getattr(judge, "spent", {}))
 
 
-_UNANSWERED = re.compile(r"(The judge gave no reply: (?:HTTP \d{3})?).*", re.DOTALL)
+_UNANSWERED = re.compile(r"((?:gave no reply|refuses to work|the last time): (?:HTTP \d{3})?).*", re.DOTALL)
 """What an endpoint says may quote what it was asked; it is kept with the replies."""
 
 

@@ -41,7 +41,6 @@ class Inline:
     def __init__(self, setup: Setup) -> None:
         from noiser.bench.worker import Worker
 
-        self.setup = setup
         self._worker = Worker(setup)
 
     def run(self, tasks: Sequence[Task], assign: Assign) -> Iterator[Event | Done | Lost]:
@@ -294,8 +293,8 @@ def _die_with_parent() -> None:
 # ---- actors of a Ray cluster -----------------------------------------------------------------------------------------
 
 
-def ray_pool(setup: Setup, workers: int | None = None, cores: int | None = None) -> Pool:
-    """Actors of a Ray cluster, one per graphics card, or per number of cores where there are no cards.
+def ray_pool(setup: Setup, workers: int | None = None) -> Pool:
+    """Actors of a Ray cluster, one per graphics card, or per 4 cores (or all that a node has) where there are no cards.
 
     They need noiser, the models and, for a judge, its key, but neither data nor folder. The cluster is the one that
     `RAY_ADDRESS` names; without it, Ray is started on this machine, and ended with the pool.
@@ -303,7 +302,6 @@ def ray_pool(setup: Setup, workers: int | None = None, cores: int | None = None)
     Args:
         setup: what all workers have in common.
         workers: how many actors; None for as many as there is room for.
-        cores: of each; None for 4, or all that a node has.
 
     Raises:
         DependencyError: Ray is not installed.
@@ -325,7 +323,7 @@ def ray_pool(setup: Setup, workers: int | None = None, cores: int | None = None)
         _connect(ray)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cards = int(sum(node.get("GPU", 0) for node in nodes))
-    cores = max(1, min(cores or CORES, max((int(node.get("CPU", 0)) for node in nodes), default=1)))
+    cores = max(1, min(CORES, max((int(node.get("CPU", 0)) for node in nodes), default=1)))
     room = cards or sum(int(node.get("CPU", 0)) // cores for node in nodes) or 1
     here: Any = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
         node_id=ray.get_runtime_context().get_node_id(), soft=False

@@ -44,7 +44,8 @@ def pack(folder: Path, output: Path) -> list[Path]:
     files = {RUN: run_bytes(_placeless(store.run)), PLAN: _renamed(plan, _names(store.plan)).encode()}
     for selection in store.selections():  # labels, checked: no path leads out of the folder
         files[f"{SELECTIONS}/{selection.model}/{selection.data}.json"] = selection.dumps().encode()
-    for kind, records in ((ROWS, store.rows()), (COSTS, store.costs())):
+    rows = (row._replace(error=row.error and _PATH.sub(r"…\1", row.error)) for row in store.rows())
+    for kind, records in ((ROWS, rows), (COSTS, store.costs())):
         text = "".join(line(record._asdict()) for record in records)
         files[f"{kind}.jsonl.gz"] = gzip.compress(text.encode(), mtime=0)
     for name, content in reversed(files.items()):  # the run last: with it, the folder is a benchmark
@@ -87,6 +88,9 @@ def unpack(folder: Path, output: Path) -> None:
 
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
 """A string of TOML, with its quotation marks; or a comment, in which there are none."""
+
+_PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?(?:[/\\][^/\\'\":;,()<>]+)+([/\\][^/\\\s'\":;,()<>]+)")
+"""An absolute path in an error, and its last part."""
 
 
 def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:

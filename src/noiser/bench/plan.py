@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from noiser.bench.records import Cost, Label, Row
 from noiser.errors import PlanError, UnknownNameError
-from noiser.types import RemovalName
+from noiser.types import Profile, RemovalName, TargetUnitName
 
 ATTRIBUTION = "attribution"
 """The metric of rows that say what an attribution took; no metric of a plan may be called so."""
@@ -151,7 +151,7 @@ class DataEntry(Entry):
     only_correct: bool = False
     explain: Literal["continuation", "answer"] = "continuation"
     max_new_tokens: Count = 1
-    target_unit: Literal["token", "word", "sentence", "all"] = "token"
+    target_unit: TargetUnitName = "token"
     as_published: bool = False
 
     @model_validator(mode="before")
@@ -207,7 +207,7 @@ class MethodEntry(Entry):
 
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
-    profile: Literal["paper", "authors"] = "paper"
+    profile: Profile = "paper"
     unit: Literal["token", "word", "sentence", "spans"] = "token"
     models: Texts = ()
     data: Texts = ()
@@ -273,7 +273,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: str
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     block: Count = 4
     models: Annotated[tuple[ModelEntry, ...], AsTuple]
     data: Annotated[tuple[DataEntry, ...], AsTuple]
@@ -373,7 +373,7 @@ def read_plan(path: Path) -> tuple[Plan, str]:
         PlanError: no such file, no TOML, or a plan that means nothing; says which key, what it got, what is expected.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise PlanError(f"Cannot read the plan {path}: {reason}. Expected a TOML file; see docs/bench.md.") from error
@@ -385,7 +385,7 @@ def parse_plan(text: str, source: str) -> Plan:
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PlanError(f"{source} is no TOML: {error}. See docs/bench.md for the form of a plan.") from error
+        raise PlanError(f"{source} is not valid TOML: {error}. See docs/bench.md for the form of a plan.") from error
     try:
         return Plan.model_validate(values)
     except ValidationError as error:
@@ -430,5 +430,4 @@ _ENTRIES = {"models": ModelEntry, "data": DataEntry, "methods": MethodEntry, "me
 
 def combined(limits: Iterable[int | None]) -> int | None:
     """The lowest of several limits; None where there is none."""
-    given = [limit for limit in limits if limit is not None]
-    return min(given) if given else None
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,8 @@ def attribution_tokens(name: str, parameters: Mapping[str, Any], length: float, 
         length: of the prompt in tokens.
         targets: tokens that are explained.
     """
-    samples = float(parameters.get("samples") or parameters.get("n_samples") or 10)
+    given = parameters.get("samples") or parameters.get("n_samples")
+    samples = float(given or 10)
     one_by_one = length * (length + 1) / 2  # every unit once, each from its own position to the end
     if name == "noiser":
         searches = {"k_min": 1 + parameters.get("steps", 10) / length, "k_max": 3.0, "k_max_per_unit": 10.0}
@@ -57,7 +58,9 @@ def attribution_tokens(name: str, parameters: Mapping[str, Any], length: float, 
         "gradient_shap": 3 * samples * length * targets,
         "integrated_gradients": 3 * steps * length * targets,
         "sequential_integrated_gradients": 3 * steps * length * length * targets,
-        "shapley_sampling": samples * one_by_one,
+        "noiser_joint": max(given or 8 * length, 2 * length) * length,
+        "kernel_shap": (given or 16 * length + 128) * length,
+        "shapley_sampling": 2 * parameters.get("permutations", 25) * (length - 1) * length,
     }
     return estimates.get(name, max(samples, 50) * length)
 
@@ -120,11 +123,8 @@ class Forecast:
     @property
     def rows(self) -> tuple[int, int]:
         """Rows that were made, and rows in all."""
-        total = self._sum(lambda _, load: load.examples)
+        total = sum(load.examples for load in self.loads.values())
         return total - sum(self._left.values()), total
-
-    def _sum(self, value: Callable[[Key, Load], Any]) -> Any:
-        return sum(value(key, load) for key, load in self.loads.items())
 
     def seconds_left(self) -> float | None:
         """Of wall clock; None where nothing is known about a model's speed."""
@@ -153,8 +153,8 @@ class Forecast:
         total = self.rows[1]
         if not total:
             return "nothing is missing"
-        attributions = self._sum(lambda key, load: load.examples * (key.metric == ATTRIBUTION))
-        token_forwards = self._sum(lambda _, load: load.examples * load.tokens)
+        attributions = sum(load.examples for key, load in self.loads.items() if key.metric == ATTRIBUTION)
+        token_forwards = sum(load.examples * load.tokens for load in self.loads.values())
         seconds = self.seconds_left()
         time = "time not known before the models have run" if seconds is None else f"about {duration(seconds)}"
         return (

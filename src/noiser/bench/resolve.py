@@ -19,7 +19,7 @@ from noiser.bench.progress import Forecast, Key, Load, attribution_tokens, metri
 from noiser.bench.records import Cost
 from noiser.bench.samples import draw
 from noiser.bench.tasks import Sampled
-from noiser.checks import check_shares
+from noiser.checks import check_choice, check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
@@ -80,7 +80,7 @@ def _method(entry: MethodEntry) -> dict[str, Any]:
 
 
 def _metric(entry: MetricEntry) -> dict[str, Any]:
-    from noiser.attribution.normalize import normalize
+    from noiser.attribution.normalize import NORMALIZATIONS
 
     registered = METRICS.get(entry.name)
     metric = registered.factory()
@@ -90,9 +90,7 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     if entry.k is not None:
         check_top(entry.k)
     if entry.normalization is not None:
-        import torch
-
-        normalize(torch.ones(1, 2), entry.normalization)  # raises for a name that it does not know
+        check_choice("normalization", entry.normalization, NORMALIZATIONS)
     if metric.needs_judge and entry.judge is None:
         raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 import traceback
@@ -19,6 +18,7 @@ from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, J
 from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, make_judge
 from noiser.model import LanguageModel, load_model
+from noiser.model.memory import free_memory
 
 _SAMPLES = 64
 """Numbers of each weight tensor that its hash is made of."""
@@ -87,8 +87,7 @@ class Worker:
         """The model and its identity, which has to be the stored one."""
         if self._loaded is None or self._loaded[0] != label:
             self._loaded = None  # before the next one needs its memory
-            with contextlib.suppress(AttributeError, RuntimeError):
-                torch.cuda.empty_cache()
+            free_memory(torch.device("cuda"))
             lm = self._load(label, stored)
             _ = lm.packs  # measured once, which no example is charged for
             self._loaded = (label, lm, identity_of(lm))

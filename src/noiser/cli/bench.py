@@ -43,12 +43,12 @@ def run(
     ] = None,
     data_dir: o.DataFolder = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take at most, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take; loads no model.")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with models, where the plan says so.")
     ] = False,
 ) -> None:
-    """Does what is missing of a plan.
+    """Runs the part of a plan that is not stored yet.
 
     Everything that is finished is stored at once: stopped in whatever way and started again, nothing is done twice.
     """
@@ -102,7 +102,7 @@ def unpack(
     folder: Annotated[Path, typer.Argument(metavar="PACK", help="What noiser bench pack wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder for the benchmark.")],
 ) -> None:
-    """Makes a folder of a pack that `noiser bench run` goes on with."""
+    """Unpacks a pack into a folder in which `noiser bench run` can continue."""
     from noiser.bench.pack import unpack as unpack_to
 
     unpack_to(folder, output)
@@ -153,7 +153,7 @@ def report(
         Path | None,
         typer.Option("--output", "-o", metavar="FOLDER", help="Write files here, in place of the tables to stdout."),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
 ) -> None:
     """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
     if output is None and (figures or html or format_ == "all"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
 from noiser.errors import PromptError
+from noiser.types import CitedUnit
 
 
 def cite(
@@ -18,7 +19,7 @@ def cite(
     model: o.Model = "gemma-3-270m",
     proxy: Annotated[
         str | None,
-        typer.Option(help="A small model of the same tokenizer, which says what the other need not score."),
+        typer.Option(help="A small model of the same tokenizer, which scores all first; the other scores the best."),
     ] = None,
     method: Annotated[
         str | None, typer.Option("--method", help="A method's name; hides one source at a time unless given.")
@@ -27,7 +28,7 @@ def cite(
     answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The longest answer.")] = 128,
     unit: Annotated[
-        Literal["auto", "source", "sentence"],
+        CitedUnit,
         typer.Option("--unit", help="auto: sources, then sentences of those that carry the score."),
     ] = "auto",
     contrast: Annotated[bool, typer.Option(help="Ask without the sources, too.")] = True,

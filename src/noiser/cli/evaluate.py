@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
-from noiser.types import Prompt, RemovalName
+from noiser.types import Profile, Prompt, RemovalName
 
 if TYPE_CHECKING:
     from noiser.data import Example
@@ -48,7 +49,9 @@ def evaluate(
     unit: o.UnitName = "token",
     max_new_tokens: o.MaxNewTokens = None,
     target_unit: o.TargetUnitName = "token",
-    masks: Annotated[int | None, typer.Option(min=1, help="Mask samples per prompt; 10 unless given.")] = None,
+    masks: Annotated[
+        int | None, typer.Option(min=1, help="Mask samples per prompt; unless given 10 (lds: 64, profile authors: 1).")
+    ] = None,
     draws: Annotated[
         int, typer.Option(min=1, help="Random scores, and permutations, that each reference is the mean of.")
     ] = 10,
@@ -60,7 +63,7 @@ def evaluate(
         list[int] | None,
         typer.Option("-k", min=1, help="Number of highest units, of top_k and gold_spans; repeatable."),
     ] = None,
-    profile: Annotated[Literal["paper", "authors"], typer.Option(help="Whose definitions.")] = "paper",
+    profile: Annotated[Profile, typer.Option(help="Definitions of the paper, or of its authors' script.")] = "paper",
     chat: o.Chat = False,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
@@ -138,7 +141,7 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
 
 def _read(typed: list[str], *, chat: bool) -> list[Prompt]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
-    texts = [text for prompt in typed for text in (o.read_stdin().splitlines() if prompt == "-" else [prompt])]
+    texts = [text for prompt in typed for text in (re.split(r"\r?\n", o.read_stdin()) if prompt == "-" else [prompt])]
     prompts = [o.parse_prompt(text, chat=chat) for text in texts if text.strip()]
     if not prompts:
         raise ParameterError(

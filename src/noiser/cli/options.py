@@ -53,7 +53,7 @@ DataFolder = Annotated[
     ),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -24,7 +24,7 @@ def serve(
             "chosen.",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need --auth.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; any that others can reach needs --auth.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 7860,

@@ -33,7 +33,8 @@ def printable(text: str) -> str:
 
 def say(text: object, *, err: bool = False) -> None:
     """Prints a line, on stderr with `err`."""
-    typer.echo(printable(str(text)), err=err)
+    encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    typer.echo(printable(str(text)).encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
 def write(text: str, output: Path | None, format_: str) -> None:

@@ -8,17 +8,14 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from noiser.data.dataset import UpstreamFile
 from noiser.errors import DataError
 from noiser.files import only_process, sha256_of, write_bytes
+from noiser.types import Progress
 from noiser.version import __version__
-
-Progress = Callable[[float, float], None]
-"""`progress(done, total)`, in bytes."""
 
 TIMEOUT = 30.0
 """Seconds to wait for a connection, and for each piece of a reply."""

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from noiser.data.dataset import DATA_SETS, DataSet, choose, of_category
-from noiser.data.files import Progress, fetch_file, find_file
+from noiser.data.files import fetch_file, find_file
 from noiser.errors import DataError, ParameterError
 from noiser.files import cache_root
+from noiser.types import Progress
 
 
 def load(

@@ -47,7 +47,7 @@ from noiser.engine.requests import (
     ValueTable,
 )
 from noiser.engine.runs import QueryRun
-from noiser.engine.scheduler import Outcome, Progress, SharedProgress, complete, run_interleaved
+from noiser.engine.scheduler import Outcome, SharedProgress, complete, run_interleaved
 from noiser.model.query import Query
 
 __all__ = [
@@ -79,7 +79,6 @@ __all__ = [
     "Outcome",
     "PathIntegrals",
     "Perturbation",
-    "Progress",
     "Query",
     "QueryRun",
     "Relevance",

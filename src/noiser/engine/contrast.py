@@ -34,7 +34,7 @@ def of_each_branch(request: Request) -> Request:
     return request
 
 
-def contrasted(query: Query, request: Request, target: Any, foil: Any, clean: Sequence[CleanStats]) -> Any:
+def contrasted(query: Query, target: Any, foil: Any, clean: Sequence[CleanStats]) -> Any:
     """The answer about the contrast, from those about target and foil; `clean` is what the model says of either."""
     assert query.foil_branch is not None
     prompt = query.prompt_tokens
@@ -43,8 +43,6 @@ def contrasted(query: Query, request: Request, target: Any, foil: Any, clean: Se
             sizes = len(query.target_ids), len(query.foil_branch.target_ids)
             return _effects(target, foil, sizes, clean)
         case ValueTable(), ValueTable():
-            if isinstance(request, Values) and request.value in ("hellinger", "squared"):
-                return target
             pairs = zip(target.values, foil.values, strict=True)
             return ValueTable(values=tuple(one - other for one, other in pairs), clean=target.clean - foil.clean)
         case Integrals(), Integrals():

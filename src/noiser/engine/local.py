@@ -28,7 +28,7 @@ from noiser.engine.requests import (
     Values,
 )
 from noiser.engine.runs import LOGIT_BYTES, QueryRun
-from noiser.engine.scheduler import Progress, complete
+from noiser.engine.scheduler import complete
 from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.model.attention import attention_maps
 from noiser.model.clean import Passes
@@ -36,7 +36,7 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branches, Packed
 from noiser.model.query import Query, query_passes
-from noiser.types import Prompt
+from noiser.types import Progress, Prompt
 
 T = TypeVar("T")
 
@@ -153,19 +153,18 @@ class Session(QueryRun):
         target = yield from self._answer(of_each_branch(request))
         foil = yield from self._foil._answer(of_each_branch(request))
         clean = (yield from self.clean()), (yield from self._foil.clean())
-        return contrasted(self.query, request, target, foil, [run.stats() for run in clean])
+        return contrasted(self.query, target, foil, [run.stats() for run in clean])
 
     def _answer(self, request: Request) -> Passes[Any]:
         """The answer to one request about the target alone, if the foil is a continuation of its own."""
         if self.query.of is not None:
             yield from self.clean()
         match request:
+            case Effects(score="hellinger") | Values(value="hellinger" | "squared") if self.query.foil_ids:
+                raise ParameterError(
+                    "score='hellinger' compares whole distributions and has no foil; expected another score with one."
+                )
             case Effects():
-                if self.query.foil_ids and request.score == "hellinger":
-                    raise ParameterError(
-                        "score='hellinger' compares whole distributions and has no foil; expected 'prob' or 'logprob' "
-                        "with one."
-                    )
                 readout = partial(EffectReadout, score=request.score, leads=request.leads)
                 return (yield from self._read(request.perturbations, readout, request.expected))
             case Values():

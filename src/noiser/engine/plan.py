@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+LOOK_BACK = 64
+"""The most perturbations that share a batch; bounds the planning time."""
+
 
 class Work(NamedTuple):
     """One perturbation: where its sequence starts and stops to be run, in its own positions, and its samples."""
@@ -53,7 +56,7 @@ class Batch(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Behind the last position that any sequence runs."""
+        """After the last position that any sequence runs."""
         return max(piece.stop for piece in self.pieces)
 
     @property
@@ -85,14 +88,13 @@ class Limits(NamedTuple):
         return min(self.tokens // (stop - start), self.sequences, self.keys // stop)
 
 
-def plan_batches(work: Sequence[Work], limits: Limits, *, overhead: int, look_back: int = 64) -> list[Batch]:
+def plan_batches(work: Sequence[Work], limits: Limits, *, overhead: int) -> list[Batch]:
     """Splits work into batches that fit the limits and cost the fewest token-forwards, overhead included.
 
     Args:
         work: what has to run.
         limits: of a batch; a batch of one sequence may exceed them.
         overhead: what one more pass costs, in token-forwards.
-        look_back: the most perturbations that share a batch; bounds the planning time.
 
     Returns:
         Batches, latest start first. A perturbation's samples are split only when it alone exceeds the limits.
@@ -104,7 +106,7 @@ def plan_batches(work: Sequence[Work], limits: Limits, *, overhead: int, look_ba
         start, stop, sequences = work[order[end - 1]].start, 0, 0
         best.append(float("inf"))
         cut.append(end - 1)
-        for begin in range(end - 1, max(-1, end - 1 - look_back), -1):
+        for begin in range(end - 1, max(-1, end - 1 - LOOK_BACK), -1):
             item = work[order[begin]]
             stop, sequences = max(stop, item.stop), sequences + item.samples
             alone = begin == end - 1

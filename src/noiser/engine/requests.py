@@ -117,9 +117,9 @@ class Values(Request):
         perturbations: the changed inputs.
         value: "prob", p(target); "logprob", log p(target); "logit", log p / (1 - p); with a foil, p(target) - p(foil),
             and for the other two log p(target) / p(foil). "hellinger" and "squared" are distances to the clean
-            distribution: sqrt(½ Σ (√p - √q)²), and Σ (√p - √q)² / √2 of the published script. Of a span "prob" is
-            the geometric mean of its tokens' p, "logprob" log Πp, "logit" log Πp / (1 - Πp), "hellinger" the root mean
-            square of the tokens' distances and "squared" the mean.
+            distribution, without a foil: sqrt(½ Σ (√p - √q)²), and Σ (√p - √q)² / √2 of the published script. Of a
+            span "prob" is the geometric mean of its tokens' p, "logprob" log Πp, "logit" log Πp / (1 - Πp), "hellinger"
+            the root mean square of the tokens' distances and "squared" the mean.
     """
 
     perturbations: Sequence[Perturbation]

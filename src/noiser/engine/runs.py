@@ -15,18 +15,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from noiser.checks import check_choice
 from noiser.engine.perturbation import BASELINES, Baseline, Perturbation
 from noiser.engine.plan import Batch, Limits, Piece, Work, pack_batches, plan_batches
 from noiser.engine.readouts import CleanRun, Predicted
 from noiser.engine.requests import Counters
-from noiser.engine.scheduler import Progress
-from noiser.errors import ModelError, ParameterError, UnknownNameError
+from noiser.errors import ModelError, ParameterError
 from noiser.model.clean import Passes, run_clean
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branches, Group
 from noiser.model.prefix import Prefix, empty_prefix
 from noiser.model.query import Query
+from noiser.types import Progress
 
 T = TypeVar("T")
 
@@ -350,8 +351,7 @@ def baseline_row(lm: LanguageModel, name: Baseline) -> Float[Tensor, " dim"]:
         ParameterError: the tokenizer has no such token, or the table no such row.
         UnknownNameError: an unknown name.
     """
-    if name not in BASELINES:
-        raise UnknownNameError("baseline", name, BASELINES)
+    check_choice("baseline", name, BASELINES)
     if name == "zero":
         return torch.zeros(lm.embedding_dim, device=lm.device, dtype=torch.float32)
     if name == "mean":

@@ -7,14 +7,12 @@ the passes of as many as fit are run as one, and the results are sent back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from noiser.types import Progress
+
 T = TypeVar("T")
-
-
-Progress = Callable[[float, float], None]
-"""Called with the work done and the work expected, in token-forwards (or in prompts, where there are many)."""
 
 
 class SharedProgress:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, complete
-from noiser.engine.scheduler import Progress
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item
 from noiser.explain import attribution_passes
@@ -16,9 +15,7 @@ from noiser.methods import Method
 from noiser.metrics.metric import Case, Measured, Metric, measure_passes
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import TargetUnit, Unit
-
-Profile = Literal["paper", "authors"]
+from noiser.types import Profile, Progress, TargetUnit, Unit
 
 SpanUnit = Literal["spans"]
 """The spans that an example names are its units."""

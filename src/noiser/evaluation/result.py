@@ -26,18 +26,9 @@ if TYPE_CHECKING:
 
 
 _SHARED = (
-    "profile",
-    "unit",
-    "max_new_tokens",
-    "target_unit",
-    "normalization",
-    "masks",
-    "rates",
-    "draws",
-    "removal",
-    "k",
-    "judge",
-)
+    "profile", "unit", "max_new_tokens", "target_unit", "normalization",
+    "masks", "rates", "draws", "removal", "k", "judge",
+)  # fmt: skip
 """Settings that numbers must share to be compared; a file may lack some, and an evaluation may have no judge."""
 
 
@@ -119,7 +110,7 @@ class Evaluation:
                     f"without_{INFLUENTIAL}": without_influential(summary.statistic, *self._columns(summary)).value,
                     "n": number.n,
                     "no_signal": math.nan if scale.no_signal is None else scale.no_signal,
-                    "better": {True: "higher", False: "lower", None: ""}[scale.higher_is_better],
+                    "better": scale.better,
                     "meaning": scale.meaning,
                     "reason": number.reason,
                 }

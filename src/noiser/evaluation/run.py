@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
@@ -13,7 +13,7 @@ from noiser.checks import check_choice, check_count, check_probability, check_sh
 from noiser.engine import REMOVALS, LocalEngine, RemovalName, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, Profile, SpanUnit, in_profile, measure_together
+from noiser.evaluation.measuring import Attributor, SpanUnit, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
 from noiser.metrics import METRICS
@@ -21,7 +21,7 @@ from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured, Metric, Sum
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import AutoUnit, TargetUnit, TargetUnitName, Unit, UnitName
+from noiser.types import AutoUnit, Profile, Progress, TargetUnit, TargetUnitName, Unit, UnitName
 
 
 def evaluate(
@@ -41,9 +41,9 @@ def evaluate(
     draws: int = DRAWS,
     removal: RemovalName = "zero",
     k: Sequence[int] = TOP,
-    profile: Literal["paper", "authors"] = "paper",
+    profile: Profile = "paper",
     confidence: float = 0.95,
-    progress: Callable[[float, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Attributes prompts and measures whether the attributions can be believed.
 

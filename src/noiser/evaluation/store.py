@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from noiser.attribution.store import first_problem
+from noiser.attribution.store import check_schema, first_problem, read_saved
 from noiser.errors import StoredFileError
 from noiser.evaluation.examples import Skipped
-from noiser.files import parse_json
 from noiser.metrics import METRICS
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
@@ -37,13 +34,6 @@ class _Number(_Saved):
     meaning: str
 
 
-class _Skipped(_Saved):
-    example: int
-    prompt: Any
-    metric: str | None
-    error: str
-
-
 class _Row(_Saved):
     index: int
     prompt: Any
@@ -61,7 +51,7 @@ class SavedEvaluation(_Saved):
     settings: _Settings
     confidence: float = Field(gt=0, lt=1)
     summary: list[_Number]
-    skipped: list[_Skipped]
+    skipped: list[Skipped]
     rows: list[_Row]
 
 
@@ -73,20 +63,15 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         UnknownNameError: a metric that is not installed here.
         OSError: the file cannot be opened.
     """
-    try:
-        return _fields(parse_json(Path(path).read_bytes()))
-    except ValueError as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else error
-        raise StoredFileError(
-            f"{os.fspath(path)} is not a saved evaluation that can be read: {problem}. Expected a file that "
-            "Evaluation.save wrote."
-        ) from error
+    return read_saved(path, _fields, "Evaluation")
 
 
 def _fields(data: Any) -> dict[str, Any]:
-    if not isinstance(data, dict) or (data.get("format"), data.get("schema")) != (FORMAT, SCHEMA):
-        raise StoredFileError(f'expected an object with "format": "{FORMAT}" and "schema": {SCHEMA}')
-    saved = SavedEvaluation.model_validate(data)
+    check_schema(data, FORMAT, SCHEMA)
+    try:
+        saved = SavedEvaluation.model_validate(data)
+    except ValidationError as error:
+        raise StoredFileError(f"The evaluation is incomplete or inconsistent: {first_problem(error)}.") from error
     summaries = _summaries(saved)
     numeric = {column for summary in summaries.values() for column in summary.columns} | {"probability"}
     return {
@@ -94,7 +79,7 @@ def _fields(data: Any) -> dict[str, Any]:
             {name: _number(name, value) if name in numeric else value for name, value in row.items()}
             for row in data["rows"]
         ),
-        "skipped": tuple(Skipped(**dict(skipped)) for skipped in saved.skipped),
+        "skipped": tuple(saved.skipped),
         "metrics": tuple(saved.metrics),
         "summaries": summaries,
         "method": saved.method,
@@ -113,7 +98,7 @@ def _summaries(saved: SavedEvaluation) -> dict[str, Summary]:
     try:
         return {name: known.get(name) or others[name] for name in numbers}
     except KeyError as error:
-        raise StoredFileError(f"the number {error} is of none of {', '.join(saved.metrics)}") from error
+        raise StoredFileError(f"The number {error} is of none of {', '.join(saved.metrics)}.") from error
 
 
 def _number(name: str, value: Any) -> float:
@@ -121,4 +106,4 @@ def _number(name: str, value: Any) -> float:
         return math.nan
     if isinstance(value, int | float) or value in ("Infinity", "-Infinity"):
         return float(value)
-    raise StoredFileError(f"{name!r} of a row is {value!r:.80}, expected a number")
+    raise StoredFileError(f"{name!r} of a row is {value!r:.80}; expected a number.")

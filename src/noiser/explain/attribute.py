@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import Any, Literal, TypeGuard, TypeVar, overload
+from typing import Any, TypeGuard, TypeVar, overload
 
 import torch
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
 from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, SharedProgress, Spent, Steps, run_interleaved
-from noiser.engine.scheduler import Progress
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import BY_DEFAULT, Budget, SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
@@ -19,7 +18,7 @@ from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.text import encode, token_texts
 from noiser.objectives import Objective, name_of
-from noiser.types import AutoUnit, Prompt, Prompts, Sources, Target, TargetUnit, Unit
+from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ def attribute(
     max_forwards: int | None = None,
     max_seconds: float | None = None,
     seed: int = 0,
-    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
     progress: Progress | None = None,
 ) -> Attribution: ...
@@ -63,7 +62,7 @@ def attribute(
     max_forwards: int | None = None,
     max_seconds: float | None = None,
     seed: int | Sequence[int] = 0,
-    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
     progress: Progress | None = None,
 ) -> list[Attribution]: ...
@@ -84,7 +83,7 @@ def attribute(
     max_forwards: int | None = None,
     max_seconds: float | None = None,
     seed: int | Sequence[int] = 0,
-    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
     progress: Progress | None = None,
 ) -> Attribution | list[Attribution]:
@@ -147,34 +146,29 @@ def attribute(
         "special_tokens": special_tokens,
         "of": of,
     }
-    prompts: list[Any] = list(prompt) if is_many(prompt) else [prompt]
-    columns: list[Sequence[Any]] = [(target,), (foil,), (seed,), (sources,)]
-    if is_many(prompt):
-        named = {"target": target, "foil": foil, "seed": seed}
-        columns = [one_for_each(name, value, len(prompts)) for name, value in named.items()]
-        columns.append(one_for_each("sources", sources, len(prompts)))
-        for index, text in enumerate(prompts):
-            try:
-                encode(lm.tokenizer, text, context_length=lm.context_length)
-            except NoiserError as error:
-                raise _about(error, index) from None
-    engine = LocalEngine(lm, many=is_many(prompt) and max_seconds is None)
-    shared = SharedProgress(len(prompts), progress) if is_many(prompt) else None
+    many = is_many(prompt)
+    prompts: list[Any] = list(prompt) if many else [prompt]
+    given: dict[str, Any] = {"target": target, "foil": foil, "seed": seed, "sources": sources}
+    columns = [one_for_each(name, value, len(prompts)) if many else [value] for name, value in given.items()]
+    for index, text in enumerate(prompts if many else ()):
+        try:
+            encode(lm.tokenizer, text, context_length=lm.context_length)
+        except NoiserError as error:
+            raise _about(error, index) from None
+    engine = LocalEngine(lm, many=many and max_seconds is None)
+    shared = SharedProgress(len(prompts), progress) if many else None
     coroutines = (
         attribution_passes(
             engine,
             text,
-            target=target,
-            foil=foil,
-            seed=seed,
-            sources=sources,
-            progress=shared.of(i) if shared else progress,
+            progress=shared.of(index) if shared else progress,
+            **dict(zip(given, values, strict=True)),
             **options,
         )
-        for i, (text, target, foil, seed, sources) in enumerate(zip(prompts, *columns, strict=True))
+        for index, (text, *values) in enumerate(zip(prompts, *columns, strict=True))
     )
     attributions = run_all(engine, coroutines, shared)
-    return attributions if is_many(prompt) else attributions[0]
+    return attributions if many else attributions[0]
 
 
 def run_all(engine: LocalEngine, coroutines: Iterable[Passes[T]], shared: SharedProgress | None = None) -> list[T]:
@@ -204,7 +198,7 @@ def attribution_passes(
     continuation_units: bool = True,
     budget: Budget | None = None,
     seed: int = 0,
-    special_tokens: Literal["frozen", "perturbed"] | None = None,
+    special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
     progress: Progress | None = None,
 ) -> Passes[Attribution]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,10 +17,10 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label, number_format, provenance, visible
-from noiser.attribution.store import SavedNumber, first_problem, to_jsonable
+from noiser.attribution.store import SavedNumber, SavedPrompt, check_schema, first_problem, read_saved, to_jsonable
 from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain import citations_html
-from noiser.files import parse_json, write_text
+from noiser.files import write_text
 from noiser.types import Prompt, Source
 
 FORMAT, SCHEMA = "noiser.citations", 1
@@ -277,16 +275,12 @@ class Citations:
             StoredFileError: the file is damaged, of a newer schema, or not saved citations.
             OSError: the file cannot be opened.
         """
-        try:
-            return cls.from_dict(parse_json(Path(path).read_bytes()))
-        except ValueError as error:  # StoredFileError is one, too
-            raise StoredFileError(f"{os.fspath(path)}: {error} Expected a file that Citations.save wrote.") from error
+        return read_saved(path, cls.from_dict, "Citations")
 
     @classmethod
     def from_dict(cls, data: Any) -> Citations:
         """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
-        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("schema") != SCHEMA:
-            raise StoredFileError(f"This is not a {FORMAT} file of schema {SCHEMA}.")
+        check_schema(data, FORMAT, SCHEMA)
         try:
             saved = _Saved.model_validate(dict(cast("Mapping[str, Any]", data)))
             fields: dict[str, Any] = dict(saved)
@@ -305,7 +299,7 @@ class _Saved(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    question: str | list[dict[str, str]]
+    question: SavedPrompt
     sources: list[Source]
     answer: str
     answer_without: str | None

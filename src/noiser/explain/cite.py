@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_probability
 from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, SharedProgress, Steps, without
-from noiser.engine.scheduler import Progress
 from noiser.errors import TargetError
 from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
 from noiser.explain.citations import Citations
@@ -20,7 +19,7 @@ from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.sources import TEMPLATE, place_sources, without_sources
 from noiser.model.text import encode
-from noiser.types import Prompt, Prompts, Sources
+from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
@@ -47,7 +46,7 @@ def cite(
     answer: str | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
-    unit: Literal["auto", "source", "sentence"] = "auto",
+    unit: CitedUnit = "auto",
     memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
@@ -69,7 +68,7 @@ def cite(
     answer: Sequence[str | None] | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
-    unit: Literal["auto", "source", "sentence"] = "auto",
+    unit: CitedUnit = "auto",
     memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
@@ -90,7 +89,7 @@ def cite(
     answer: str | Sequence[str | None] | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
-    unit: Literal["auto", "source", "sentence"] = "auto",
+    unit: CitedUnit = "auto",
     memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
@@ -177,7 +176,7 @@ def citation_passes(
     answer: str | None = None,
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
-    unit: Literal["auto", "source", "sentence"] = "auto",
+    unit: CitedUnit = "auto",
     memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,

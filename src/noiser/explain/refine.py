@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from noiser.engine import Counters, Query, Spent, Steps
 from noiser.errors import ParameterError
 from noiser.methods import Method, Scores
 from noiser.model.units import split_unit
-from noiser.types import Span
+from noiser.types import Span, TextUnitName
 
 MIN_SHARE = 0.05
 """A unit that carries less of the sum of absolute scores, on average over targets, is not split by `unit="auto"`."""
@@ -40,7 +40,7 @@ class SplitRule(NamedTuple):
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None
-    finest: Literal["sentence", "word", "token"] = "token"
+    finest: TextUnitName = "token"
     choose: Callable[[Sequence[Span], Sequence[int]], Sequence[Span]] | None = None
 
 

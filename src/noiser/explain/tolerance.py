@@ -13,13 +13,12 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.checks import check_count
 from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query
-from noiser.engine.scheduler import Progress
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
 from noiser.registry import unversioned
-from noiser.types import Span, Target
+from noiser.types import Progress, Span, Target
 
 GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
 """No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where its search begins."""
@@ -64,7 +63,7 @@ def tolerance(
     noise: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Tolerance:
-    """The targets' probabilities, and flips, with k times standard normal noise on one unit (design, section 3.4).
+    """The targets' probabilities, and flips, with k times standard normal noise on one unit.
 
     The noise is that of the attribution's own seed, so with an attribution by Noiser the flips are those that its
     search met: none at the unit's threshold, one at the next k above it that the search has tried.

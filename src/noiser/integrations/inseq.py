@@ -135,7 +135,7 @@ class NoiserRelativeAttribution(NoiserAttribution):
 def _adapted(name: str) -> type[NoiserAttribution]:
     """A method of ours as a class for Inseq."""
     words = {"__doc__": f"{METHODS.get(name).summary}.", "__module__": __name__}
-    names = {"registry_name": name, "method_name": f"noiser_{name}"}
+    names = {"registry_name": name, "method_name": f"noiser_{name.removeprefix('noiser_')}"}
     return type(f"{''.join(part.title() for part in name.split('_'))}Attribution", (NoiserAttribution,), words | names)
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Generator
 from typing import Any
 
-from noiser.errors import DependencyError, JudgeError, ParameterError
+from noiser.errors import DependencyError, JudgeError, NoiserError, ParameterError
 from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, PromptTemplate, Usage, Verdict
 from noiser.judges.replies import Reading, matches, parse_reply
 from noiser.model.language_model import LanguageModel
@@ -77,7 +77,9 @@ def check_judge(judge: str, **parameters: Any) -> None:
 def _refused_parameters(name: str, parameters: dict[str, Any]) -> Generator[None]:
     try:
         yield
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, NoiserError):
+            raise
         shown = {key: "..." if key in ("api_key", "base_url") else value for key, value in parameters.items()}
         raise ParameterError(f"Judge {name!r} does not accept {shown}: {error}.") from error
 

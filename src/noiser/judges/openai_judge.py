@@ -116,7 +116,7 @@ class OpenAIJudge:
                 f"A budget is given, but parameters are {self.parameters}; expected 'max_tokens' or "
                 "'max_completion_tokens' among them, because an answer without a limit could exceed any budget."
             )
-        self._longest_answer = int(limits[0]) if limits else 0
+        self._longest_answer = int(limits[0]) * int(self.parameters.get("n", 1)) if limits else 0
         self._retries = Retries(max_retries, backoff, max_wait)
         self._store = AnswerStore(Path(cache_dir) if cache_dir is not None else cache_root() / "judges")
         self._ledger = Ledger(prices, budget_usd, budget_tokens, spent)
@@ -205,7 +205,7 @@ class OpenAIJudge:
                     outcomes[futures[future]] = str(outcome) if isinstance(outcome, EndpointError) else outcome
                     if self.progress is not None:
                         self.progress(done + count, done + len(questions))
-            except BaseException:
+            except BaseException:  # answers under way are still waited for and stored: they are paid for
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

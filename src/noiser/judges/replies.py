@@ -8,7 +8,7 @@ import unicodedata
 from typing import Any, NamedTuple, cast
 
 _STRIPPED = " \t\n.,;:!?…'\"`*_~-–—()[]{}<>«»‹›„“”‚‘’¡¿。、，！？；：·「」『』（）【】《》〈〉،؛؟।॥"
-_SPELLINGS = str.maketrans({"’": "'", "ʼ": "'", "‐": "-", "‑": "-"})
+_SPELLINGS = str.maketrans({"’": "'", "ʼ": "'", "‐": "-", "‑": "-", "−": "-"})
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
@@ -53,6 +53,9 @@ MAX_UNSPACED = 12
 MAX_CHARACTERS = 20_000
 """Of a reply that are read, its last ones; patterns take time that grows faster than the text."""
 
+MAX_LINE = 1_000
+"""Characters of a line in which markdown emphasis is looked for; longer lines hold no answer."""
+
 
 class Reading(NamedTuple):
     """What a reply says.
@@ -69,10 +72,10 @@ class Reading(NamedTuple):
 def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
     r"""The answers in a judge's reply.
 
-    Understood are a bare word, quotes, numbering, bullets, JSON lists, markdown emphasis and code fences,
-    "Answer: x" and "The most probable word is x", lists with commas or one per line, glosses after a dash or in
-    brackets, and what a reasoning model puts between <think> tags. Not readable are an empty reply, a refusal, and a
-    sentence in which no answer is marked.
+    Understood are a bare word, quotes, numbering, bullets, JSON lists, markdown emphasis and code fences, "Answer:
+    x", "The most probable word is x", <answer>x</answer> and \boxed{x}, lists with commas or one per line, glosses
+    after a dash or in brackets, and what a reasoning model puts between <think> tags. Not readable are an empty
+    reply, a refusal, and a sentence in which no answer is marked.
 
     Args:
         text: the reply.
@@ -114,6 +117,9 @@ _OPENING = re.compile(rf"\s*<(?:{_TAGS})>", re.IGNORECASE)
 _END = re.compile(rf"</(?:{_TAGS})>", re.IGNORECASE)
 _THINKING = re.compile(rf"<({_TAGS})>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+_ANSWER = re.compile(r"<answer>([^<]*)</answer>", re.IGNORECASE)
+_BOXED = re.compile(r"\\boxed\{(?:\\text(?:bf)?\{)?([^{}]*)\}")
+_STOPS = re.compile(r"(?:</s>|<\|\w+\|>|<end_of_turn>|\s)+$")  # what a server leaves of the model's own format
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|(?<!`)`{1,3}(?!`))(?=\S)(.+?)(?<=\S)\1")
 _BULLET = re.compile(
     r"^\s*(?:[-*•‣◦–—]\s+|#+\s+|>\s+|[(\[]?\d{1,2}[.)）\]]\s*(?=[^\d\s])|\(?(?:[a-e]\.\s+|[a-eA-E][)）]\s*)(?=[^\d\s])|\d{1,2}:\s+|\d、)"
@@ -159,12 +165,14 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 
 def _without_thinking(text: str) -> str | None:
-    """The reply without its reasoning, or its last code block; None when the reply ends in the reasoning."""
-    reply = _END.split(_THINKING.sub("", text))[-1]
+    """The reply without its reasoning, or the last part marked as the answer; None when it ends in the reasoning."""
+    reply = _STOPS.sub("", _END.split(_THINKING.sub("", text))[-1])
     if _OPENING.match(reply):
         return None
-    fenced = _FENCE.findall(reply)
-    return (fenced[-1] if fenced and fenced[-1].strip() else reply).strip()
+    for marked in (_FENCE, _ANSWER, _BOXED):
+        found = marked.findall(reply)
+        reply = found[-1] if found and found[-1].strip() else reply
+    return reply.strip()
 
 
 def _from_json(reply: str) -> list[str] | None:
@@ -180,8 +188,7 @@ def _from_json(reply: str) -> list[str] | None:
             return None  # "[1]" before an answer
     if isinstance(value, dict):
         value = _answer_in(cast("dict[str, Any]", value))
-    strings = _strings(value) if isinstance(value, list | dict | str) else []
-    return strings or None
+    return _strings(value) if isinstance(value, list | dict | str) else None
 
 
 def _answer_in(value: dict[str, Any]) -> Any:
@@ -221,7 +228,7 @@ def _from_text(reply: str, count: int) -> list[str]:
     lines = [line.strip() for line in reply.splitlines() if line.strip(_EDGES)]
     lines = [line for line in lines if not (len(lines) > 1 and _is_preamble(line))] or lines
     if count == 1 and len(lines) == 1 and len(_words(lines[0])) > MAX_WORDS:
-        bold = [match[2] for match in _EMPHASIS.finditer(lines[0]) if match[1].startswith(("**", "__"))]
+        bold = [match[2] for match in _EMPHASIS.finditer(lines[0][:MAX_LINE]) if match[1].startswith(("**", "__"))]
         lines = bold if len(bold) == 1 else lines
     letters = [match[1] if (match := _LETTER.match(line)) else "" for line in lines]
     if len(lines) > 1 and "".join(letters) == "ABCDE"[: len(lines)]:
@@ -239,7 +246,8 @@ def _is_preamble(line: str) -> bool:
 
 def _plain(text: str) -> str:
     """The text without markdown emphasis and lead-ins such as "I think", with straight apostrophes."""
-    text = _EMPHASIS.sub(r"\2", text.replace("’", "'")).strip()
+    text = text.replace("’", "'")
+    text = (_EMPHASIS.sub(r"\2", text) if len(text) <= MAX_LINE else text).strip()
     return _LEAD.sub("", text, count=1) if not _REFUSAL.match(text) else text
 
 

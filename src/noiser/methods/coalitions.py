@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from noiser.engine import Absence, Query, Remover, Steps, Values, ValueTable, without
-from noiser.errors import ParameterError
 
 ScaleName = Literal["prob", "logprob", "logit", "hellinger"]
 """What is predicted: p(target), its logarithm, its log-odds; or how near the whole distribution is to the clean one."""
@@ -34,17 +33,9 @@ class Coalitions:
     Attributes:
         seen: for each target, the indices of the units before it.
         clean: [targets], the values with every unit kept; there once `values` has been asked.
-
-    Raises:
-        ParameterError: "hellinger" with a foil.
     """
 
     def __init__(self, query: Query, remove: Absence | Remover, value: ScaleName) -> None:
-        if value == "hellinger" and query.foil_ids:
-            raise ParameterError(
-                "score='hellinger' compares whole distributions and has no foil; expected 'prob', 'logprob' or 'logit' "
-                "with one."
-            )
         self._query = query
         self._remove = remove if isinstance(remove, Remover) else partial(without, baseline=remove)
         self._value: ScaleName = "prob" if query.of else value

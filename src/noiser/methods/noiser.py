@@ -18,6 +18,7 @@ from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.protocol import Scores
 from noiser.methods.search import Answer, Bisection, Certified, Mode, Probe, Search
+from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
 _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
@@ -80,7 +81,7 @@ class Noiser:
     exact_norms: bool = True
     all_thresholds: bool = False
     search: Literal["certified", "bisection"] | None = None
-    profile: Literal["paper", "authors"] = "paper"
+    profile: Profile = "paper"
     noise: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +126,7 @@ class Noiser:
         return self._can_certify if self.search is None else self.search == "certified"
 
     @property
-    def special_tokens(self) -> Literal["frozen", "perturbed"]:
+    def special_tokens(self) -> SpecialTokens:
         """Whether special tokens are units: only in the published script."""
         return "perturbed" if self.profile == "authors" else "frozen"
 

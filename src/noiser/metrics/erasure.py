@@ -18,10 +18,11 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count, check_shares
-from noiser.engine import Progress, RemovalName, Steps
+from noiser.engine import RemovalName, Steps
 from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
 from noiser.metrics.probe import highest, random_scores
 from noiser.model import LanguageModel
+from noiser.types import Progress
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The bins of ERASER."""

@@ -185,17 +185,16 @@ def judged_columns(
         cases: special tokens and template text that they score are not words of the prompt.
         judge_all: from the cases that have words with scores to their last verdicts and columns.
     """
-    errors: dict[int, NoiserError] = {}
+    results: dict[int, Measured | Exception] = {}
     readable: dict[int, Case] = {}
     for index, case in enumerate(cases):
         try:
-            readable[index] = replace(case, att=_without_frozen(case), prepared={})
-            scored_words(readable[index].att, case.normalization or "sum")
+            shown = replace(case, att=_without_frozen(case), prepared={})
+            scored_words(shown.att, case.normalization or "sum")
+            readable[index] = shown
         except NoiserError as error:
-            readable.pop(index, None)
-            errors[index] = error
+            results[index] = error
     judged = judge_all(list(readable.values())) if readable else ()
-    results: dict[int, Measured | Exception] = {**errors}
     for index, (verdict, columns) in zip(readable, judged, strict=True):
         results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
     return [results[index] for index in range(len(cases))]

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Progress, RemovalName, Steps
+from noiser.engine import RemovalName, Steps
 from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
 from noiser.metrics.probe import FaithfulnessProbe, permuted_scores
 from noiser.metrics.stability import rank_correlations
 from noiser.model import LanguageModel
+from noiser.types import Progress
 
 MASKS = 64
 

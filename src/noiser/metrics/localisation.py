@@ -12,6 +12,7 @@ from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
 from noiser.metrics.metric import Case, Measured, Metric, Scale
+from noiser.spans import visible_part
 from noiser.types import Span
 
 REST = "rest"
@@ -100,9 +101,7 @@ def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> 
 
 def _owner(text: str, unit: Span, spans: Mapping[str, Sequence[tuple[int, int]]]) -> str:
     """The name that has most of the unit's visible characters."""
-    visible = text[unit.start : unit.end]
-    start = unit.start + (len(visible) - len(visible.lstrip()) if visible.strip() else 0)
-    end = unit.start + len(visible.rstrip() or visible)
+    start, end = visible_part(text, unit.start, unit.end)
     overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
     best = max(overlaps, key=overlaps.__getitem__)
     return best if overlaps[best] else REST

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_count, check_shares
-from noiser.engine import KeepDimensions, Progress, Steps
+from noiser.engine import KeepDimensions, Steps
 from noiser.errors import ParameterError
 from noiser.metrics.metric import DRAWS, RATES, Case, Measured, Metric, Scale, gap_to, mean_of_columns
 from noiser.metrics.probe import DistanceName, permuted_scores, position_scores, random_scores, ranks
 from noiser.model import LanguageModel
+from noiser.types import Progress
 
 By = Literal["score", "rank"]
 Reference = Literal["random", "permuted", "position"]

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
-from noiser.engine import LocalEngine, Progress, Query, RemovalName, Steps, complete
+from noiser.engine import LocalEngine, Query, RemovalName, Steps, complete
 from noiser.metrics.bootstrap import Statistic, mean, mean_gap
-from noiser.metrics.probe import FaithfulnessProbe, Profile
+from noiser.metrics.probe import FaithfulnessProbe
 from noiser.model import LanguageModel, rebuild_query
 from noiser.model.clean import Passes
 from noiser.registry import Registry
+from noiser.types import Profile, Progress
 
 T = TypeVar("T")
 
@@ -45,6 +46,11 @@ class Scale(NamedTuple):
     no_signal: float | None
     higher_is_better: bool | None
     meaning: str
+
+    @property
+    def better(self) -> str:
+        """Which way is better: "higher", "lower", or ""."""
+        return {True: "higher", False: "lower", None: ""}[self.higher_is_better]
 
 
 class Summary(NamedTuple):

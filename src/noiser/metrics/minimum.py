@@ -13,7 +13,7 @@ from noiser.checks import check_choice
 from noiser.judges.protocol import Judge, Verdict
 from noiser.metrics.judged import JudgedPrompts, JudgedRows, Status, Top, described, judged_columns, mean_of
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.probe import Profile
+from noiser.types import Profile
 
 
 class Minimum(NamedTuple):

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Progress, RemovalName, Steps
+from noiser.engine import RemovalName, Steps
 from noiser.errors import ParameterError
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
 from noiser.metrics.probe import highest
 from noiser.model import LanguageModel
+from noiser.types import Progress
 
 BEAM = 3
 """How many sets of each size the search keeps."""

@@ -26,8 +26,8 @@ from noiser.engine import (
     ValueTable,
 )
 from noiser.errors import NumericalError, ParameterError
+from noiser.types import Profile
 
-Profile = Literal["paper", "authors"]
 DistanceName = Literal["hellinger", "squared"]
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.checks import check_count
-from noiser.engine import KeepDimensions, Progress, Steps
+from noiser.engine import KeepDimensions, Steps
 from noiser.metrics.bootstrap import log_mean_ratio, summed_log_ratios
 from noiser.metrics.metric import Case, Measured, Metric, Scale, Summary, mean_of_columns
-from noiser.metrics.probe import DistanceName, Profile, random_scores
+from noiser.metrics.probe import DistanceName, random_scores
 from noiser.model import LanguageModel
+from noiser.types import Profile, Progress
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Progress, RemovalName, Steps
+from noiser.engine import RemovalName, Steps
 from noiser.errors import ParameterError
 from noiser.metrics.metric import TOP, Case, Measured, Metric, Scale, gap_to, mean_of_columns
 from noiser.metrics.probe import highest, random_scores
 from noiser.model import LanguageModel
+from noiser.types import Progress
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

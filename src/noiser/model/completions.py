@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import math
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -169,8 +170,8 @@ class CompletionBackend:
         """Log-probabilities by token, of those names that are one token."""
         ids: dict[int, float] = {}
         for name, logprob in {**scored.top, scored.name: scored.logprob}.items():
-            if name.startswith("token_id:"):
-                encoded = [int(name.removeprefix("token_id:"))]
+            if number := re.fullmatch(r"token_id:(\d{1,9})", name):
+                encoded = [int(number[1])]
             else:
                 encoded = self.tokenizer.encode(name, add_special_tokens=False)
                 encoded = encoded if self.tokenizer.decode(encoded) == name else []

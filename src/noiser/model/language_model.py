@@ -207,7 +207,6 @@ class LanguageModel:
         *,
         positions: Sequence[int],
         prefix: Prefix | None = None,
-        **options: Any,
     ) -> Float[Tensor, "batch positions vocab"]:
         """Float32 logits at some positions of the sequence.
 
@@ -215,9 +214,8 @@ class LanguageModel:
             embeddings: [batch, length, dim], in the space of `embed`, any float type.
             positions: indices into `length` whose logits are wanted; the head runs only there.
             prefix: keys and values of what comes before the embeddings; it grows by them.
-            options: passed on to the model, such as `position_ids`.
         """
-        return self.output(embeddings, positions=positions, prefix=prefix, **options).logits.float()
+        return self.output(embeddings, positions=positions, prefix=prefix).logits.float()
 
     def output(
         self,
@@ -255,10 +253,10 @@ class LanguageModel:
             return list(packed_logits(self, passes))
 
     def probabilities(
-        self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], prefix: Prefix | None = None
+        self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int]
     ) -> Float[Tensor, "batch positions vocab"]:
         """Next-token distributions at some positions, float32; see `logits` for the arguments."""
-        probabilities = self.logits(embeddings, positions=positions, prefix=prefix).softmax(-1)
+        probabilities = self.logits(embeddings, positions=positions).softmax(-1)
         check_finite(probabilities, self.dtype)
         return probabilities
 

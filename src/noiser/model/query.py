@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from noiser.checks import check_count
 from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
@@ -20,9 +21,7 @@ from noiser.model.sources import find_sources
 from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
 from noiser.model.units import make_target_spans, make_units
 from noiser.objectives import Objective
-from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, TargetUnit, Unit
-
-SpecialTokens = Literal["frozen", "perturbed"]
+from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, SpecialTokens, TargetUnit, Unit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -160,8 +159,7 @@ def query_passes(
         UnitError: spans or sources that overlap, are empty or leave their text, or target spans that cut a token.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ParameterError(f"max_new_tokens is {max_new_tokens!r}; expected an integer of at least 1.")
+    check_count("max_new_tokens", max_new_tokens)
     if of is not None and not callable(of):
         raise ParameterError(f"of is {of!r}; expected a function of log-probabilities, as noiser.objectives has them.")
     if of is not None and foil is not None:
@@ -297,7 +295,7 @@ def _token_ids_of(
         if not 0 <= wanted < size:
             raise TargetError(f"The {role} is token id {wanted}; expected 0 to {size - 1}, the model's vocabulary.")
         return (wanted,)
-    if not wanted or not encode_target(lm.tokenizer, encoding, wanted, context_length=lm.context_length):
+    if not wanted:
         raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
     readings = [encode_target(lm.tokenizer, encoding, wanted, context_length=lm.context_length)]
     if max(readings[0]) >= lm.vocabulary_size:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
-from noiser.spans import sentence_spans, snap, word_spans
-from noiser.types import AutoUnit, Source, Span, TargetUnit, Unit
+from noiser.spans import sentence_spans, snap, visible_part, word_spans
+from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
@@ -28,7 +28,7 @@ def make_units(
     encoding: Encoding,
     unit: Unit | AutoUnit | object,
     *,
-    special_tokens: Literal["frozen", "perturbed"] = "frozen",
+    special_tokens: SpecialTokens = "frozen",
     prompt_tokens: int | None = None,
     sources: Sequence[Source] = (),
 ) -> tuple[Span, ...]:
@@ -138,9 +138,7 @@ def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, b
     return tuple(inside)
 
 
-def split_unit(
-    encoding: Encoding, unit: Span, finest: Literal["sentence", "word", "token"] = "token"
-) -> tuple[Span, ...]:
+def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
     """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
     names = ["sentence", "word", "token"]
     for name in names[: names.index(finest) + 1]:
@@ -266,5 +264,5 @@ def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> l
 
 def _overlap(piece: Span, span: Offset) -> int:
     """Number of characters of a token that a span has, whitespace left out unless the token is all whitespace."""
-    start = piece.start + (len(piece.text) - len(piece.text.lstrip()) if piece.text.strip() else 0)
-    return max(0, min(piece.start + len(piece.text.rstrip() or piece.text), span[1]) - max(start, span[0]))
+    start, end = visible_part(piece.text, 0, len(piece.text))
+    return max(0, min(piece.start + end, span[1]) - max(piece.start + start, span[0]))

@@ -222,7 +222,7 @@ class MeasuredNumber(NamedTuple):
     @property
     def better(self) -> str:
         """Which way is better, as `Column` has it."""
-        return {True: "higher", False: "lower", None: ""}[self.summary.scale.higher_is_better]
+        return self.summary.scale.better
 
     def value(self, results: Results, cell: Cell) -> Number:
         """The number of a cell."""

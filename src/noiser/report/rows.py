@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
+from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
 from noiser.bench.records import Cost, Row, Selection
 from noiser.bench.store import Store, StoredAttribution
 from noiser.metrics.bootstrap import FEWEST, Estimate, difference, estimate, mean, without_influential
@@ -21,9 +21,6 @@ from noiser.metrics.metric import Summary
 
 REFERENCES = ("random_", "rank_random_")
 """How the columns of a reference that is drawn begin."""
-
-ATTRIBUTION = "attribution"
-"""The metric of the rows that hold what an attribution cost and whether it failed."""
 
 _LABELS = ["model", "data", "method", "metric"]
 _ROW = [*_LABELS, "example", "category", "index", "error"]

@@ -202,6 +202,11 @@ def clean_text(value: object) -> object:
     return clean(value) if type(value) is str else value
 
 
+_FRAME_COLUMNS = [
+    "table", "row", "group", "column", "source", "value", "low", "high", "n", "failed", "mark", "p", "reason", "text",
+]  # fmt: skip
+
+
 def cells_frame(tables: Iterable[Table]) -> Any:
     """All cells of tables as one long DataFrame, one line per cell, with every digit.
 
@@ -214,23 +219,7 @@ def cells_frame(tables: Iterable[Table]) -> Any:
         for row in table.rows
         for column, cell in zip(table.columns, row.cells, strict=True)
     ]
-    heads = [
-        "table",
-        "row",
-        "group",
-        "column",
-        "source",
-        "value",
-        "low",
-        "high",
-        "n",
-        "failed",
-        "mark",
-        "p",
-        "reason",
-        "text",
-    ]
-    return pd.DataFrame(lines, columns=heads, dtype=object)
+    return pd.DataFrame(lines, columns=_FRAME_COLUMNS, dtype=object)
 
 
 def _fields(cell: Value) -> tuple[object, ...]:

@@ -32,6 +32,7 @@ from noiser.report.grid import (
 from noiser.report.paper import Printed, bounding_of, data_of, model_of, published
 from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import DASH, Column, Count, Form, Number, Quoted, Row, Table, Value, format_cell
+from noiser.types import Progress
 
 
 class SpecNumber(NamedTuple):
@@ -644,7 +645,7 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
 """The tables in the order of a report; each yields none where the run has nothing for it."""
 
 
-def tables(results: Results, progress: Callable[[float, float], None] | None = None) -> list[Table]:
+def tables(results: Results, progress: Progress | None = None) -> list[Table]:
     """All tables that the plan of a run has.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,6 +17,7 @@ from noiser.report.plots import plots
 from noiser.report.rows import Results
 from noiser.report.table import Table
 from noiser.report.tables import tables
+from noiser.types import Progress
 from noiser.version import __version__
 
 Format = Literal["md", "latex", "csv"]
@@ -28,7 +29,7 @@ _SUFFIXES: dict[Format, str] = {"md": "md", "latex": "tex", "csv": "csv"}
 _IDENTITY = {"dtype": "", "revision": "revision", "weights": "weights"}
 
 
-def render(results: Results, form: Format, progress: Callable[[float, float], None] | None = None) -> str:
+def render(results: Results, form: Format, progress: Progress | None = None) -> str:
     """All tables as one text: Markdown, LaTeX tables to be put into a paper, or CSV."""
     made = tables(results, progress)
     return "\n".join(map(tabular, made)) if form == "latex" else _text(results, made, form)
@@ -41,7 +42,7 @@ def write_report(
     *,
     figures: bool = False,
     html: bool = False,
-    progress: Callable[[float, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Path]:
     """Writes report.md, report.tex, report.csv, report.html and the folder figures, as wanted.
 
