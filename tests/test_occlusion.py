@@ -76,7 +76,7 @@ def test_a_foil_is_contrasted(score):
         changed = predict(lm, query.token_ids, query.logit_positions[0], unit.token_indices)
         expected = drop(clean, changed, att.targets[0].token_id, score, foil)
         assert float(att.scores[0, u]) == pytest.approx(expected, abs=2e-5)
-    with pytest.raises(ParameterError, match="no foil; expected 'prob' or 'logprob'"):
+    with pytest.raises(ParameterError, match="has no foil; expected another score"):
         noiser.attribute(lm, PROMPT, method=noiser.Occlusion(score="hellinger"), foil=foil)
 
 

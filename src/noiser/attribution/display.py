@@ -175,7 +175,7 @@ def _prediction(target: Target, word: str = "") -> list[str]:
 def visible(text: str) -> str:
     r"""The text with every character that is invisible, or that a terminal obeys, as a visible one.
 
-    A newline stays, behind a mark. Direction overrides and tag characters, which can hide or reorder text, show as
+    A newline stays, after a mark. Direction overrides and tag characters, which can hide or reorder text, show as
     their code points.
 
     >>> visible("a\x1b[2J\tb")

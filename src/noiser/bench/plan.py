@@ -266,7 +266,7 @@ class Plan(BaseModel):
     Attributes:
         name: for people.
         seed: of samples, masks and random references; example i of a sample is attributed with seed + i.
-        block: examples a job, and at most in a file.
+        block: examples per job, and at most in a file.
         models, data, methods, metrics: entries with labels that differ, also in lower case.
     """
 
@@ -294,6 +294,11 @@ class Plan(BaseModel):
                 raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
         if ATTRIBUTION in self.labels("metrics"):
             raise ValueError(f"a metric has the label {ATTRIBUTION!r}, which is taken; give it another label")
+        taken = {f"{data}-{model}" for data in self.labels("data") for model in self.labels("models")}
+        for label in taken & set(self.labels("data")):  # what tables of one model are called by
+            raise ValueError(
+                f"data have the label {label!r}, which other data have on a model; give them another label"
+            )
         for kind in ("models", "methods", "metrics"):
             for entry in cast("tuple[Entry, ...]", getattr(self, kind)):
                 for name, restriction in entry.restrictions.items():

@@ -1,4 +1,4 @@
-"""Perturbations: what takes the place of the clean embeddings at some positions, or that nothing does, as plain data.
+"""Perturbations, as plain data: what replaces the clean embeddings at some positions, or takes their tokens out.
 
 All of them act on unscaled rows of the embedding table, before any factor that the embedding module puts on them.
 """

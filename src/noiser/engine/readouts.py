@@ -153,7 +153,7 @@ class CleanRun:
         return self.probabilities.argmax(-1)
 
     def check(self, numbers: Sequence[Float[Tensor, "_rows _tokens numbers"]]) -> None:
-        """Raises NumericalError where the first of a token's numbers is NaN, as whatever is read of a bad logit is."""
+        """Raises NumericalError where a token's first number is NaN, which a NaN or infinite logit makes it."""
         read = [part[..., 0].flatten() for part in numbers if part.numel()]
         if read:
             check_finite(torch.cat(read)[:, None], self.dtype)

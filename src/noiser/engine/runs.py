@@ -32,7 +32,7 @@ from noiser.types import Progress
 T = TypeVar("T")
 
 LOGIT_BYTES = 192 * 2**20
-"""Logits are as long as the vocabulary: 1 MB a target for Gemma 3 in float32. A batch holds no more than this."""
+"""Logits are as long as the vocabulary: 1 MB per target for Gemma 3 in float32. A batch holds no more than this."""
 
 KEYS = 16
 """The most keys of a plain batch, in the tokens of a pass: as long as a layer keeps a token's activations, it keeps a
@@ -315,7 +315,7 @@ class QueryRun:
     # ---- what it took -----------------------------------------------------------------------------------------------
 
     def count(self, tokens: int, head_rows: int, passes: int = 1) -> None:
-        """Counts a pass; `passes` is its backward passes too, each as much as a forward pass."""
+        """Counts a pass; `passes` counts backward passes too, each like a forward pass."""
         before = self.counters
         self.counters = before._replace(
             token_forwards=before.token_forwards + tokens * passes,

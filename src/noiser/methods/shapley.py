@@ -91,7 +91,7 @@ class ShapleySampling:
     The orders are shared by all targets; among the units before a target they are random orders too.
 
     Args:
-        permutations: random orders, each used twice: 2 (units - 1) inputs an order.
+        permutations: random orders, each used twice: 2 (units - 1) inputs per order.
         baseline: what replaces a unit; as for `KernelShap`.
         score: what f is; as for `KernelShap`.
 

@@ -208,7 +208,7 @@ class MeasuredNumber(NamedTuple):
         form: how it is written.
         printed: the paper's number, if the paper has this column.
         category: only rows of that category.
-        alike: only of examples that all methods of the table have, of those with enough for an interval.
+        alike: only examples that every method of the table has which has enough for an interval.
     """
 
     name: str

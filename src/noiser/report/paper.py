@@ -106,7 +106,7 @@ def published(table: str, path: Sequence[str], model: str | None, column: str | 
         path: the keys down to the models: (data set, method), (method,) or (data set,).
         model: the paper's name of a model; None for the mean of all six, as printed or, where the paper prints none,
             computed.
-        column: of tables with several numbers a cell.
+        column: of tables with several numbers per cell.
 
     Returns:
         None where the paper has no such number.

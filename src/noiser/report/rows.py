@@ -33,8 +33,8 @@ Frame = Any
 class Cell(NamedTuple):
     """Which rows a number is taken over, by labels of the plan.
 
-    Of all categories unless one is named; of the examples that all methods `beside` it have, of those methods that have
-    enough for an interval.
+    Of all categories unless one is named. Only examples that every method in `beside` has; methods with too few
+    examples for an interval are not asked.
     """
 
     model: str

@@ -61,7 +61,7 @@ class TableSpec(NamedTuple):
         left_out: a note for tables where `select` left methods out.
         fewest: the least methods that a table, and each of its columns, is made for.
         stub_header, label: of the rows.
-        alike: only of examples that all rows have, of those with enough for an interval.
+        alike: only examples that every row has which has enough for an interval.
     """
 
     key: str
