@@ -346,16 +346,19 @@ def test_the_codec_that_an_endpoint_names_is_not_used(codec, status):
 
 
 def test_a_response_is_read_within_limits(monkeypatch):
-    monkeypatch.setattr("noiser.endpoint.LARGEST_BODY", 10_000)
+    monkeypatch.setattr("noiser.endpoint.LARGEST_BODY", 2**20)
+    packed = {"Content-Encoding": "gzip"}
     answers = {
-        "w0": Step(body=completion("a" * 11_000)),
-        "w1": Step(body=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"}),
-        "w2": Step(body=completion("fine")),
+        "w0": Step(body=completion("a" * 2**20)),
+        "w1": Step(body=gzip.compress(json.dumps(completion("a" * 2**21)).encode()), headers=packed),
+        "w2": Step(body=gzip.compress(json.dumps(completion("packed")).encode()), headers=packed),
+        "w3": Step(body=completion("fine")),
     }
     with ChatServer(lambda words, before: answers[words[-1]]) as server:
-        large, packed, fine = judge_at(server, max_retries=0).judge(requests_of(3))
-    assert "more than 0 MB" in str(large.reason)
-    assert "compressed body" in str(packed.reason)
+        large, bomb, small, fine = judge_at(server, max_retries=0).judge(requests_of(4))
+    assert "more than 1024 kB" in str(large.reason)
+    assert "more than 1 kB" in str(bomb.reason)
+    assert small.answers == ("packed",)
     assert fine.answers == ("fine",)
 
 
