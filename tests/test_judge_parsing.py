@@ -244,7 +244,17 @@ def test_different_in_normal_form(answer, target):
 
 
 @pytest.mark.parametrize(
-    "text", ["`" * 12_000, "**a " * 12_000, "<think>" * 9000, "[" * 50_000, '"a' * 20_000, " *a" * 6600]
+    "text",
+    [
+        "`" * 12_000,
+        "**a " * 12_000,
+        "<think>" * 9000,
+        "[" * 50_000,
+        '"a' * 20_000,
+        " *a" * 6600,
+        " " * 20_000 + "x",
+        "<|" * 9000,
+    ],
 )
 def test_no_reply_holds_up_the_others(text):
     """Powers of the length: of these the slowest took a minute."""

@@ -120,6 +120,7 @@ _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 _ANSWER = re.compile(r"<answer>([^<]*)</answer>", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\{(?:\\text(?:bf)?\{)?([^{}]*)\}")
 _STOPS = re.compile(r"(?:</s>|<\|\w+\|>|<end_of_turn>|\s)+$")  # what a server leaves of the model's own format
+_TAIL = 200
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|\*|__|(?<!`)`{1,3}(?!`))(?=\S)(.+?)(?<=\S)\1")
 _BULLET = re.compile(
     r"^\s*(?:[-*•‣◦–—]\s+|#+\s+|>\s+|[(\[]?\d{1,2}[.)）\]]\s*(?=[^\d\s])|\(?(?:[a-e]\.\s+|[a-eA-E][)）]\s*)(?=[^\d\s])|\d{1,2}:\s+|\d、)"
@@ -166,7 +167,8 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 
 def _without_thinking(text: str) -> str | None:
     """The reply without its reasoning, or the last part marked as the answer; None when it ends in the reasoning."""
-    reply = _STOPS.sub("", _END.split(_THINKING.sub("", text))[-1])
+    reply = _END.split(_THINKING.sub("", text))[-1].rstrip()
+    reply = reply[:-_TAIL] + _STOPS.sub("", reply[-_TAIL:])
     if _OPENING.match(reply):
         return None
     for marked in (_FENCE, _ANSWER, _BOXED):
