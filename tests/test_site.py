@@ -75,4 +75,5 @@ def test_notebooks_are_pages_with_their_outputs(site):
 def test_links_within_the_site_lead_somewhere(site):
     for path in site.rglob("*.html"):
         for link in re.findall(r'<a [^>]*href="([^"#?:]+)["#?]', path.read_text(encoding="utf-8")):
-            assert (path.parent / unquote(link)).exists(), f"{path.relative_to(site)} links to {link}"
+            folder = site if link.startswith("/") else path.parent
+            assert (folder / unquote(link).lstrip("/")).exists(), f"{path.relative_to(site)} links to {link}"
