@@ -14,9 +14,6 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"\[([^\]]*)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
-
-
-_LINK_FROM_ROOT = re.compile(r"\[([^\]]*)\]\(([A-Z]+\.md)\)")
 _NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
 
 
@@ -26,8 +23,9 @@ def on_files(files: Any, config: Any) -> Any:
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         text = notebook_markdown(Path(file.abs_src_path).read_text(encoding="utf-8"), posixpath.basename(file.src_uri))
         files.append(File.generated(config, page, content=text))
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
-    files.append(File.generated(config, "changelog.md", content=_LINK_FROM_ROOT.sub(r"\1 (`\2`)", changelog)))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    moved = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
+    files.append(File.generated(config, "changelog.md", content=moved))
     return files
 
 

@@ -1128,7 +1128,10 @@ def test_the_estimate_of_methods_that_say_how_many_inputs_they_run():
         if hasattr(method, "inputs_for"):
             parameters = dict(describe(method)[1])
             expected = method.inputs_for(20) * 20
-            assert attribution_tokens(name, parameters, 20) == pytest.approx(expected, rel=0.02), name
+            assert attribution_tokens(method, name, parameters, 20) == pytest.approx(expected, rel=0.02), name
+            att = noiser.attribute(tiny("llama"), PROMPTS[0], method=method)
+            most = attribution_tokens(method, name, parameters, len(att.units) + 1)
+            assert att.info["token_forwards"] <= most, name
 
 
 def test_reading_rows_needs_no_torch(whole):

@@ -224,8 +224,8 @@ class _Guarded(_http.SyncByteStream):
 
 def _guard(response: Any) -> None:
     """Bounds what is read of a response; a body is UTF-8, whatever codec its header names."""
-    kind = response.headers.get("content-type", "no content type")
-    response.headers["content-type"] = kind.partition(";")[0]
+    if "content-type" in response.headers:
+        response.headers["content-type"] = response.headers["content-type"].partition(";")[0]
     compressed = response.headers.get("content-encoding", "identity") != "identity"  # was not asked for
     seconds = response.request.extensions.get("timeout", {}).get("read") or 60.0
     most = LARGEST_BODY >> (10 if compressed else 0)  # deflate makes a thousandth at best

@@ -30,17 +30,21 @@ class Load(NamedTuple):
     tokens: float
 
 
-def attribution_tokens(name: str, parameters: Mapping[str, Any], length: float, targets: int = 1) -> float:
+def attribution_tokens(
+    method: object, name: str, parameters: Mapping[str, Any], length: float, targets: int = 1
+) -> float:
     """Token-forwards of one attribution, roughly.
 
     Args:
-        name: of the method, without its version.
+        method: the method, which may say by `inputs_for(units)` how many inputs it runs.
+        name: its name, without its version.
         parameters: its hyper-parameters, defaults included.
         length: of the prompt in tokens.
         targets: tokens that are explained.
     """
-    given = parameters.get("samples") or parameters.get("n_samples")
-    samples = float(given or 10)
+    if inputs_for := getattr(method, "inputs_for", None):
+        return inputs_for(round(length)) * length
+    samples = float(parameters.get("samples") or parameters.get("n_samples") or 10)
     one_by_one = length * (length + 1) / 2  # every unit once, each from its own position to the end
     if name == "noiser":
         searches = {"k_min": 1 + parameters.get("steps", 10) / length, "k_max": 3.0, "k_max_per_unit": 10.0}
@@ -58,9 +62,6 @@ def attribution_tokens(name: str, parameters: Mapping[str, Any], length: float, 
         "gradient_shap": 3 * samples * length * targets,
         "integrated_gradients": 3 * steps * length * targets,
         "sequential_integrated_gradients": 3 * steps * length * length * targets,
-        "noiser_joint": max(given or 8 * length, 2 * length) * length,
-        "kernel_shap": (given or 16 * length + 128) * length,
-        "shapley_sampling": 2 * parameters.get("permutations", 25) * (length - 1) * length,
     }
     return estimates.get(name, max(samples, 50) * length)
 

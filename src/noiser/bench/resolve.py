@@ -231,8 +231,8 @@ class Definition:
         characters = sum(len(str(sampled.item.prompt)) for sampled in examples) / len(examples)
         length = characters / _CHARACTERS + 1 + targets
         if key.metric == ATTRIBUTION:
-            method = self.resolved["methods"][key.method]
-            return attribution_tokens(unversioned(method["name"]), method["parameters"], length, targets)
+            said, method = self.resolved["methods"][key.method], make(self.plan.entry("methods", key.method))
+            return attribution_tokens(method, unversioned(said["name"]), said["parameters"], length, targets)
         metric = self.resolved["metrics"][key.metric]
         rates = len(metric["rates"] or range(5))
         return metric_tokens(unversioned(metric["name"]), metric["masks"], rates, length, targets)
