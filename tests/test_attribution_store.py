@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import stat
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from attribution_for_tests import NAN, make, rich_example, spoiled
 from noiser.attribution import Attribution
-from noiser.attribution.store import dumps
+from noiser.attribution.store import dumps, from_dict, to_dict
 from noiser.errors import StoredFileError
 from noiser.files import write_bytes
 
@@ -33,6 +34,15 @@ def assert_same(one, other):
             assert torch.equal(a.isnan(), b.isnan())
         else:
             assert a == b, field.name
+
+
+def test_missing_numbers_of_info_come_back():
+    att = replace(make(), info={"k": [[0.5, math.nan], [math.nan, 2.0]], "title": None})
+    info = from_dict(to_dict(att))["info"]
+    assert info["k"][0][0] == 0.5
+    assert math.isnan(info["k"][0][1])
+    assert math.isnan(info["k"][1][0])
+    assert info["title"] is None
 
 
 def test_every_field_comes_back(tmp_path):

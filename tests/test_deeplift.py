@@ -153,6 +153,37 @@ def test_a_mixture_of_experts_runs():
     assert noiser.attribute(lm, PROMPT, method=DeepLift(), target=5).scores.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("experts_per_token", "implementation"),
+    [(1, "grouped_mm"), (2, "grouped_mm"), (4, "grouped_mm"), (2, "batched_mm"), (4, "batched_mm")],
+)
+def test_rows_gathered_for_an_expert_are_no_pair(experts_per_token, implementation):
+    """However the experts are run: an expert may get as many rows as there are in a pair, in another order.
+
+    With one expert for each token "batched_mm" gathers nothing, and the rows are a pair.
+    """
+    found = [
+        noiser.attribute(mixture_of_experts(experts_per_token, name), PROMPT, method=DeepLift(score="logprob")).scores
+        for name in ("eager", implementation)
+    ]
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-3)
+
+
+def mixture_of_experts(experts_per_token, implementation):
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, num_experts=4,
+        num_experts_per_tok=experts_per_token, moe_intermediate_size=32, norm_topk_prob=True, decoder_sparse_step=1,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation=implementation).eval()
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return noiser.wrap(model, tiny_tokenizer())
+
+
 def test_frozen_positions_stay_in_the_baseline_input():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method=DeepLift())

@@ -301,7 +301,7 @@ def test_out_of_memory_halves_the_batch(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(noiser.LanguageModel, "_forward_parameters", frozenset({"logits_to_keep"}))
+    monkeypatch.setattr(noiser.LanguageModel, "_keeps_rows", True)
     monkeypatch.setattr(lm.model, "forward", tight)
     limit = 2
     query = build_query(lm, PROMPT)

@@ -107,7 +107,7 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, mon
         kept.append(logits_to_keep)
         return forward(*args, logits_to_keep=logits_to_keep, **rest)
 
-    monkeypatch.setattr(noiser.LanguageModel, "_forward_parameters", frozenset({"logits_to_keep"}))
+    monkeypatch.setattr(noiser.LanguageModel, "_keeps_rows", True)
     model.forward = watched
     model.hf_device_map = {"model.embed_tokens": 0, "model.layers": 1}
     found = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
@@ -162,6 +162,36 @@ def test_a_caller_in_inference_mode_gets_the_same_scores(method):
     with torch.inference_mode():
         found = noiser.attribute(lm, PROMPT, method=method)
     assert torch.equal(found.scores, expected.scores)
+
+
+def test_what_a_model_can_do_does_not_depend_on_a_callers_autocast():
+    lm = noiser.wrap(tiny("gemma3").model, tiny_tokenizer())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert lm.capabilities == tiny("gemma3").capabilities
+
+
+@torch.no_grad()
+def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
+    config = transformers.CTRLConfig(vocab_size=384, n_embd=32, n_layer=2, n_head=4, dff=64, n_positions=256)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.2)
+    lm = noiser.wrap(model, tiny_tokenizer())
+    att = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3)
+    ids = tiny_tokenizer()(PROMPT)["input_ids"]
+    for target, scores in zip(att.targets, att.scores, strict=True):
+        clean = model(torch.tensor([ids])).logits[0, -1].softmax(-1)
+        assert int(clean.argmax()) == target.token_id
+        for unit, score in zip(att.units, scores.tolist(), strict=True):
+            if (position := unit.token_indices[0]) < len(ids):
+                embeddings = model.get_input_embeddings()(torch.tensor([ids]))
+                embeddings[:, position] = 0
+                without = model(inputs_embeds=embeddings).logits[0, -1].softmax(-1)
+                assert score == pytest.approx(float((clean - without)[target.token_id]), abs=1e-5)
+        ids = [*ids, target.token_id]
 
 
 def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():

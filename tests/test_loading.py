@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import importlib.util
+import importlib
 import json
 import logging
 import os
@@ -294,21 +294,8 @@ def hub(tmp_path, monkeypatch) -> Path:
     return tmp_path / "hub"
 
 
-@pytest.fixture
-def without_peft(monkeypatch):
-    """Loads what adapters are put on, and leaves them out, so that identities can be looked at without PEFT."""
-    if importlib.util.find_spec("peft") is None:
-        load = loading.load_checkpoint
-        monkeypatch.setattr("transformers.utils.import_utils.is_peft_available", lambda: True)
-        monkeypatch.setattr(
-            loading,
-            "load_checkpoint",
-            lambda source, *args, base=None, **options: load(base or source, *args, **options),
-        )
-
-
 @pytest.mark.parametrize("where", ["folder", "folder, base by hub id", "both by hub id", "with a configuration"])
-def test_identity_of_an_adapter_covers_the_model_that_it_is_put_on(adapter, folder, tmp_path, hub, without_peft, where):
+def test_identity_of_an_adapter_covers_the_model_that_it_is_put_on(adapter, folder, tmp_path, hub, where):
     name: str | Path = adapter
     if where != "folder":
         _rewrite(adapter / "adapter_config.json", str(folder), "org/base")
@@ -333,13 +320,15 @@ def test_identity_of_an_adapter_covers_the_model_that_it_is_put_on(adapter, fold
         assert noiser.load_model(name).identity.revision not in (first.revision, second.revision)
 
 
-def test_an_adapter_is_applied_or_refused(adapter, folder):
-    if importlib.util.find_spec("peft") is None:
-        for _ in range(2):  # alone, and beside the whole model, where transformers would leave it out
-            with pytest.raises(DependencyError, match=r"has an adapter, which needs PEFT, .*pip install peft"):
-                noiser.load_model(adapter)
-            shutil.copytree(folder, adapter, dirs_exist_ok=True)
-        return
+def test_without_peft_an_adapter_is_refused(adapter, folder, monkeypatch):
+    monkeypatch.setattr("transformers.utils.import_utils.is_peft_available", lambda: False)
+    for _ in range(2):  # alone, and beside the whole model, where transformers would leave it out
+        with pytest.raises(DependencyError, match=r"has an adapter, which needs PEFT, .*pip install peft"):
+            noiser.load_model(adapter)
+        shutil.copytree(folder, adapter, dirs_exist_ok=True)
+
+
+def test_an_adapter_is_applied(adapter, folder):
     expected = noiser.load_model(folder).model
     for name, weight in expected.state_dict().items():
         if "q_proj" in name:
@@ -351,7 +340,7 @@ def test_an_adapter_is_applied_or_refused(adapter, folder):
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"base_model_name_or_path": null}', "[[[", ""])
-def test_an_adapter_that_does_not_say_what_it_is_put_on(adapter, without_peft, content):
+def test_an_adapter_that_does_not_say_what_it_is_put_on(adapter, content):
     (adapter / "adapter_config.json").write_text(content)
     with pytest.raises(ModelError, match=r"adapter_config\.json is damaged: .*expected base_model_name_or_path"):
         noiser.load_model(adapter)

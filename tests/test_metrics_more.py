@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import itertools
@@ -32,7 +33,7 @@ from noiser.metrics import (
 )
 from noiser.metrics.bootstrap import exchange_p, holm, mean, mean_gap, summed_log_ratios, without_influential
 from noiser.model import build_query, rebuild_query
-from tiny import tiny, tiny_tokenizer
+from tiny import CHAT_TEMPLATE, tiny, tiny_tokenizer
 
 PROMPT = "The quick fox sings near the river"
 FAST = noiser.Noiser(samples=3, bounding=0.5)
@@ -83,6 +84,28 @@ def test_a_query_is_rebuilt_from_a_file_and_from_coarser_units(tmp_path):
     words = att.aggregate("word")
     assert rebuild_query(lm, words).units == words.units
     assert rebuild_query(lm, words).token_ids.tolist() == rebuild_query(lm, att).token_ids.tolist()
+
+
+def test_a_chat_is_rebuilt_whatever_its_template_would_print_by_now(tmp_path):
+    """As those of Llama 3 do that print the date."""
+    lm = noiser.wrap(tiny("llama").model, copy.deepcopy(tiny_tokenizer()))
+    lm.tokenizer.chat_template = "Today is day 1.\n" + CHAT_TEMPLATE
+    att = noiser.attribute(lm, [{"role": "user", "content": "The quick fox"}], method="occlusion", unit="word")
+    att.save(tmp_path / "a.json")
+    first = build_query(lm, att.prompt, unit="word")
+    lm.tokenizer.chat_template = lm.tokenizer.chat_template.replace("day 1", "day 22")
+    query = rebuild_query(lm, noiser.Attribution.load(tmp_path / "a.json"))
+    for name in ("encoding", "units", "logit_positions", "target_ids"):
+        assert getattr(query, name) == getattr(first, name), name
+    assert math.isfinite(noiser.metrics.soft_scores(lm, att, masks=1).soft_nc)
+
+
+def test_spans_can_be_rebuilt_as_sentences_too():
+    lm = tiny("llama")
+    text = "The quick brown fox jumps. The lazy dog sings."
+    att = noiser.attribute(lm, text, method="occlusion", unit=[(0, 9), (10, 19), (27, 35), (36, 46)])
+    sentences = att.aggregate("sentence")
+    assert rebuild_query(lm, sentences).units == sentences.units
 
 
 def test_other_tokens_are_an_error():
@@ -524,6 +547,21 @@ def test_metrics_of_one_case_share_the_clean_run(monkeypatch):
     assert all(done <= expected for _, done, expected in told)
     measured("localisation", dataclasses.replace(case, prepared={}, spans={"first": [(0, 3)]}))
     assert len(opened) == 1  # needs no model
+
+
+def test_scores_of_the_callers_own_number_are_not_measured_by_the_targets_probability():
+    lm, att = attributed(of=noiser.objectives.entropy)
+    for name in ("soft_scores", "erasure", "lds"):
+        with pytest.raises(noiser.errors.ParameterError, match=r"a number of your own, entropy, .*without `of`"):
+            measured(name, Case(lm=lm, att=att))
+    assert measured("localisation", Case(lm=lm, att=att, spans={"first": [(0, 3)]}))
+
+
+def test_what_cannot_be_deleted_says_why():
+    lm = noiser.wrap(tiny("llama").model, tiny_tokenizer(bos=False))
+    att = noiser.attribute(lm, "The quick fox", method="occlusion")
+    with pytest.raises(noiser.errors.ParameterError, match=r"no token that stays, such as BOS.*such as 'zero'"):
+        erasure_curves(lm, att, removal="delete")
 
 
 def test_a_foil_does_not_matter_to_metrics():

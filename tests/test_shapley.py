@@ -15,7 +15,7 @@ from noiser.methods.coalitions import Coalitions
 from noiser.methods.shapley import draw_coalitions, shapley_regression
 from noiser.model import build_query
 from test_occlusion import predict
-from tiny import FAMILIES, tiny
+from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
 
@@ -165,20 +165,23 @@ def kernel(size, units):
 
 @pytest.mark.parametrize("units", [1, 2, 3, 4, 7, 10])
 def test_enough_samples_give_every_coalition_its_kernel_weight(units):
-    kept, weights, *_ = draw_coalitions(units, units, 2**units, torch.Generator())
+    kept, weights, *_ = draw_coalitions(units, units, units, 2**units, torch.Generator())
     assert len(kept) == len({tuple(row) for row in kept.tolist()}) == 2**units - 2
     for row, weight in zip(kept, weights.tolist(), strict=True):
         assert weight == pytest.approx(kernel(int(row.sum()), units))
 
 
-@pytest.mark.parametrize(("first", "units", "samples"), [(6, 6, 30), (4, 6, 10), (4, 6, 16), (1, 6, 2), (2, 4, 2)])
-def test_drawn_coalitions_have_the_kernel_as_their_mean(first, units, samples):
+@pytest.mark.parametrize(
+    ("first", "second", "units", "samples"),
+    [(6, 6, 6, 30), (4, 5, 6, 10), (4, 5, 6, 16), (1, 2, 6, 2), (2, 3, 4, 2), (2, 5, 6, 40), (1, 4, 4, 20)],
+)
+def test_drawn_coalitions_have_the_kernel_as_their_mean(first, second, units, samples):
     """Also where coalitions of the first target's game are continued to a later target's."""
     generator, runs = torch.Generator().manual_seed(0), 1500
     bits = 2 ** torch.arange(units)
     total = torch.zeros(runs, 2**units, dtype=torch.float64)
     for run in total:
-        kept, weights, *_ = draw_coalitions(first, units, samples, generator)
+        kept, weights, *_ = draw_coalitions(first, second, units, samples, generator)
         run.index_add_(0, (kept * bits).sum(1), weights)
     for index in range(1, 2**units - 1):
         expected = kernel(index.bit_count(), units)
@@ -187,7 +190,7 @@ def test_drawn_coalitions_have_the_kernel_as_their_mean(first, units, samples):
 
 
 def test_whole_sizes_come_first_and_the_rest_in_complements():
-    kept, weights, *_ = draw_coalitions(20, 20, 448, torch.Generator().manual_seed(0))
+    kept, weights, *_ = draw_coalitions(20, 20, 20, 448, torch.Generator().manual_seed(0))
     sizes = kept.sum(1)
     assert len(kept) == 448
     assert ((sizes[:40] == 1) | (sizes[:40] == 19)).all()
@@ -197,17 +200,41 @@ def test_whole_sizes_come_first_and_the_rest_in_complements():
 
 def test_regression_gets_every_additive_game_right():
     generator = torch.Generator().manual_seed(0)
-    kept, weights, *_ = draw_coalitions(12, 12, 60, generator)
+    kept, weights, *_ = draw_coalitions(12, 12, 12, 60, generator)
     truth = torch.randn(12, generator=generator, dtype=torch.float64)
     found = shapley_regression(kept, kept.double() @ truth, weights, truth.sum())
     torch.testing.assert_close(found, truth)
 
 
 def test_regression_with_few_coalitions_still_meets_the_sum():
-    kept, weights, *_ = draw_coalitions(30, 30, 4, torch.Generator().manual_seed(0))
+    kept, weights, *_ = draw_coalitions(30, 30, 30, 4, torch.Generator().manual_seed(0))
     found = shapley_regression(kept, torch.randn(len(kept), dtype=torch.float64), weights, torch.tensor(0.7).double())
     assert found.isfinite().all()
     assert float(found.sum()) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("method", [noiser.KernelShap, noiser.NoiserJoint])
+def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
+    """Three units have 8 inputs in all; the eleven of the second target take as many as `samples` says."""
+    lm = noiser.wrap(tiny_model("llama", spread=0.15).eval(), tiny_tokenizer())
+    asked = {
+        "target": " museums, markets and bridges over rivers. The lazy dog sings.",
+        "target_unit": "sentence",
+        "unit": "word",
+    }
+    exact = noiser.attribute(lm, "Capital cities have", method=method(samples=2**11), **asked).scores
+    assert (~exact.isnan()).sum(1).tolist() == [3, 11]
+    errors = []
+    for samples in (30, 1000):
+        found = torch.stack(
+            [
+                noiser.attribute(lm, "Capital cities have", method=method(samples=samples), seed=seed, **asked).scores
+                for seed in range(4)
+            ]
+        )
+        torch.testing.assert_close(found[:, 0], exact[:1].expand(4, -1), equal_nan=True)
+        errors.append(float((found - exact)[:, 1].square().mean().sqrt()))
+    assert errors[1] < 0.5 * errors[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba"])

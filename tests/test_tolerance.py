@@ -13,7 +13,8 @@ from noiser.explain import tolerance
 from noiser.explain.tolerance import GRID
 from noiser.methods import make_method
 from noiser.methods.noise import draw_noise
-from tiny import tiny
+from noiser.model.text import token_texts
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox jumps over"
 KS = (0.0, 0.05, 0.2, 0.7)
@@ -95,6 +96,17 @@ def test_targets_that_the_unit_does_not_stand_before_have_no_values():
     assert found.probabilities[0].isnan().all()
     assert not found.probabilities[1].isnan().any()
     assert [len(leaders) for leaders in found.leaders] == [0, len(KS)]
+
+
+def test_a_leader_that_is_part_of_a_character_is_named_alone():
+    """This model leads with two bytes whose ids stand next to each other, and which would read as one character."""
+    lm = noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer())
+    att = noiser.attribute(lm, "The quick brown fox", method="occlusion")
+    rows = tolerance(lm, att, 0, [0.0, 0.1, 0.2, 0.3, 0.5, 1.0]).leaders
+    ids, texts = zip(*sorted({(leader.token_id, leader.text) for row in rows for leader in row}), strict=True)
+    alone = [token_texts(lm.tokenizer, [token])[0] for token in ids]
+    assert [*texts] == alone
+    assert alone != token_texts(lm.tokenizer, ids)
 
 
 def test_with_a_foil_a_flip_is_of_the_pair():

@@ -152,12 +152,21 @@ def from_dict(data: Any) -> dict[str, Any]:
     fields = {name: getattr(saved, name) for name in SavedAttribution.model_fields if name not in ("format", "schema_")}
     fields |= {name: _tensor(fields[name], shape, name) for name in ("scores", "stderr", "thresholds")}
     fields |= {
-        "info": saved.info.model_dump(exclude_unset=True),
+        "info": _with_nan(saved.info.model_dump(exclude_unset=True)),
         "k_min": _tensor(saved.k_min, shape[:1], "k_min"),
         "units": tuple(saved.units),
     }
     prompt = saved.prompt if isinstance(saved.prompt, str) else tuple(saved.prompt)
     return fields | {"targets": tuple(saved.targets), "prompt": prompt}
+
+
+def _with_nan(value: Any) -> Any:
+    """What `info` holds, NaN again where its lists have null."""
+    if isinstance(value, list):
+        return [math.nan if item is None else _with_nan(item) for item in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {key: _with_nan(item) for key, item in cast("dict[str, object]", value).items()}
+    return value
 
 
 def check_schema(data: Any, form: str, schema: int) -> None:

@@ -22,7 +22,10 @@ from noiser.model.products import is_plain as is_plain
 from noiser.model.products import product as product
 
 Slope = Callable[[Float[Tensor, "*shape"], Expression], Float[Tensor, "*shape"]]
-"""From what a nonlinearity reads, and the nonlinearity, to what multiplies the gradient on the way back."""
+"""From what a nonlinearity reads, and the nonlinearity, to what multiplies the gradient on the way back.
+
+It is called without gradients; the tensor still says where it comes from (`grad_fn`).
+"""
 
 Rule = Callable[..., Any]
 """Called as rule(function, *args, **kwargs) in place of a torch function."""
@@ -104,7 +107,7 @@ class _Bent(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (root,) = ctx.saved_tensors
         if ctx.found is None:  # several targets go back through the same forward pass
-            ctx.found = ctx.slope(root.detach()).to(root.dtype)
+            ctx.found = ctx.slope(root).to(root.dtype)
         return grads[0] * ctx.found, None, None
 
 

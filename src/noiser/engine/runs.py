@@ -262,7 +262,8 @@ class QueryRun:
         if -1 in rows:
             raise ParameterError(
                 f"Deleting {len(perturbation.deleted)} tokens leaves none before a target; expected at least one, from "
-                "which to predict it. Keep a unit, or remove units in another way than by deletion."
+                "which to predict it: this prompt has no token that stays, such as BOS or a chat template's. Remove "
+                "units in another way, such as 'zero', or give the prompt as chat messages."
             )
         return rows
 

@@ -89,7 +89,7 @@ def tolerance(
     noisy = [AddNoise(positions, targets, noise=vectors, scale=float(k)) for k in ks]
     table: EffectTable = LocalEngine(lm).ask(query, Effects(noisy), progress)
     ids = sorted({token for token in table.leader.flatten().tolist() if token >= 0})
-    texts = dict(zip(ids, token_texts(lm.tokenizer, ids), strict=True))
+    texts = {token: token_texts(lm.tokenizer, [token])[0] for token in ids}  # each alone: bytes would join
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,

@@ -112,4 +112,22 @@ class _InputOnly(ProductForward):
 
 
 def _is_pair(x: Tensor, length: int) -> bool:
-    return x.shape[:1] == (2 if x.ndim > 2 else 2 * length,)
+    if x.ndim > 2:
+        return x.shape[0] == 2
+    return x.shape[:1] == (2 * length,) and not _rows_moved(x)
+
+
+def _rows_moved(x: Float[Tensor, "rows dim"]) -> bool:
+    """Whether rows were gathered since the sequences were flattened, as for the experts of a mixture."""
+    nodes, seen = [x.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name, shape = node.name(), getattr(node, "_saved_self_sym_sizes", ())
+        if name in ("IndexBackward0", "IndexSelectBackward0", "GatherBackward0"):
+            return True
+        if not ("View" in name and len(shape) > 2 and shape[0] == 2):  # there the pair was flattened
+            nodes += [following for following, _ in node.next_functions]
+    return False

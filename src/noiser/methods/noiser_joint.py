@@ -108,12 +108,16 @@ class NoiserJoint:
     def _draw(self, query: Query, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
         """One of each pair of complementary inputs, and how many units have all of theirs.
 
-        Those of a target that has fewer than `samples` are all there, or else they are drawn for the first target.
+        Those of a target that has fewer than `samples` are all there, several times if other targets have more units;
+        or else they are drawn for the first target.
         """
         counts = query.causal_mask.sum(1).tolist()
         samples = self._samples_for(counts[0])
         exact = max((count for count in counts if samples >= 2**count), default=0)
-        pairs = 2 ** (exact - 1) if exact else max(1, (samples - 2 * counts[0]) // 2)
+        pairs = max(1, (samples - 2 * counts[0]) // 2)
+        if exact:
+            every = 2 ** (exact - 1)
+            pairs = every * (max(1, pairs // every) if max(counts) > exact else 1)
         drawn = draw_per_unit(pairs, len(query.units), rng) < 0.5
         drawn[:, :exact] = (torch.arange(pairs)[:, None] >> torch.arange(exact)) % 2 == 1
         return in_query_order(query, drawn), exact

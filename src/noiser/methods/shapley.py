@@ -145,22 +145,28 @@ def draw_for_targets(query: Query, samples: int, generator: torch.Generator) -> 
     """Coalitions of all units that serve every target, drawn for the last that is exact, or for the first."""
     counts = query.causal_mask.sum(1).tolist()
     start = max([count for count in counts if samples >= 2**count] or counts[:1])
-    game = draw_coalitions(start, len(query.units), samples, generator)
+    following = min((count for count in counts if count > start), default=start)
+    game = draw_coalitions(start, following, len(query.units), samples, generator)
     return game._replace(kept=in_query_order(query, game.kept))
 
 
-def draw_coalitions(first: int, units: int, samples: int, generator: torch.Generator) -> Weighted:
+def draw_coalitions(first: int, second: int, units: int, samples: int, generator: torch.Generator) -> Weighted:
     """Coalitions of `first` units, neither empty nor whole, continued to coalitions of `units`.
+
+    Where there are fewer than `samples`, the second game gets each several times, with other units added.
 
     Args:
         first: units of the game that is drawn.
-        units: units before the last target, `first` or more.
+        second: units of the next game that is solved.
+        units: units before the last target; `second` or more.
         samples: coalitions of the first game; 2^first or more are all.
         generator: numbers for the first game are drawn before those for the others.
     """
     found = _draw(first, samples, generator)
+    copies = max(1, samples // (len(found.kept) + 2 * (second - first))) if second > first else 1
+    found = Weighted(found.kept.repeat(copies, 1), found.weights.repeat(copies) / copies)
     for count in range(first, units):
-        found = _join(found, count, generator)
+        found = _join(found, count, copies if count < second else 1, generator)
     return found
 
 
@@ -192,18 +198,19 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
     return Weighted(table, torch.tensor(weights, dtype=torch.float64))
 
 
-def _join(game: Weighted, count: int, generator: torch.Generator) -> Weighted:
+def _join(game: Weighted, count: int, copies: int, generator: torch.Generator) -> Weighted:
     """The game of `count` units with one unit more, kept by the Pólya urn of the kernel.
 
-    Two coalitions of the larger game are the empty or the whole one in the smaller: they are added with their weight.
+    Two coalitions of the larger game are the empty or the whole one in the smaller: they are added with their weight,
+    as so many copies.
     """
     share = game.kept.double().mean(1)
     joins = torch.rand(len(game.kept), generator=generator, dtype=torch.float64) < share
     alone = torch.zeros(2, count + 1, dtype=torch.bool)
     alone[0, :count] = alone[1, count] = True
-    kept = torch.cat([torch.cat([game.kept, joins[:, None]], dim=1), alone])
-    weights = torch.cat([game.weights, torch.full((2,), 1 / count, dtype=torch.float64)])
-    return game._replace(kept=kept, weights=weights)
+    kept = torch.cat([torch.cat([game.kept, joins[:, None]], dim=1), alone.repeat(copies, 1)])
+    weights = torch.full((2 * copies,), 1 / (count * copies), dtype=torch.float64)
+    return Weighted(kept, torch.cat([game.weights, weights]))
 
 
 def shapley_regression(

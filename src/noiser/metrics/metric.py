@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, Query, RemovalName, Steps, complete
+from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import Statistic, mean, mean_gap
 from noiser.metrics.probe import FaithfulnessProbe
 from noiser.model import LanguageModel, rebuild_query
@@ -147,8 +148,14 @@ class Case:
         """What the attribution answers, without its foil.
 
         Raises:
-            ParameterError: the model's tokens are not the attribution's.
+            ParameterError: the model's tokens are not the attribution's, or it explains a number of the caller's own.
         """
+        if "of" in self.att.info:
+            raise ParameterError(
+                f"The attribution explains a number of your own, {self.att.info['of']}, and metrics measure what "
+                "becomes of the targets' probabilities; expected scores of these. Attribute again without `of` to "
+                "measure them."
+            )
         return self._once("query", lambda: rebuild_query(self.lm, self.att).without_foil())
 
     @property

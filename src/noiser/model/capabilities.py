@@ -109,6 +109,7 @@ def embedding_table(embedding: nn.Module) -> Float[Tensor, "vocab dim"]:
 def _embedding_scale(embedding: nn.Module) -> float:
     from accelerate.utils import align_module_device
 
+    embedding = getattr(embedding, "base_layer", embedding)  # without the adapter of PEFT, which adds to its rows
     with align_module_device(embedding):  # a table that is offloaded is brought in
         table = embedding_table(embedding)
         ids = torch.linspace(0, table.shape[0] - 1, 16, dtype=torch.float64).long().to(table.device)
@@ -121,7 +122,7 @@ def _embedding_scale(embedding: nn.Module) -> float:
 
 def _reads_embeddings(lm: CausalModel, ids: Int[Tensor, " length"], embeddings: Float[Tensor, "length dim"]) -> bool:
     def agrees() -> bool:
-        logits = lm.model(inputs_embeds=embeddings[None], use_cache=False).logits
+        logits = lm.model(inputs_embeds=embeddings[None].clone(), use_cache=False).logits  # scaled in place by some
         return logits_agree(logits, expected, lm.dtype)
 
     with uncompiled(lm.model):  # one pass is not worth compiling for

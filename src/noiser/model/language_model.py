@@ -124,7 +124,7 @@ class LanguageModel:
         """What the model can do, measured once; an interrupted measurement leaves nothing changed."""
         with model_lock(self.model):
             if self._capabilities is None:
-                with self.running():
+                with self.running(), torch.autocast(self.device.type, enabled=False):  # a caller's is for now alone
                     self._capabilities = measure_capabilities(self)
             return self._capabilities
 
@@ -174,8 +174,13 @@ class LanguageModel:
         return len({str(device) for device in devices.values()}) > 1
 
     @cached_property
-    def _forward_parameters(self) -> frozenset[str]:
-        return frozenset(inspect.signature(self.model.forward).parameters)
+    def _keeps_rows(self) -> bool:
+        """Whether the head can run at some positions alone. PEFT passes them on, but not past its learned prompts."""
+        forwards = [self.model.forward]
+        adapter = getattr(self.model, "active_peft_config", None)
+        if adapter is not None and not adapter.is_prompt_learning:
+            forwards.append(self.model.get_base_model().forward)
+        return any("logits_to_keep" in inspect.signature(forward).parameters for forward in forwards)
 
     @contextlib.contextmanager
     def running(self, *, gradients: bool = False) -> Generator[None]:
@@ -226,17 +231,25 @@ class LanguageModel:
         **options: Any,
     ) -> Any:
         """All that the model returns, its `logits` those of `logits` in the precision that the model has them in."""
-        arguments: dict[str, Any] = {"inputs_embeds": embeddings.to(self.dtype), "use_cache": False, **options}
+        rows = embeddings.to(self.dtype, copy=True)  # scaled in place by some models, such as CTRL
+        arguments: dict[str, Any] = {"inputs_embeds": rows, "use_cache": False, **options}
         if prefix is not None:
             arguments |= {"past_key_values": prefix.cache, "use_cache": True}
         wanted = torch.tensor(list(positions), device=embeddings.device)
-        trims = "logits_to_keep" in self._forward_parameters
-        if trims:
+        if self._keeps_rows:
             arguments["logits_to_keep"] = list(positions) if self._is_spread else wanted  # wherever the last layer is
         out = self.model(**arguments)
         self._check_gradient(embeddings, out.logits)
-        if not trims:
-            out.logits = out.logits[:, wanted.to(out.logits.device)]
+        if not self._keeps_rows:
+            own = (
+                out.logits.shape[1] - embeddings.shape[1]
+            )  # rows of tokens that the model puts in front: learned prompts
+            if own < 0:
+                raise UnsupportedModelError(
+                    f"{type(self.model).__name__} returns logits at {out.logits.shape[1]} of {embeddings.shape[1]} "
+                    "positions; expected all of them, or a model that takes `logits_to_keep`. Take another model."
+                )
+            out.logits = out.logits[:, wanted.to(out.logits.device) + own]
         return out
 
     def _check_gradient(self, embeddings: Tensor, logits: Tensor) -> None:

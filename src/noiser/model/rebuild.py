@@ -23,9 +23,10 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise.
         PromptError: the text exceeds the model's context.
     """
-    encoding = encode(lm.tokenizer, att.prompt, context_length=lm.context_length)
-    if encoding.text != att.text[: att.prompt_length]:
-        raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {att.text[: att.prompt_length]!r}")
+    text = att.text[: att.prompt_length]
+    encoding = encode(lm.tokenizer, att.prompt, context_length=lm.context_length, rendered=text)
+    if encoding.text != text:
+        raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {text!r}")
     prompt_tokens = len(encoding.token_ids)
     whole, ids, spans = _with_continuation(lm, att, encoding)
     check_length(lm, len(whole.token_ids))
@@ -109,7 +110,8 @@ def _check_unit(lm: LanguageModel, att: Attribution, whole: Encoding, unit: Span
         raise _mismatch(lm, att, f"{unit.text!r} at {unit.start} to {unit.end} has no tokens")
     offsets = [whole.offsets[index] for index in unit.token_indices]
     start, end = min(a for a, _ in offsets), max(b for _, b in offsets)
-    touches = att.unit in ("spans", "source", "auto") and start < unit.end and unit.start < end
+    kinds = {att.unit, att.info.get("aggregated", {}).get("from")}
+    touches = kinds & {"spans", "source", "auto"} and start < unit.end and unit.start < end
     agrees = touches or (start, end) == (unit.start, unit.end)
     if not agrees:
         raise _mismatch(lm, att, f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}")

@@ -74,7 +74,9 @@ class Encoding:
         return list(chain.from_iterable(self.region_pieces))
 
 
-def encode(tokenizer: Any, prompt: Prompt | object, *, context_length: int | None = None) -> Encoding:
+def encode(
+    tokenizer: Any, prompt: Prompt | object, *, context_length: int | None = None, rendered: str | None = None
+) -> Encoding:
     """A text or chat messages in tokens, with the characters of each token.
 
     Args:
@@ -83,6 +85,7 @@ def encode(tokenizer: Any, prompt: Prompt | object, *, context_length: int | Non
             template and tokenised without further special tokens.
         context_length: the most tokens that the model can read. A text of more characters than so many of the
             vocabulary's longest tokens have is refused before it is tokenised.
+        rendered: what chat messages were rendered as before, if they were; a template may print the date.
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
@@ -92,7 +95,7 @@ def encode(tokenizer: Any, prompt: Prompt | object, *, context_length: int | Non
         return _encode_text(tokenizer, prompt, [(0, len(prompt))], context_length, add_special_tokens=True)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise PromptError(f"The prompt is a {type(prompt).__name__}; expected a text or a list of chat messages.")
-    text = render_chat(tokenizer, prompt)
+    text = render_chat(tokenizer, prompt) if rendered is None else rendered
     _check_text(tokenizer, text, context_length)
     contents = content_offsets(tokenizer, prompt, text)
     return _encode_text(tokenizer, text, contents, context_length, add_special_tokens=False)

@@ -1,0 +1,81 @@
+"""Models in an adapter of PEFT, which a caller wraps as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import noiser
+from tiny import tiny_model, tiny_tokenizer
+
+peft = pytest.importorskip("peft", reason="PEFT is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
+PROMPT = "The quick brown fox jumps over the lazy dog."
+
+
+def adapted(family, config):
+    """The head gets weights of its own, so that an adapter of the embedding table can be merged without it."""
+    torch.manual_seed(0)
+    model = tiny_model(family, spread=0.1).eval()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+    return peft.get_peft_model(model, config).eval()
+
+
+def lora(**options):
+    return peft.LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+
+
+@torch.no_grad()
+def predicted(model, ids, gone=()):
+    """The next token's distribution after tokens, some with an embedding of zeros, run by the model itself."""
+    embeddings = model.get_input_embeddings()(torch.tensor([ids]))
+    embeddings[:, list(gone)] = 0
+    return model(inputs_embeds=embeddings).logits[0, -1].softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lora(target_modules=["q_proj", "v_proj"]),
+        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    ],
+    ids=["lora", "prompt tuning", "prefix tuning"],
+)
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_adapted_model_is_explained(config, tokens):
+    """A learned prompt stands before the tokens, and its rows before those of their logits."""
+    model = adapted("llama", config)
+    att = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion", max_new_tokens=tokens)
+    ids = [*tiny_tokenizer()(PROMPT)["input_ids"]]
+    for target, scores in zip(att.targets, att.scores, strict=True):
+        clean = predicted(model, ids)
+        assert target.token_id == int(clean.argmax())
+        for unit, score in zip(att.units, scores.tolist(), strict=True):
+            if max(unit.token_indices) < len(ids):
+                drop = clean[target.token_id] - predicted(model, ids, unit.token_indices)[target.token_id]
+                assert score == pytest.approx(float(drop), abs=1e-5)
+        ids.append(target.token_id)
+
+
+def test_the_head_runs_where_it_is_needed_alone():
+    model, rows = adapted("llama", lora(target_modules=["q_proj"])), []
+    lm = noiser.wrap(model, tiny_tokenizer())
+    lm.packs = False
+    model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[-1].shape[1]))
+    noiser.attribute(lm, PROMPT, method="input_x_gradient")
+    noiser.attribute(lm, PROMPT, method="occlusion")
+    assert set(rows) == {1}
+
+
+def test_rows_of_an_adapted_embedding_table_keep_their_scale():
+    """Gemma multiplies its embeddings by sqrt(d); the adapter adds to the rows before that."""
+    model = adapted("gemma3", lora(target_modules=["embed_tokens"]))
+    lm = noiser.wrap(model, tiny_tokenizer())
+    assert lm.embedding_scale == pytest.approx(32**0.5, rel=1e-6)
+    merged = noiser.wrap(model.merge_and_unload(), tiny_tokenizer())
+    noise = torch.randn(10, 1, 32, generator=torch.Generator().manual_seed(0))
+    method = noiser.Noiser(bounding=0.05, noise=noise)
+    found, expected = (noiser.attribute(one, PROMPT, method=method).scores for one in (lm, merged))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
