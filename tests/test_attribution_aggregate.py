@@ -87,6 +87,15 @@ def test_own_spans_leave_the_rest_out():
     torch.testing.assert_close(att.scores, torch.tensor([[0.4, 0.4]]))
 
 
+def test_a_unit_goes_to_the_span_that_has_most_of_it():
+    """A token such as '."' ends a source and goes on after it."""
+    pieces = ("It", " rains", '."', " So", '?"')
+    sources = [{"title": "", "start": 0, "end": 9}, {"title": "", "start": 10, "end": 14}]
+    att = make(pieces, ((1.0, 2.0, 4.0, 8.0, 16.0),), info={"sources": sources})
+    assert att.aggregate("source").scores.tolist() == [[7.0, 24.0]]
+    assert att.aggregate([(0, 9)]).scores.tolist() == [[7.0]]
+
+
 def test_pieces_of_one_character_go_together():
     units = (Span("é", 0, 1, (0,)), Span("é", 0, 1, (1,)), Span(" b", 1, 3, (2,)))
     att = make(("é b",), ((1.0, 2.0, 4.0),), units=units).aggregate("word")
@@ -103,10 +112,13 @@ def test_pieces_of_one_character_go_together():
         ([(0, 99)], "leaves the text, which has 18"),
         ([(5, 3)], "leaves the text"),
         ([(-1, 3)], "leaves the text"),
-        ([(2, 3)], "holds no token"),
+        ([(6, 7)], "holds no token"),
+        ([(0,)], "pairs of integers"),
+        ([(0, 2.5)], "pairs of integers"),
+        (5, "pairs of integers"),
     ],
 )
-def test_bad_spans(spans, message):
+def test_bad_spans(spans, message, unchecked):
     with pytest.raises(UnitError, match=message):
         make().aggregate(spans)
 

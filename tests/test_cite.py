@@ -378,10 +378,52 @@ def test_a_shortlist_has_the_best_of_each_target():
     assert [unit.text for unit in best.choose(units, [0])] == ["A fox."]
     assert [unit.text for unit in best.choose(units, [1, 0])] == ["A fox.", "Trains."]
     assert [unit.text for unit in Shortlist(record, 2).choose(units[1:], [1])] == ["It rains.", "Trains."]
-    joined = units[0]._replace(end=units[1].end)
+    both = (*units[0].token_indices, *units[1].token_indices)
+    joined = units[0]._replace(end=units[1].end - 1, token_indices=both)  # its last token goes on after it
     assert best.choose([joined, *units[2:]], [0]) == (joined,)  # 3 + 1
-    unknown = units[3]._replace(start=units[3].start + 1)  # smaller than what was scored
+    unknown = units[3]._replace(token_indices=(99,))  # not what was scored
     assert best.choose([*units[:3], unknown], [0]) == (*units[:3], unknown)
+
+
+def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():
+    """As in a chat in which the same source was quoted before, and where the question quotes it."""
+    lm, source = chat_model(), "A fox sings."
+    chat = [
+        {"role": "user", "content": f"{source} Where is it?"},
+        {"role": "assistant", "content": "In the village."},
+        {"role": "user", "content": "And now?"},
+    ]
+    found = noiser.cite(lm, chat, [source, "It rains."], answer=ANSWER, contrast=False)
+    assert found.sources[0].start == found.attribution.text.rfind(source)
+    template = "Is this true: {question}\n\n{sources}"
+    found = noiser.cite(lm, source, [source, "It rains."], answer=ANSWER, template=template, contrast=False)
+    assert found.sources[0].start == found.attribution.text.rfind(source)
+    found = noiser.cite(lm, f"Is it true: {source}", [source], answer=ANSWER, contrast=False)
+    assert found.sources[0].start == found.attribution.text.find(source)
+
+
+def test_a_source_may_hold_a_special_token():
+    lm, source = tiny("llama"), "The token </s> ends a text."
+    found = noiser.cite(lm, QUESTION, [source, "It rains."], answer=ANSWER, contrast=False)
+    assert found.sources[0].text == source
+    assert found.scores.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": 3}, "The prompt is a int"),
+        ({"question": [{"role": "user"}]}, "no 'content'"),
+        ({"template": 3}, "template is 3"),
+        ({"memory": "3"}, "memory is '3'"),
+        ({"memory": math.nan}, "memory is nan"),
+        ({"max_forwards": "10"}, "max_forwards is '10'"),
+    ],
+)
+def test_arguments_of_the_wrong_type(changes, message, unchecked):
+    given = {"question": QUESTION, "sources": SOURCES, "answer": ANSWER} | changes
+    with pytest.raises(noiser.errors.NoiserError, match=message):
+        noiser.cite(tiny("llama"), **given)
 
 
 @pytest.mark.parametrize("unit", ["source", "auto"])
@@ -445,6 +487,8 @@ def test_many_questions_are_answered_as_one_by_one():
         noiser.cite(lm, questions, [SOURCES, [" "]], answer=ANSWER)
     with pytest.raises(ParameterError, match="sources is a list of 3 for 2 prompts"):
         noiser.cite(lm, questions, SOURCES)
+    with pytest.raises(ParameterError, match=r"pair for 2 prompts; expected a list of sources for each"):
+        noiser.cite(lm, questions, [("fox", "It sings."), ("dog", "It barks.")])
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

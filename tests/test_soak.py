@@ -79,7 +79,7 @@ def show_inseq(path):
 
 
 def use_folder(path):
-    """All that is done with a benchmark's folder: it is shown, packed and gone on with."""
+    """All that is done with a benchmark's folder: it is shown, packed and continued."""
     folder = next(parent for parent in path.parents if (parent / "plan.toml").exists())
     assert "\x1b" not in str(status(folder))
     list(Store(folder).rows())

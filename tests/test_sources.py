@@ -10,6 +10,8 @@ import torch
 import noiser
 from noiser.errors import ParameterError, UnitError
 from noiser.model import build_query
+from noiser.model.sources import without_sources
+from noiser.types import Source
 from test_pages import chat_model
 from tiny import tiny
 
@@ -91,6 +93,22 @@ def test_sources_of_a_chat_are_found_in_its_messages():
     turns = build_query(lm, chat, unit="turn", max_new_tokens=2).units
     assert [turn.text for turn in turns[:2]] == ["The user sings.", "Does the user sing?"]
     assert len(turns) == 3  # and the continuation's first token
+
+
+def test_a_prompt_without_its_sources():
+    """They are cut where they stand, and not where the same words stand first."""
+    lm, sources = tiny("llama"), ["A fox sings.", "the dog plays."]
+    text = "Is it so that the dog plays. today?\n\nA fox sings. the dog plays.\nSo:"
+    found = build_query(lm, text, sources=sources, unit="source").sources
+    assert without_sources(text, None, text, [], found) == "Is it so that the dog plays. today?\n\n \nSo:"
+    chat = [{"role": "user", "content": " A fox sings. Why? "}, {"role": "user", "content": "A fox sings."}]
+    rendered = "<|user|>A fox sings. Why?\n<|user|>A fox sings.\n"
+    places, at = [(8, 25), (34, 46)], rendered.rfind("A fox")
+    found = (Source("", "A fox sings.", at, at + 12),)
+    assert without_sources(chat, None, rendered, places, found) == [
+        {"role": "user", "content": "A fox sings. Why?"},
+        {"role": "user", "content": ""},
+    ]
 
 
 def test_a_text_that_stands_twice_is_two_sources():

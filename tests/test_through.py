@@ -13,7 +13,7 @@ from noiser.attribution.reasoning import edges
 from noiser.attribution.through import paths
 from noiser.errors import ParameterError
 from noiser.types import Target
-from tiny import tiny
+from tiny import tiny, tiny_tokenizer
 
 PROMPT, STEPS = ("A fox.", " A dog."), (" First.", " Then.", " So.", " End.")
 
@@ -77,7 +77,7 @@ def test_by_hand():
 def test_units_may_be_parts_of_a_target():
     """Two words of one sentence carry what the sentence carries."""
     pieces = ("A fox.", " A dog.", " It", " sings.")
-    targets = (Target(" It sings.", 1, 0.5, 1), Target(" End.", 2, 0.5, 1))
+    targets = (Target(" It sings.", 1, 0.5, 1, rest=(3,)), Target(" End.", 2, 0.5, 1))
     att = make(
         pieces,
         ((3.0, 1.0, NAN, NAN), (0.0, 1.0, 0.5, 0.5)),
@@ -90,7 +90,7 @@ def test_units_may_be_parts_of_a_target():
 
 
 def test_a_target_is_not_what_it_was_written_from():
-    """Only the second of two equal sentences is a target: the first, which is found before it, belongs to none."""
+    """Only the second of two equal sentences is a target: the first belongs to none."""
     pieces = ("A fox.", " It sings.")
     att = make(
         pieces,
@@ -98,10 +98,26 @@ def test_a_target_is_not_what_it_was_written_from():
         prompt_length=6,
         text="A fox. It sings. It sings",
         units=spans_of(*pieces),
-        targets=(Target(" It sings", 1, 0.5, 1),),
+        targets=(Target(" It sings", 1, 0.5, 1, before=(1,)),),
     )
     with pytest.raises(ParameterError, match=r"' It sings\.' of the continuation is not inside one target"):
         att.through()
+
+
+@pytest.mark.parametrize("answer", [" fox 🦊 x y", " 🦊 x 🦊", " a é x", " fox fox"])
+def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
+    """Every piece of it reads as the whole character, so that targets cannot be found by their texts."""
+    prompt = "The quick fox. It jumps."
+    att = noiser.attribute(tiny("llama"), prompt, target=answer, method=noiser.Occlusion(score="logprob"))
+    first = len(tiny_tokenizer()(prompt)["input_ids"])
+    weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
+    weights /= weights.sum(1, keepdim=True)
+    expected = torch.zeros(len(att.targets), len(att.targets), dtype=torch.float64)
+    for column, unit in enumerate(att.units):
+        for token in unit.token_indices:
+            if token >= first:
+                expected[:, token - first] += weights[:, column] / len(unit.token_indices)
+    torch.testing.assert_close(torch.tensor(att.through().info["through"], dtype=torch.float64), expected)
 
 
 def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):

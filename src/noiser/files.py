@@ -48,6 +48,11 @@ def _finite(number: str) -> float:
     return value
 
 
+def json_text(value: Any) -> str:
+    """A value as readable JSON, with a newline at its end. Raises ValueError for NaN and infinities."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+
+
 def write_text(path: str | PathLike[str], text: str) -> None:
     """As `write_bytes`, in UTF-8; half of a surrogate pair becomes its JSON escape."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))

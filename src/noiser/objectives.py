@@ -71,6 +71,8 @@ class ClassLogProbability:
         clean: Float[Tensor, "tokens vocab"],  # noqa: ARG002
     ) -> Float[Tensor, " samples"]:
         """See the class."""
+        if (largest := max(self.tokens)) >= (size := log_p.shape[-1]):
+            raise ParameterError(f"tokens has the id {largest}; expected ids below {size}, the model's vocabulary.")
         return log_p[:, 0, list(self.tokens)].logsumexp(-1)
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
+
+Offset = tuple[int, int]
+"""(start, end) in characters of a text."""
 
 # Scripts written without spaces between words, as ranges of code points: Thai, Lao, Myanmar, Khmer, CJK
 # radicals, kana, Han with its extensions and compatibility forms, halfwidth katakana.
@@ -112,6 +115,24 @@ def visible_part(text: str, start: int, end: int) -> tuple[int, int]:
     if not piece.strip():
         return start, end
     return start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+
+
+def owners(text: str, pieces: Sequence[Offset], spans: Sequence[Offset]) -> list[int | None]:
+    """For each piece of a text, the span that has most of its visible characters; None where none has any.
+
+    Args:
+        text: what all of them are offsets of.
+        pieces: such as tokens; an empty one has no owner, and one of whitespace alone is taken as it is.
+        spans: in order, disjoint.
+    """
+    starts, ends = [start for start, _ in spans], [end for _, end in spans]
+
+    def owner(piece: Offset) -> int | None:
+        start, end = visible_part(text, *piece)
+        near = range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else ()
+        return max(near, key=lambda i: min(end, ends[i]) - max(start, starts[i]), default=None)
+
+    return [owner(piece) for piece in pieces]
 
 
 def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[Snapped]:

@@ -135,7 +135,7 @@ class _Chart:
                 f"with {leader.probability:.3g}."
             )
         else:
-            parts.append(f"The model keeps its mind up to k = {max(self.ks):.3g}.")
+            parts.append(f"The prediction does not change up to k = {max(self.ks):.3g}.")
         if self.threshold is not None:
             parts.append(f"Noiser's search put this unit's threshold at {self.threshold:.3g}.")
         return " ".join(parts)

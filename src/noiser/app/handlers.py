@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
 from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
 from noiser.explain.citations_html import fragment as citations_fragment
+from noiser.files import json_text
 from noiser.methods import Method, make_method
 from noiser.methods.search import SMALLEST
 from noiser.model import LanguageModel
@@ -329,5 +329,5 @@ def file_of(answer: Answer, form: Literal["json", "html", "md"]) -> File:
         return File(name, _TYPES[form], cited.to_html() if form == "html" else cited.to_json())
     if form == "html":
         return File(name, _TYPES[form], given[0].to_html() if len(given) == 1 else compare_html(given))
-    several = json.dumps([att.to_dict() for att in given], ensure_ascii=False, indent=1) + "\n"
-    return File(name, _TYPES[form], dumps(given[0]) if len(given) == 1 else several)
+    text = dumps(given[0]) if len(given) == 1 else json_text([att.to_dict() for att in given])
+    return File(name, _TYPES[form], text)

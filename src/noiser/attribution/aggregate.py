@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.checks import check_choice
 from noiser.errors import UnitError, UnknownNameError
-from noiser.spans import sentence_spans, snap, visible_part, word_spans
+from noiser.spans import owners, sentence_spans, snap, word_spans
 from noiser.types import Span, Unit
 
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)
@@ -68,12 +68,13 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
 
 
 def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:
-    """The units whose last visible character each span holds; units in no span are left out."""
+    """The units of which each span has more than any other span; units in no span are left out."""
     _check(att, spans)
-    owners = [_last_visible(att.text, span) for span in att.units]
+    order = sorted(range(len(spans)), key=spans.__getitem__)
+    found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
     groups: list[Columns] = []
-    for start, end in spans:
-        columns = tuple(i for i, last in enumerate(owners) if last is not None and start <= last < end)
+    for place, (start, end) in enumerate(spans):
+        columns = tuple(i for i, index in enumerate(found) if index is not None and order[index] == place)
         if not columns:
             raise UnitError(
                 f"The span ({start}, {end}), {att.text[start:end]!r}, holds no {att.unit} of this attribution; "
@@ -83,14 +84,12 @@ def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -
     return groups
 
 
-def _last_visible(text: str, span: Span) -> int | None:
-    """Offset of the last character that is not whitespace (of the last one, if all are); None for an empty span."""
-    if span.start == span.end:
-        return None
-    return visible_part(text, span.start, span.end)[1] - 1
-
-
 def _check(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> None:
+    pairs: Sequence[Any] = spans
+    if not isinstance(pairs, Sequence) or not all(
+        isinstance(span, Sequence) and len(span) == 2 and all(type(value) is int for value in span) for span in pairs
+    ):
+        raise UnitError(f"The spans are {spans!r:.60}; expected (start, end) pairs of integers, or the name of a unit.")
     if not spans:
         raise UnitError("The list of spans is empty; expected (start, end) character offsets of the text.")
     previous = 0

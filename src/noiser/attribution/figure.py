@@ -49,11 +49,9 @@ def figure(attributions: Sequence[AttributionRecord], target: int, width: float)
         DependencyError: matplotlib is not installed.
         ParameterError: no attribution, different prompts, no such target, or a width that is not above 1.
     """
-    try:
-        from matplotlib.figure import Figure as NewFigure
-        from matplotlib.patches import Rectangle
-    except ImportError as error:
-        raise DependencyError("A figure needs matplotlib; install it with: pip install 'noiser[report]'") from error
+    page_class = figure_class()
+    from matplotlib.patches import Rectangle
+
     check_comparable(attributions)
     for att in attributions:
         check_targets(att, [target])
@@ -62,7 +60,7 @@ def figure(attributions: Sequence[AttributionRecord], target: int, width: float)
     page = _Page(72 * width)
     for att, heading in zip(attributions, headings(attributions), strict=True):
         page.add(heat_map(att, target), heading if len(attributions) > 1 else "")
-    drawing = NewFigure(figsize=(width, page.y / 72))
+    drawing = page_class(figsize=(width, page.y / 72))
     axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, page.width), ylim=(page.y, 0))
     axes.set_axis_off()
     for box in page.boxes:
@@ -74,6 +72,15 @@ def figure(attributions: Sequence[AttributionRecord], target: int, width: float)
             weight = "bold" if box.bold else "normal"
             axes.text(box.x, box.y, box.text, size=box.size, weight=weight, parse_math=False, usetex=False)
     return drawing
+
+
+def figure_class() -> type[Figure]:
+    """Matplotlib's class of figures, without its global state. Raises DependencyError where it is not installed."""
+    try:
+        import matplotlib.figure
+    except ImportError as error:
+        raise DependencyError("Figures need matplotlib; install it with: pip install 'noiser[report]'") from error
+    return matplotlib.figure.Figure
 
 
 @dataclass

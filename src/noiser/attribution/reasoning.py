@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.attribution.display import check_targets, label
+from noiser.attribution.figure import figure_class
 from noiser.attribution.record import AttributionRecord
 from noiser.attribution.through import Paths, flow, paths
 from noiser.checks import check_probability
-from noiser.errors import DependencyError, ParameterError
+from noiser.errors import ParameterError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,11 +45,9 @@ def edges(graph: Paths, target: int) -> list[Edge]:
 
 def reasoning_figure(att: AttributionRecord, target: int, width: float, least: float) -> Figure:
     """Lines of text with arcs between them; see `noiser.Attribution.plot_through`."""
-    try:
-        from matplotlib.figure import Figure as NewFigure
-        from matplotlib.patches import Arc
-    except ImportError as error:
-        raise DependencyError("A figure needs matplotlib; install it with: pip install 'noiser[report]'") from error
+    page_class = figure_class()
+    from matplotlib.patches import Arc
+
     check_probability("least", least)
     check_targets(att, [target])
     if not width > 1:
@@ -58,7 +57,7 @@ def reasoning_figure(att: AttributionRecord, target: int, width: float, least: f
     texts = [*(att.units[column].text for column in graph.columns), *(each.text for each in att.targets)]
     shown = len(graph.columns) + target + 1  # what was written afterwards leads nowhere
     height = _LINE * shown
-    drawing = NewFigure(figsize=(width, height / 72))
+    drawing = page_class(figsize=(width, height / 72))
     axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, 72 * width), ylim=(height, 0))
     axes.set_axis_off()
     left = 72 * width * _ARCS

@@ -107,7 +107,8 @@ class Attribution(AttributionRecord):
             no thresholds; `info["through"]` has the weights of the edges between targets, [targets, targets].
 
         Raises:
-            ParameterError: the continuation has no units, or a unit of it is not inside one target.
+            ParameterError: the continuation has no units, or a unit of it is not inside one target. A character of
+                several tokens is shared by their targets.
         """
         graph = through.paths(self)
         return replace(
@@ -210,7 +211,7 @@ class Attribution(AttributionRecord):
         """A complete page: no network, no scripts, every token escaped.
 
         Args:
-            path: where to write it, too.
+            path: if given, the page is also written to this file.
             targets: indices of the targets to show. None for all; of a very long continuation, for the first ones,
                 as many as a browser shows without delay, and the page says so.
 

@@ -9,6 +9,7 @@ summed by the target that they belong to, X = W_p + W_g X, so X = (I - W_g)^-1 W
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,16 +43,17 @@ def paths(att: AttributionRecord) -> Paths:
     weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
     weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     columns = tuple(i for i, unit in enumerate(att.units) if unit.start < att.prompt_length)
-    written = [i for i in range(len(att.units)) if i not in columns]
+    written = [i for i, unit in enumerate(att.units) if unit.start >= att.prompt_length]
     if len(att.targets) > 1 and not written:
         raise ParameterError(
             "The continuation has no units, so nothing leads through it; expected sentences of the prompt and of the "
             "continuation. Attribute with unit='sentence', target_unit='sentence' and continuation_units=True."
         )
     generated = torch.zeros(len(att.targets), len(att.targets), dtype=torch.float64)
-    spans = _target_spans(att)
+    targets = _targets_of_tokens(att, written) if written else {}
     for column in written:
-        generated[:, _owner(att, column, spans)] += weights[:, column]
+        owners = _owners(att, column, targets)
+        generated[:, owners] += weights[:, [column]] / len(owners)
     return Paths(weights[:, list(columns)], generated, columns)
 
 
@@ -74,23 +76,31 @@ def flow(graph: Paths, target: int) -> Float64[Tensor, "targets units_and_target
     return reach * torch.cat([graph.prompt, graph.generated], 1)
 
 
-def _target_spans(att: AttributionRecord) -> list[tuple[int, int]]:
-    """(start, end) of each target's characters in the text; one that is not in it, such as the last, is after it."""
-    spans: list[tuple[int, int]] = []
-    position = att.prompt_length
-    for target in att.targets:
-        start = max(position, att.text.find(target.text, position))
-        position = start + len(target.text)
-        spans.append((start, position))
-    return spans
+def _targets_of_tokens(att: AttributionRecord, written: Sequence[int]) -> dict[int, int]:
+    """The target that each token of the continuation is in; one between two targets is in none."""
+    starts: list[int] = []  # counted from the first token of the continuation
+    owners: list[int | None] = []
+    for row, target in enumerate(att.targets):
+        owners += [None] * len(target.before)
+        starts.append(len(owners))
+        owners += [row] * len(target.token_ids)
+    first = att.units[written[0]]
+    begin = first.token_indices[0]
+    if first.start > att.prompt_length:  # it begins with a token that is no unit: targets see all tokens before them
+        last = torch.tensor([unit.token_indices[-1] for unit in att.units])
+        begin = max(int(last[~row.isnan()].max()) + 1 - start for row, start in zip(att.scores, starts, strict=True))
+    return {begin + index: row for index, row in enumerate(owners) if row is not None}
 
 
-def _owner(att: AttributionRecord, column: int, spans: list[tuple[int, int]]) -> int:
+def _owners(att: AttributionRecord, column: int, targets: Mapping[int, int]) -> list[int]:
+    """The target that a unit is in; or the targets that are pieces of one character, as the unit is."""
     unit = att.units[column]
-    for row, (start, end) in enumerate(spans):  # what a target is written from is no part of it
-        if start <= unit.start and unit.end <= end and att.scores[row, column].isnan():
-            return row
-    raise ParameterError(
-        f"The unit {unit.text!r:.60} of the continuation is not inside one target; expected targets that cover the "
-        "continuation, and units no larger. Attribute with the same unit and target_unit, such as 'sentence'."
-    )
+    rows = [targets.get(token) for token in unit.token_indices]
+    owners = sorted({row for row in rows if row is not None})
+    texts = {att.targets[row].text.strip() for row in owners}
+    if None in rows or len(texts) > 1:
+        raise ParameterError(
+            f"The unit {unit.text!r:.60} of the continuation is not inside one target; expected targets that cover the "
+            "continuation, and units no larger. Attribute with the same unit and target_unit, such as 'sentence'."
+        )
+    return owners

@@ -102,7 +102,7 @@ class ModelEntry(Entry):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """Which weights in which precision; they may move to another device, and run elsewhere in another way."""
+        """Which weights in which precision; they may move to another device, and may be run differently."""
         which = {key: value for key, value in self.engine_args.items() if key in _WHICH}
         meaning = self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
         return meaning | ({"engine_args": which} if which else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,6 +58,7 @@ def compare(
 
     from noiser.attribution.html import compare_html
     from noiser.attribution.terminal import compare_text
+    from noiser.files import json_text
     from noiser.methods import make_method
 
     chosen = [make_method(name) for name in names]
@@ -68,7 +68,7 @@ def compare(
     output.write(
         {
             "text": lambda: compare_text(attributions, plain=plain),
-            "json": lambda: json.dumps([att.to_dict() for att in attributions], ensure_ascii=False, indent=1),
+            "json": lambda: json_text([att.to_dict() for att in attributions]),
             "html": lambda: compare_html(attributions),
         }
     )

@@ -26,7 +26,7 @@ bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks: plans of models
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The benchmark's folder.")]
 
 QUIET_SECONDS = 30.0
-"""Between two lines of progress where stderr is no terminal."""
+"""Between two lines of progress where stderr is not a terminal."""
 
 
 def run(

@@ -9,7 +9,6 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
-from noiser.errors import PromptError
 from noiser.types import CitedUnit
 
 
@@ -31,7 +30,7 @@ def cite(
         CitedUnit,
         typer.Option("--unit", help="auto: sources, then sentences of those that carry the score."),
     ] = "auto",
-    contrast: Annotated[bool, typer.Option(help="Ask without the sources, too.")] = True,
+    contrast: Annotated[bool, typer.Option(help="Also ask without the sources.")] = True,
     max_seconds: Annotated[
         float | None, typer.Option(help="With --unit auto: about the most seconds to spend.")
     ] = None,
@@ -75,7 +74,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise PromptError(
-            f"--source: {path} is not valid text at byte {error.start}; expected UTF-8. Convert it first, "
-            "such as by: iconv -f latin1 -t utf-8"
-        ) from None
+        raise o.not_text(f"--source: {path} is not valid text at byte {error.start}") from None

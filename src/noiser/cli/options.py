@@ -230,7 +230,7 @@ def parse_prompt(typed: str, *, chat: bool) -> Prompt:
     """
     text = read_stdin().removesuffix("\n") if typed == "-" else typed
     if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
-        raise _not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
+        raise not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
     if not chat:
         return text
     from noiser.app.question import json_messages  # which needs nothing of the page
@@ -243,10 +243,11 @@ def read_stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise _not_text(f"stdin has bytes that are not text, such as {error.object[error.start]:#04x}") from None
+        raise not_text(f"stdin has bytes that are not text, such as {error.object[error.start]:#04x}") from None
 
 
-def _not_text(what: str) -> PromptError:
+def not_text(what: str) -> PromptError:
+    """The error for bytes that are not UTF-8."""
     return PromptError(f"{what}; expected UTF-8. Convert it first, such as by: iconv -f latin1 -t utf-8")
 
 

@@ -54,7 +54,7 @@ def write(text: str, output: Path | None, format_: str) -> None:
 
 @contextmanager
 def progress_bar(label: str) -> Generator[Callable[[float, float], None] | None]:
-    """Yields `progress(done, total)`, or None where stderr is no terminal. `total` may change on the way."""
+    """Yields `progress(done, total)`, or None where stderr is not a terminal. `total` may change on the way."""
     if not sys.stderr.isatty():
         yield None
         return

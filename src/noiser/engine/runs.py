@@ -109,7 +109,7 @@ class QueryRun:
 
     def prepare_prefix(self, perturbations: Sequence[Perturbation]) -> Passes[None]:
         """Runs the clean sequence for its keys and values, if that saves more tokens than it costs."""
-        saved = sum(self._start(p) * p.samples for p in perturbations)
+        saved = sum(self._start(p, self.rows(p)) * p.samples for p in perturbations)
         if self._prefix is None and self._reuses_prefix and saved > len(self.query.token_ids):
             yield from self._run_clean()
 
@@ -196,11 +196,9 @@ class QueryRun:
             packed: whether each sequence has its own start and stop, or all of a batch the same.
         """
         after_prefix = packed or self._prefix is not None
-        work = [
-            Work(self._start(p) if after_prefix else 0, max(self.rows(p)) + 1, p.samples)
-            for p in (perturbations[i] for i in wanted)
-        ]
-        rows = max((len(self.rows(perturbations[i])) for i in wanted), default=1)
+        chosen = [(p, self.rows(p)) for p in (perturbations[i] for i in wanted)]
+        work = [Work(self._start(p, rows) if after_prefix else 0, max(rows) + 1, p.samples) for p, rows in chosen]
+        rows = max((len(rows) for _, rows in chosen), default=1)
         vocabulary_bytes = self.lm.vocabulary_size * (self.lm.dtype.itemsize if packed else 4) * rows
         max_tokens = max(1, self._batch_tokens // copies)
         max_sequences = max(1, LOGIT_BYTES // (vocabulary_bytes * copies))
@@ -295,11 +293,11 @@ class QueryRun:
             return slice(first, stop)
         return torch.tensor(positions, device=self._scaled.device)
 
-    def _start(self, perturbation: Perturbation) -> int:
+    def _start(self, perturbation: Perturbation, rows: Sequence[int]) -> int:
         # One token at least is run after a prefix: a sequence cannot be empty.
         if not self._reuses_prefix:
             return 0
-        return min(perturbation.first(self.query.sources_stop), min(self.rows(perturbation)))
+        return min(perturbation.first(self.query.sources_stop), min(rows))
 
     def _piece_inputs(self, piece: Piece, perturbations: Sequence[Perturbation]) -> Float[Tensor, "samples length dim"]:
         perturbation = perturbations[piece.perturbation]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from noiser.attribution.store import to_jsonable
 from noiser.errors import ParameterError
 from noiser.evaluation.display import View, as_html, as_page, as_text, interval_text, number_text
 from noiser.evaluation.result import Evaluation
+from noiser.files import json_text
 from noiser.metrics.bootstrap import Estimate, corrected
 
 
@@ -66,7 +66,7 @@ class Comparison:
 
     def dumps(self) -> str:
         """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        return json_text(self.to_dict())
 
     @property
     def _view(self) -> View:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from noiser.errors import ParameterError
 from noiser.evaluation import store
 from noiser.evaluation.display import View, as_html, as_page, as_text, view
 from noiser.evaluation.examples import Skipped
-from noiser.files import write_text
+from noiser.files import json_text, write_text
 from noiser.metrics.bootstrap import INFLUENTIAL, Estimate, corrected, difference, estimate, without_influential
 from noiser.metrics.metric import Summary
 from noiser.types import ModelIdentity
@@ -184,7 +183,7 @@ class Evaluation:
 
     def dumps(self) -> str:
         """The JSON text that `save` writes."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        return json_text(self.to_dict())
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON, whole or not at all."""

@@ -2,7 +2,7 @@
 
 from noiser.explain.attribute import attribute, attribution_passes, is_many
 from noiser.explain.citations import Citation, Citations, Quote, Sentence
-from noiser.explain.cite import citation_passes, cite
+from noiser.explain.cite import cite
 from noiser.explain.tolerance import Tolerance, tolerance
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Tolerance",
     "attribute",
     "attribution_passes",
-    "citation_passes",
     "cite",
     "is_many",
     "tolerance",

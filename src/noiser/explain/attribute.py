@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import Any, TypeGuard, TypeVar, overload
+from typing import Any, TypeGuard, TypeVar, get_args, overload
 
 import torch
 
@@ -93,7 +93,7 @@ def attribute(
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template. A
             list of texts or of chats is many prompts: they run side by side, which is faster, and give the same
-            numbers as one by one.
+            numbers as separate calls.
         method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME",
             "captum:NAME" and "shapiq:NAME" are the methods of those libraries.
         target: what is explained. None: the greedy continuation. Text: that continuation, token by token; a space is
@@ -135,6 +135,7 @@ def attribute(
         UnknownNameError, ParameterError: no such method, or a hyper-parameter outside its domain.
         UnsupportedModelError: the method needs what the model does not give, such as gradients of one in vLLM.
         NumericalError: the model returned NaN or infinite logits.
+        ModelError: memory does not suffice.
     """
     options: dict[str, Any] = {
         "method": make_method(method),
@@ -203,10 +204,10 @@ def attribution_passes(
     progress: Progress | None = None,
 ) -> Passes[Attribution]:
     """The attribution of one prompt as a coroutine, for `noiser.engine.run_interleaved`; see `attribute`."""
-    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
         raise ParameterError(f"seed is {seed!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
     if special_tokens is not None:
-        check_choice("special_tokens", special_tokens, ("frozen", "perturbed"))
+        check_choice("special_tokens", special_tokens, get_args(SpecialTokens))
     check_answers(method, engine.lm.identity.name, engine.lm.looks_inside)
     query = yield from engine.query(
         prompt,
@@ -292,6 +293,11 @@ def one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:
     if len(value) != count:
         raise ParameterError(
             f"{name} is a list of {len(value)} for {count} prompts; expected one for each, or one for all."
+        )
+    if name == "sources" and any(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in value):
+        raise ParameterError(
+            f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them, as in "
+            "sources=[[(title, text), ...], ...]. Repeat the list, if all have the same."
         )
     return list(value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from noiser.attribution.display import label, number_format, provenance, visible
 from noiser.attribution.store import SavedNumber, SavedPrompt, check_schema, first_problem, read_saved, to_jsonable
 from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain import citations_html
-from noiser.files import write_text
+from noiser.files import json_text, write_text
 from noiser.types import Prompt, Source
 
 FORMAT, SCHEMA = "noiser.citations", 1
@@ -218,7 +217,7 @@ class Citations:
         """A complete page without scripts: pointing at a sentence shows its sources, and the other way round.
 
         Args:
-            path: where to write it, too.
+            path: if given, the page is also written to this file.
 
         Raises:
             OSError: the file cannot be written.
@@ -257,7 +256,7 @@ class Citations:
 
     def to_json(self) -> str:
         """`to_dict` as text."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+        return json_text(self.to_dict())
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON (docs/schema.md): the whole file or, on failure, nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -9,15 +10,16 @@ from typing import Any, overload
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_probability
 from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, SharedProgress, Steps, without
-from noiser.errors import TargetError
+from noiser.errors import ParameterError, TargetError
 from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
 from noiser.explain.citations import Citations
 from noiser.explain.refine import MIN_SHARE, Budget, SplitRule
 from noiser.explain.shortlist import check_proxy, make_shortlist
 from noiser.methods import Method, Occlusion, make_method
+from noiser.model.chat import content_offsets
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
-from noiser.model.sources import TEMPLATE, place_sources, without_sources
+from noiser.model.sources import TEMPLATE, begin_of_sources, place_sources, without_sources
 from noiser.model.text import encode
 from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources
 
@@ -109,7 +111,7 @@ def cite(
         lm: from `noiser.load_model` or `noiser.wrap`.
         question: a text; it becomes a user's message if the tokenizer has a chat template. Or chat messages, whose last
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
-            of answers); they run side by side, with the same numbers as one by one.
+            of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
         proxy: a small model of the same tokenizer, which scores every source and sentence first. `lm` then scores only
             those that are among the proxy's best for a sentence: as many as can have `least_share` of its score. The
@@ -127,7 +129,7 @@ def cite(
         memory: see above, in nats; None for `MEMORY`: 3 where sources are hidden, 4 where they are removed otherwise.
         least_share: a source is cited if it has this share of a sentence's positive scores. It is taken apart if it has
             a twentieth of all scores: what is not cited helps to predict, too.
-        contrast: whether the model is asked without the sources, too.
+        contrast: whether the model is also asked without the sources.
         max_forwards: with unit="auto", about the most token-forwards to spend; every source is always scored.
         max_seconds: likewise in seconds; many questions then run one by one, each with that much.
         seed: of all random numbers.
@@ -159,40 +161,44 @@ def cite(
     engine = LocalEngine(lm, many=many and max_seconds is None)
     shared = SharedProgress(len(questions), progress) if many else None
     coroutines = (
-        citation_passes(engine, *texts, answer=text, progress=shared.of(i) if shared else progress, **options)
+        _citation_passes(engine, *texts, answer=text, progress=shared.of(i) if shared else progress, **options)
         for i, (*texts, text) in enumerate(zip(questions, documents, answers, strict=True))
     )
     citations = run_all(engine, coroutines, shared)
     return citations if many else citations[0]
 
 
-def citation_passes(
+def _citation_passes(
     engine: LocalEngine,
     question: Prompt,
     sources: Sources,
     *,
-    proxy: LanguageModel | None = None,
-    method: Method | None = None,
-    answer: str | None = None,
-    max_new_tokens: int = 128,
-    template: str | None = TEMPLATE,
-    unit: CitedUnit = "auto",
-    memory: float | None = None,
-    least_share: float = LEAST_SHARE,
-    contrast: bool = True,
-    budget: Budget | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
+    proxy: LanguageModel | None,
+    method: Method | None,
+    answer: str | None,
+    max_new_tokens: int,
+    template: str | None,
+    unit: CitedUnit,
+    memory: float | None,
+    least_share: float,
+    contrast: bool,
+    budget: Budget,
+    seed: int,
+    progress: Progress | None,
 ) -> Passes[Citations]:
-    """The citations of one answer as a coroutine, for `noiser.engine.run_interleaved`; see `cite`."""
+    """The citations of one answer; see `cite`."""
     check_choice("unit", unit, ("auto", "source", "sentence"))
     check_probability("least_share", least_share)
+    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
+        raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
     lm = engine.lm
     chat = bool(getattr(lm.tokenizer, "chat_template", None))
     asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
     prompt = asked if template is None else place_sources(asked, sources, template)
+    read = encode(lm.tokenizer, prompt, context_length=lm.context_length)
+    begin = 0 if template is None else begin_of_sources(asked, prompt, template, read.text)
     if proxy is not None:  # before anything is run
-        check_proxy(lm, proxy, encode(lm.tokenizer, prompt, context_length=lm.context_length).token_ids)
+        check_proxy(lm, proxy, read.token_ids)
     writing = {"max_new_tokens": max_new_tokens, "stop": None if chat else _LINE_END}
     query = yield from engine.query(
         prompt,
@@ -200,6 +206,7 @@ def citation_passes(
         target_unit="sentence",
         unit=unit,
         sources=sources,
+        sources_begin=begin,
         continuation_units=False,
         **writing,
     )
@@ -210,9 +217,12 @@ def citation_passes(
         )
     default = _default(lm, query)
     memory = MEMORY[default.baseline] if memory is None else memory
-    steps = _steps(lm, proxy, query, method, default, seed, budget or Budget(), memory, least_share)
+    steps = _steps(lm, proxy, query, method, default, seed, budget, memory, least_share)
     attribution, losses = yield from engine.answer(query, steps, progress)
-    alone = without_sources(asked, query.sources, template) if contrast else None
+    alone = None
+    if contrast:
+        contents = [] if isinstance(prompt, str) else content_offsets(lm.tokenizer, prompt, read.text)
+        alone = without_sources(asked, template, read.text, contents, query.sources)
     other = None if alone is None else (yield from engine.query(alone, target_unit="all", **writing))
     return Citations(
         question=question,

@@ -7,6 +7,8 @@ whatever then carries most, until no unit that can be split carries much or the 
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +68,7 @@ class Budget(NamedTuple):
                 raise ParameterError(
                     f"{name} is {value!r} and unit {unit!r}; expected unit='auto', which can stop early."
                 )
-            if value is not None and not value > 0:
+            if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise ParameterError(f"{name} is {value!r}; expected a positive number, or None for no limit.")
         return cls(math.inf if max_forwards is None else max_forwards, math.inf if max_seconds is None else max_seconds)
 
@@ -109,20 +111,24 @@ def refine(
     run = _Run(method, query, seed, budget)
     nodes = yield from run.score(query.units)
     whole = torch.stack([node.score for node in nodes]).nan_to_num().abs().sum(0)
+    order = itertools.count()
+    left = [(-_share(node, whole, rule), next(order), node) for node in nodes]
+    heapq.heapify(left)
     done: list[_Node] = []
-    while nodes:
-        node = max(nodes, key=lambda node: _share(node, whole, rule))
-        nodes.remove(node)
-        may_split = _share(node, whole, rule) >= rule.least_share and node.unit.token_indices[0] < query.prompt_tokens
-        parts = split_unit(query.encoding, node.unit, rule.finest) if may_split else ()
+    while left and -left[0][0] >= rule.least_share:
+        node = heapq.heappop(left)[-1]
+        in_prompt = node.unit.token_indices[0] < query.prompt_tokens
+        parts = split_unit(query.encoding, node.unit, rule.finest) if in_prompt else ()
         if parts and rule.choose:
             shares, targets = _shares(node, whole), range(len(whole)) if rule.targets is None else rule.targets
             parts = rule.choose(parts, [t for t in targets if shares[t] >= rule.least_share] or targets)
         if parts and run.affords(parts):
-            nodes += _settled(node, (yield from run.score(parts)))
+            for part in _settled(node, (yield from run.score(parts))):
+                heapq.heappush(left, (-_share(part, whole, rule), next(order), part))
         else:
             run.left += bool(parts)
             done.append(node)
+    done += [node for *_, node in left]
     done.sort(key=lambda node: node.unit.token_indices)
     return tuple(node.unit for node in done), run.scores(done)
 

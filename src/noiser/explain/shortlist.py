@@ -40,10 +40,12 @@ class Shortlist:
 
     def choose(self, units: Sequence[Span], targets: Sequence[int]) -> tuple[Span, ...]:
         """Those among the first `most` for any of the targets, in order; all, where the proxy did not go as deep."""
-        columns = [
-            [i for i, each in enumerate(self.att.units) if unit.start <= each.start and each.end <= unit.end]
-            for unit in units
-        ]
+        owner = {token: index for index, unit in enumerate(units) for token in unit.token_indices}
+        columns: list[list[int]] = [[] for _ in units]
+        for column, each in enumerate(self.att.units):
+            inside = {owner.get(token) for token in each.token_indices}
+            if len(inside) == 1 and (index := inside.pop()) is not None:
+                columns[index].append(column)
         if not all(columns):
             return tuple(units)
         scores = torch.stack([self.att.scores[:, inside].sum(1) for inside in columns], 1)[list(targets)]

@@ -80,6 +80,8 @@ def tolerance(
     Raises:
         ParameterError: there is no such unit, a k is negative or not finite, `samples` is not the number in the noise,
             or the model does not fit the attribution.
+        PromptError: the text exceeds the model's context.
+        ModelError: memory does not suffice.
         NumericalError: the model returned NaN or infinite logits.
     """
     _check(att, unit_index, ks)

@@ -21,7 +21,7 @@ class Coalitions:
 
     A coalition of all units is run once for all targets, from its first replaced position on. A unit that is not
     wholly before a target is kept for that target: a later one cannot matter, and one that the target shares tokens
-    with (a word of several tokens in the continuation, or a token of a target span) is no unit of that target.
+    with (a word of several tokens in the continuation, or a token of a target span) is not a unit of that target.
 
     Args:
         query: the question.

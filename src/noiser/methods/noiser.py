@@ -97,7 +97,7 @@ class Noiser:
             check_positive("bounding", self.bounding)
         check_choice("score", self.score, get_args(ScoreName))
         check_choice("scope", self.scope, ("target", "continuation"))
-        check_choice("profile", self.profile, ("paper", "authors"))
+        check_choice("profile", self.profile, get_args(Profile))
         check_positive("r", self.r)
         if self.search == "exact":  # pyright: ignore[reportUnnecessaryComparison] - bisection, in the first edition
             object.__setattr__(self, "search", "bisection")

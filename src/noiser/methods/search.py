@@ -129,7 +129,7 @@ class Certified:
     Three steps. *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*:
     the lead of the model's own token over its strongest rival, as a function of k, is followed to the last k at which
     none of these units flips, in half of bisection's probes. *Certifying*: the others are probed at that k. When none
-    flips the search is over, and these probes are the scores' own; units that do flip are followed in their turn.
+    flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
 
     What it returns is certified: no unit flips at k, and one flips at k + 2^-steps (or, where one flips at 2^-steps,
     at 2k). It is what `Bisection` returns unless a unit flips at some k and not at a larger one.

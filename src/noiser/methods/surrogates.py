@@ -91,6 +91,7 @@ class ContextCite:
     Two defaults differ from the paper. A source is removed by replacing its rows with the baseline, so that no
     position moves; the paper deletes its text (`baseline="delete"`). And each target token is explained on its own;
     the paper explains the log-odds of a whole response (`target_unit="all"`).
+    With a foil the log-odds are those within the pair, log p(target) / p(foil).
 
     Args:
         samples: inputs with units missing.
@@ -99,8 +100,6 @@ class ContextCite:
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
         score: what is predicted: "logit", the log-odds; "logprob"; "prob"; or "hellinger", minus the distance to the
             whole clean distribution.
-
-    With a foil the log-odds are those within the pair, log p(target) / p(foil).
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.

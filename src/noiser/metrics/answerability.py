@@ -1,4 +1,4 @@
-"""Answerability: are the words of highest score enough for somebody else to say the same?"""
+"""Answerability: are the words of highest score enough for another model to give the same answer?"""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Answerability(JudgedRows):
     """Answerability over prompts.
 
     An unscored prompt (no reply, none that can be read, or a target that is not a word) is not a success, and is
-    not known to be a failure either. So each number is there twice: over all prompts, where it counts as nothing and
+    not known to be a failure either. So each number is given twice: over all prompts, where it counts as nothing and
     the number is a lower bound, and over the scored ones. Both are the same when `unscored` is 0; compare methods only
     where it is small.
 

@@ -93,6 +93,7 @@ def erasure_scores(
     shares: Sequence[float] = SHARES,
     progress: Progress | None = None,
     removal: RemovalName = "zero",
+    seed: int = 0,
 ) -> ErasureScores:
     """Sufficiency and comprehensiveness by hard erasure of the top units (DeYoung et al. 2020, section 4.2).
 
@@ -102,11 +103,13 @@ def erasure_scores(
         shares: of the units, ascending.
         progress: called with (done, expected) token-forwards.
         removal: how units are erased: "zero", "mean", "noise" or "delete"; see `noiser.engine.Remover`.
+        seed: of the noise, where units are erased by noise.
 
     Raises:
         ParameterError: the model's tokens are not the attribution's, or shares do not ascend in (0, 1].
+        UnknownNameError: no such removal.
     """
-    case = Case(lm=lm, att=att, removal=removal)
+    case = Case(lm=lm, att=att, removal=removal, seed=seed)
     return case.run(_scores(case, shares), progress)
 
 
@@ -129,6 +132,7 @@ def erasure_curves(
     steps: int = 20,
     progress: Progress | None = None,
     removal: RemovalName = "zero",
+    seed: int = 0,
 ) -> ErasureCurves:
     """Deletion and insertion curves over the units in order of their scores.
 
@@ -138,11 +142,13 @@ def erasure_curves(
         steps: the most points after the first; fewer units have one point each.
         progress: called with (done, expected) token-forwards.
         removal: how units are erased: "zero", "mean", "noise" or "delete"; see `noiser.engine.Remover`.
+        seed: of the noise, where units are erased by noise.
 
     Raises:
         ParameterError: the model's tokens are not the attribution's, or steps is below 1.
+        UnknownNameError: no such removal.
     """
-    case = Case(lm=lm, att=att, removal=removal)
+    case = Case(lm=lm, att=att, removal=removal, seed=seed)
     return case.run(_curves(case, case.probe.scores[None], steps), progress)[0]
 
 

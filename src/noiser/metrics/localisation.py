@@ -55,6 +55,7 @@ def localisation(
 
     Raises:
         UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
+        UnknownNameError: no such normalization.
     """
     units = units_by_name(att, spans)
     shares = normalize(att.scores, normalization).nan_to_num(0.0)

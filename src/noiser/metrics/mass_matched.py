@@ -127,6 +127,7 @@ def mass_matched(
     Raises:
         ParameterError: the model's tokens are not the attribution's, rates do not ascend in (0, 1], masks or draws is
             below 1.
+        UnknownNameError: no such normalization.
         NumericalError: the zero input changes nothing.
     """
     check_choice("ordering", by, get_args(By))

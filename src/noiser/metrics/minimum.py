@@ -1,4 +1,4 @@
-"""Minimum top-k%: how few words of highest score are enough for somebody else to say the same?"""
+"""Minimum top-k%: how few words of highest score are enough for another model to give the same answer?"""
 
 from __future__ import annotations
 

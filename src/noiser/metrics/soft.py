@@ -85,6 +85,7 @@ def soft_scores(
 
     Raises:
         ParameterError: the model's tokens are not the attribution's, or masks is below 1.
+        UnknownNameError: no such normalization or profile.
         NumericalError: the zero input changes nothing.
     """
     case = Case(lm=lm, att=att, seed=seed, masks=masks, normalization=normalization, profile=profile)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from noiser.errors import DependencyError, ModelError
+from noiser.files import sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,7 @@ class Weights:
             for part in self.parts:
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, whole, 2**20)
-        with path.open("rb") as whole:
-            digest = hashlib.file_digest(whole, "sha256").hexdigest()
-        if digest != self.sha256:
+        if (digest := sha256_of(path)) != self.sha256:
             raise ModelError(
                 f"The weights in {self.parts[0].parent} and {len(self.parts) - 1} more folders are damaged: joined, "
                 f"they have the sha256 {digest}; expected {self.sha256}. Reinstall them with: {self.reinstall}"

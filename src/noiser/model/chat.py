@@ -20,7 +20,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Any]) -> str:
     Raises:
         PromptError: malformed messages, no template, or one that refuses the messages.
     """
-    _check(messages)
+    check_messages(messages)
     if not getattr(tokenizer, "chat_template", None) and not hasattr(tokenizer, "mode"):
         raise PromptError(
             f"The prompt is chat messages, but {type(tokenizer).__name__} has no chat template; expected an "
@@ -50,7 +50,10 @@ def content_offsets(tokenizer: Any, messages: Sequence[Mapping[str, str]], text:
     )
 
 
-def _check(messages: Sequence[Any]) -> None:
+def check_messages(messages: Any) -> None:
+    """Raises PromptError unless the messages of a chat have roles and contents, and something is said."""
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
+        raise PromptError(f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages.")
     if not messages:
         raise PromptError(f"The prompt is an empty list of messages; {_EXPECTED}. Give at least one message.")
     for index, message in enumerate(messages):

@@ -351,5 +351,5 @@ def _entry(entry: Mapping[str, Any]) -> tuple[str, float]:
 def _encoded(embeddings: torch.Tensor) -> str:
     """A tensor as vLLM's servers take it: what `torch.save` writes, in base64."""
     buffer = io.BytesIO()
-    torch.save(embeddings.detach().cpu().clone(), buffer)  # a view would be saved with all that it is a view of
+    torch.save(embeddings.detach().cpu().clone(), buffer)  # saving a view would save its whole storage
     return base64.b64encode(buffer.getvalue()).decode()

@@ -230,7 +230,7 @@ class LanguageModel:
         prefix: Prefix | None = None,
         **options: Any,
     ) -> Any:
-        """All that the model returns, its `logits` those of `logits` in the precision that the model has them in."""
+        """The model's full output; its logits are those of `logits`, in the model's own precision."""
         rows = embeddings.to(self.dtype, copy=True)  # scaled in place by some models, such as CTRL
         arguments: dict[str, Any] = {"inputs_embeds": rows, "use_cache": False, **options}
         if prefix is not None:
@@ -287,7 +287,7 @@ def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype
 def wrap(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_tokens: int | None = None
 ) -> LanguageModel:
-    """Makes objects that the caller already has usable here; they are left exactly as they were.
+    """Wraps a model and a tokenizer that the caller already has; they are left exactly as they were.
 
     Args:
         model: any decoder-only Hugging Face model, on any device, in any precision, also with a `device_map`.

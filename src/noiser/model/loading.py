@@ -59,7 +59,7 @@ def load_model(
         ModelError: the checkpoint or the GGUF file is damaged.
         CacheError: no room for the converted model, or no permission.
         DependencyError: a package is missing; the message has the command that installs it.
-        ParameterError: a dtype or device that does not exist.
+        ParameterError: a dtype or device that does not exist. UnknownNameError: a server takes no such argument.
     """
     chosen = choose_device(device, device_map)
     options = Options(

@@ -6,10 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
-_WINDOW = 200  # characters that are aligned together where a tokenizer changes a text
+from noiser.spans import Offset as Offset
 
-Offset = tuple[int, int]
-"""(start, end) of a token in characters of the text."""
+_WINDOW = 200  # characters that are aligned together where a tokenizer changes a text
 
 
 def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:

@@ -36,7 +36,7 @@ class CausalModel(Protocol):
         prefix: Prefix | None = None,
         **options: Any,
     ) -> Any:
-        """All that the model returns, its logits at some positions; `prefix` grows by the embeddings."""
+        """The model's full output, with logits at some positions; `prefix` grows by the embeddings."""
         ...
 
 

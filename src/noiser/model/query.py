@@ -83,7 +83,7 @@ class Query:
         """The same question about the target alone."""
         return replace(self, foil_id=None, foil_branch=None)
 
-    @property
+    @cached_property
     def token_ids(self) -> Int[Tensor, " length"]:
         """Everything that the model reads, on the CPU."""
         return torch.tensor(self.encoding.token_ids)
@@ -100,13 +100,13 @@ class Query:
         inside = sum(start < end for start, _ in self.encoding.offsets[: self.prompt_tokens - 1])
         return inside if self.sources else 0
 
-    @property
+    @cached_property
     def causal_mask(self) -> Bool[Tensor, "targets units"]:
         """Whether all of a unit stands before all of a target, so that it can have a score for it."""
         last = torch.tensor([max(unit.token_indices) for unit in self.units])
         return last[None, :] <= torch.tensor([rows[0] for rows in self.target_rows])[:, None]
 
-    @property
+    @cached_property
     def targets_per_unit(self) -> list[tuple[int, ...]]:
         """For each unit, the indices of the targets that it stands before."""
         return [tuple(g for g, seen in enumerate(column) if seen) for column in self.causal_mask.T.tolist()]
@@ -139,6 +139,7 @@ def query_passes(
     target_unit: TargetUnit = "token",
     unit: Unit | AutoUnit = "token",
     sources: Sources | None = None,
+    sources_begin: int = 0,
     continuation_units: bool = True,
     special_tokens: SpecialTokens = "frozen",
     of: Objective | None = None,
@@ -149,7 +150,7 @@ def query_passes(
     A target or foil given as text is what follows the prompt. Where a prompt ends in a word and the text begins
     with one, both readings are possible (`" football"` and `"football"`): the one whose first token the model finds
     more probable is taken. A text that begins with whitespace is taken as it is. A greedy continuation ends before the
-    text `stop`. `share` is that of `run_clean`.
+    text `stop`. Sources are looked for from `sources_begin` on. `share` is that of `run_clean`.
 
     Units of the continuation that stand before no target are left out.
 
@@ -174,7 +175,7 @@ def query_passes(
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
     if lm.looks_inside:
         check_prompt(lm, len(encoding.token_ids))
-    documents = () if sources is None else find_sources(encoding, sources)
+    documents = () if sources is None else find_sources(encoding, sources, sources_begin)
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
         prompt_ids = torch.tensor(encoding.token_ids)
@@ -235,7 +236,7 @@ def query_passes(
 
 
 def with_foil(lm: LanguageModel, query: Query, encoding: Encoding, ids: tuple[int, ...]) -> Query:
-    """The question why the whole target of a query, rather than another whole continuation with these tokens."""
+    """The same query, contrasted with another whole continuation."""
     first = query.prompt_tokens
     positions = range(first, first + len(ids))
     branch = replace(
@@ -342,7 +343,7 @@ def _first_difference(
         longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")
         raise TargetError(
             f"The {longer} begins with the {shorter}, {token_texts(lm.tokenizer, min(ids, other, key=len))}; expected "
-            f"two that part somewhere. Give a longer {shorter}, or with target=None a larger max_new_tokens; or "
+            f"two that differ at some token. Give a longer {shorter}, or with target=None a larger max_new_tokens; or "
             "contrast the whole of both with target_unit='all'."
         )
     return ids[: shared + 1], shared, other[shared]

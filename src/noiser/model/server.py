@@ -112,7 +112,7 @@ def load_server(
         return load(logprobs)
     try:
         return load(MANY)
-    except ModelError:  # perhaps since it is too many
+    except ModelError:  # perhaps because that is too many
         return load(FEW)
 
 

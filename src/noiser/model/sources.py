@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, UnitError
+from noiser.model.chat import check_messages
 from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
 from noiser.types import Prompt, Source
@@ -26,18 +27,30 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
 
     Raises:
         UnitError: a source is not a text or a pair of texts, or is empty.
+        PromptError: the question is neither a text nor chat messages.
         ParameterError: the template lacks one of the two.
 
     >>> place_sources("Where is the lute?", ["The lute is in the attic.", ("Notes", "It rains.")])
     'The lute is in the attic.\n\nNotes\nIt rains.\n\nQuestion: Where is the lute?\nAnswer:'
     """
-    if template.count("{sources}") != 1 or template.count("{question}") != 1:
+    if not isinstance(question, str):
+        check_messages(question)
+    if not isinstance(template, str) or any(template.count(name) != 1 for name in ("{sources}", "{question}")):
         raise ParameterError(f"template is {template!r}; expected a text with {{sources}} and {{question}} once each.")
     return _filled(question, template, "\n\n".join(_forms(*pair)[0] for pair in check_sources(sources)))
 
 
-def without_sources(question: Prompt, sources: Sequence[Source], template: str | None = TEMPLATE) -> Prompt | None:
+def without_sources(
+    question: Prompt, template: str | None, text: str, contents: Sequence[Offset], sources: Sequence[Source]
+) -> Prompt | None:
     """The prompt of `place_sources`, or with `template` None a prompt in which sources stand, without them.
+
+    Args:
+        question: as for `place_sources`; with `template` None the prompt itself.
+        template: that of `place_sources`.
+        text: the prompt as it was read; of a chat, rendered.
+        contents: (start, end) in `text` of each message's content, or of the whole prompt.
+        sources: where they stand in `text`.
 
     Returns:
         None if nothing else is in the prompt.
@@ -45,15 +58,36 @@ def without_sources(question: Prompt, sources: Sequence[Source], template: str |
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
 
-    def cut(text: str) -> str:
-        for source in sources:
-            text = text.replace(source.text, "", 1)
-        return text
+    def rest(start: int, end: int) -> str:
+        inside = sorted((source.start, source.end) for source in sources if start <= source.start < end)
+        edges = [start, *itertools.chain.from_iterable(inside), end]
+        return "".join(text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True))
 
     if isinstance(question, str):
-        return cut(question) if cut(question).strip() else None
-    rest = [{**message, "content": cut(message["content"])} for message in question]
-    return rest if any(message["content"].strip() for message in rest) else None
+        return rest(0, len(text)) if rest(0, len(text)).strip() else None
+    places = iter(contents)
+    place = next(places, None)
+    left: list[dict[str, str]] = []
+    for message in question:  # a content that the template leaves out has no place
+        here = place is not None and text[slice(*place)].strip() == message["content"].strip()
+        left.append({**message, "content": rest(*place)} if here and place else dict(message))
+        place = next(places, None) if here else place
+    return left if any(message["content"].strip() for message in left) else None
+
+
+def begin_of_sources(question: Prompt, prompt: Prompt, template: str, text: str) -> int:
+    """Where in a prompt of `place_sources` to begin to look for the sources, so that no copy before them is taken.
+
+    Args:
+        question: as for `place_sources`.
+        prompt: what it made.
+        template: its template.
+        text: the prompt as it is read; of a chat, rendered.
+    """
+    before, last = _filled(question, template.partition("{sources}")[0], ""), prompt
+    if not isinstance(before, str) and not isinstance(last, str):
+        before, last = before[-1]["content"], last[-1]["content"]
+    return max(0, text.rfind(str(last).strip())) + len(str(before).lstrip())
 
 
 def _filled(question: Prompt, template: str, sources: str) -> Prompt:
@@ -86,15 +120,17 @@ def check_sources(sources: object) -> list[tuple[str, str]]:
     return checked
 
 
-def find_sources(encoding: Encoding, sources: object) -> tuple[Source, ...]:
+def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
     """Where each source stands in a prompt: after the one before it if it stands there, or else anywhere.
+
+    The first is looked for at `begin` first.
 
     Raises:
         UnitError: a source is empty, is not in the prompt (of a chat: in one of its messages), or overlaps another.
     """
     found: list[Source] = []
     for number, (title, text) in enumerate(check_sources(sources), 1):
-        end = found[-1].end if found else 0
+        end = found[-1].end if found else begin
         places = (
             Source(title, form, *place)
             for form in _forms(title, text)
@@ -124,9 +160,12 @@ def _forms(title: str, text: str) -> list[str]:
 
 
 def _find(encoding: Encoding, text: str, begin: int) -> Offset | None:
-    """The first place of a text at or after an offset, within one region."""
-    for first, last in encoding.regions:
-        start = encoding.text.find(text, max(begin, first), last)
-        if start >= 0:
-            return start, start + len(text)
+    """The first place of a text at or after an offset; it may hold special tokens, which divide regions."""
+    start = encoding.text.find(text, begin)
+    while start >= 0:
+        end = start + len(text)
+        ends = (start, end - 1)
+        if all(any(first <= offset < last for first, last in encoding.regions) for offset in ends):
+            return start, end
+        start = encoding.text.find(text, start + 1)
     return None

@@ -93,11 +93,10 @@ def encode(
     if isinstance(prompt, str):
         _check_text(tokenizer, prompt, context_length)
         return _encode_text(tokenizer, prompt, [(0, len(prompt))], context_length, add_special_tokens=True)
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise PromptError(f"The prompt is a {type(prompt).__name__}; expected a text or a list of chat messages.")
-    text = render_chat(tokenizer, prompt) if rendered is None else rendered
+    messages: Any = prompt
+    text = render_chat(tokenizer, messages) if rendered is None else rendered
     _check_text(tokenizer, text, context_length)
-    contents = content_offsets(tokenizer, prompt, text)
+    contents = content_offsets(tokenizer, messages, text)
     return _encode_text(tokenizer, text, contents, context_length, add_special_tokens=False)
 
 
@@ -177,7 +176,7 @@ def _encode_text(
     if not any(text[start:end].strip() for start, end in regions):
         raise PromptError(
             f"The prompt {text[:60]!r} holds only special tokens or characters that the tokenizer drops; "
-            "expected text. Write something besides."
+            "expected text. Add other text."
         )
     return Encoding(
         text=text,

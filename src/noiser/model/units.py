@@ -10,7 +10,7 @@ from typing import Any
 from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
-from noiser.spans import sentence_spans, snap, visible_part, word_spans
+from noiser.spans import owners, sentence_spans, snap, visible_part, word_spans
 from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16
@@ -156,7 +156,7 @@ def _parts(encoding: Encoding, unit: Span, segment: Callable[[str], list[Offset]
         bisect_right(everything, unit.token_indices[-1], key=lambda piece: piece.token_indices[0]),
     )
     pieces = [piece for piece in everything[near] if members.issuperset(piece.token_indices)]
-    if segment is None or not pieces:  # a special token is no piece of text
+    if segment is None or not pieces:  # a special token is not a piece of text
         return pieces
     return _grouped(encoding, min(p.start for p in pieces), max(p.end for p in pieces), pieces, segment)
 
@@ -243,12 +243,9 @@ def _checked(spans: Any, length: int, *, argument: str = "unit", text: str = "pr
 def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
     """Gives each token to the span that has most of its visible characters."""
     members: list[list[int]] = [[] for _ in spans]
-    ends, starts = [end for _, end in spans], [start for start, _ in spans]
-    for piece in pieces:
-        near = range(bisect_right(ends, piece.start), bisect_left(starts, piece.end))
-        overlaps = [_overlap(piece, spans[index]) for index in near]
-        if any(overlaps):
-            members[near[overlaps.index(max(overlaps))]] += piece.token_indices
+    for piece, index in zip(pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True):
+        if index is not None:
+            members[index] += piece.token_indices
     for (start, end), tokens in zip(spans, members, strict=True):
         if not tokens:
             near = [(piece.start, piece.end) for piece in pieces if piece.end >= start and piece.start <= end]

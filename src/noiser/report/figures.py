@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from noiser.errors import DependencyError
+from noiser.attribution.figure import figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,13 +71,11 @@ def canvas(width: float, height: float, columns: int = 1, **options: Any) -> Gen
     Raises:
         DependencyError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure as NewFigure
-    except ImportError as error:
-        raise DependencyError("Figures need matplotlib; install it with: pip install 'noiser[report]'") from error
+    page_class = figure_class()
+    import matplotlib as mpl
+
     with mpl.rc_context(_STYLE):
-        figure = NewFigure(figsize=(width, height), layout="constrained")
+        figure = page_class(figsize=(width, height), layout="constrained")
         yield figure, list(figure.subplots(1, columns, squeeze=False, **options).flat)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # it would move things a little at every drawing

@@ -250,8 +250,8 @@ def _against_cost(results: Results, data: DataEntry, numbers: _Numbers) -> Itera
         faithfulness = numbers.column(topic.key("faithfulness"), "faithfulness")
         for model, y, forwards, seconds in zip(numbers.models, faithfulness, *x, strict=True):
             panels = [
-                _Panel("token-forwards an attribution", forwards, True),
-                _Panel("seconds an attribution", seconds, True),
+                _Panel("token-forwards per attribution", forwards, True),
+                _Panel("seconds per attribution", seconds, True),
             ]
             title = f"{topic.title('Faithfulness against cost')}, {model}"
             yield from _scatter(f"{topic.key('cost')}-{model}", title, y, panels)

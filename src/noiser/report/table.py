@@ -42,11 +42,12 @@ READING = (
     "prompt drawn with all its numbers. – with n = 0: nothing measured, since the plan leaves it out or the run has "
     "not come to it. – with another n: not defined on these prompts.",
     "Bold is the best value of its column, of those with at least half of the column's largest n. ≈ marks every other "
-    "that is not told apart from it. Told apart are two methods if the interval of their paired difference, on the "
+    "that is not told apart from it. Two methods are told apart if the interval of their paired difference, on the "
     "prompts that both have, leaves out 0, and the p-value of a paired sign-flip test, corrected by Holm's method for "
-    "all comparisons that the table marks, is below {alpha:.2g}. Where a ≈ stands in the column, the bold number is no "
-    "win. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. Fewer than six "
-    "prompts have no interval and tell nothing apart. Intervals themselves are not adjusted for their number.",
+    "all comparisons that the table marks, is below {alpha:.2g}. Where a ≈ stands in the column, the bold number is "
+    "not a clear winner. n may differ between methods, since plans give slow ones fewer prompts; hence the pairs. "
+    "Fewer than six prompts have no interval and tell nothing apart. Intervals themselves are not adjusted for their "
+    "number.",
     "Columns named “paper” are as printed there, beside the same model; “mean of its 6 models” is a reference for "
     "models that the paper does not have, and no replication.",
 )

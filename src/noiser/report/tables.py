@@ -111,7 +111,7 @@ class TableSpec(NamedTuple):
 _PAPER_JUDGE = "Llama-3.3-70B-Instruct-Turbo"
 _SCORE_NOTE = (
     "log(mean Soft-NS / that of random scores) + log(mean Soft-NC / that of random scores); 0 is no better than "
-    "random. Random scores are measured on the very prompts of each method; n may differ between methods."
+    "random. Random scores are measured on the same prompts as each method; n may differ between methods."
 )
 _AUTHORS_NOTE = (
     "As the published script computes: special tokens are scored and masked, one mask sample, squared distance "
