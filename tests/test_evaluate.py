@@ -563,6 +563,10 @@ def test_the_command_takes_a_data_set(command, monkeypatch):
         (("-",), "There is no prompt"),
         ((PROMPTS[0], "--metrics", ","), "metrics is empty"),
         ((PROMPTS[0], "--category", "river"), "--category and --sample-seed choose from a data set"),
+        ((PROMPTS[0], "--metrics", "soft_scores", "-k", "7", "--removal", "delete"), "-k and --removal would change"),
+        ((PROMPTS[0], "--metrics", "lds", "--normalization", "softmax"), "--normalization would change nothing"),
+        ((PROMPTS[0], "--metrics", "lds", "--judge", "local"), "--judge would change nothing"),
+        ((PROMPTS[0], "--metrics", "stability", "--masks", "3"), "--masks would change nothing"),
     ],
 )
 def test_the_command_refuses(command, arguments, message):

@@ -751,7 +751,8 @@ def test_metrics_of_the_field_stand_side_by_side_and_have_all_their_numbers():
     assert [head.name for head in field.columns] == ["LDS", "top-k drop", "top-k hold", "AUPRC", "MRR"]
     assert cell(field, "Occlusion", "LDS").value == pytest.approx(0.3 + 0.2 + 0.035)
     assert [cell(field, name, "top-k hold").mark for name in ("Noiser", "Occlusion")] == ["best", ""]
-    assert field.notes[-1] == "Removal: delete."
+    assert field.notes[-1] == "Removal, by metric: lds: delete; top_k: zero."
+    assert table(found, "top-k-known").notes[-1] == "Removal: zero."
     assert [head.name for head in table(found, "top-k-known").columns] == ["drop", "hold", "drop@2", "hold@2"]
     assert cell(table(found, "gold-spans-known"), "Noiser", "recall@1").value == pytest.approx(0.335)
     assert "LDS" in [head.name for head in table(found, "glance").columns]
@@ -762,7 +763,43 @@ def test_part_of_a_data_set_says_so():
     data = [{"name": "longra", "label": "capitals", "category": "capital-world"}]
     found = table(tables(results([], data=data)), "faithfulness-capitals")
     assert found.title == "Faithfulness on LongRA (capitals)"
-    assert any("for all categories of the data set, ours for some" in note for note in found.notes)
+    assert any("for all of the data set, ours for a part of it" in note for note in found.notes)
+    data = [{"name": "known", "max_characters": 45, "max_new_tokens": 5, "target_unit": "all"}]
+    (note,) = [n for n in table(tables(results([], data=data)), "faithfulness-known").notes if "The paper's" in n]
+    assert note.endswith("ours for a part of it. The paper's numbers are for the next token alone.")
+    selection = Selection(
+        model="gemma-3-270m", data="known", total=9, checked=9, right=3, chosen=("a",), failed={}, notes=()
+    )
+    found = table(tables(Results(plan=plan(data=data), selections=[selection])), "selections")
+    assert all(value.value is None for value in found.rows[0].cells[5:])
+
+
+def test_notes_say_what_the_plan_sets():
+    located = {"share_antecedent": 0.4, "uniform_antecedent": 0.1}
+    rows = [row("noiser", "localisation", i, located) for i in range(6)]
+    metrics = [{"name": "localisation", "normalization": "softmax"}]
+    (note,) = table(tables(results(rows, metrics=metrics)), "localisation-all-known").notes
+    assert note.startswith("Share of the scores, normalised by softmax, on a part")
+    methods = [{"name": "noiser", "label": "noiser_authors", "profile": "authors"}]
+    metrics = [{"name": "soft_scores", "masks": 3, "normalization": "positive"}]
+    rows = [row("noiser_authors", "soft_scores", i, soft(0.1, 0.5)) for i in range(6)]
+    note = table(tables(results(rows, methods=methods, metrics=metrics)), "authors-known").notes[0]
+    assert "3 mask samples (the script has one), scores normalised by positive" in note
+
+
+def test_scores_that_need_no_model_cost_nothing_and_failures_are_left_out_of_seconds():
+    rows = [row("noiser", "attribution", i, {"token_forwards": 10, "passes": 1, "rank": 1}) for i in range(6)]
+    rows += [row("noiser", "attribution", i, error="NumericalError: no") for i in range(6, 12)]
+    rows += [row("random", "attribution", i, {"rank": 1}) for i in range(6)]
+    labels = ("gemma-3-270m", "known", "noiser", "attribution")
+    costs = [
+        Cost(*labels, example=f"known-{i}", index=4 * i, seconds=1.0 if i < 6 else 0.001, threads=1) for i in range(12)
+    ]
+    wanted = plan(methods=[{"name": "noiser"}, {"name": "random"}])
+    found = table(tables(Results(plan=wanted, stored=rows, costs=costs)), "cost-known")
+    assert (cell(found, "Random", "token-forwards").value, cell(found, "Random", "token-forwards").n) == (0, 6)
+    seconds = cell(found, "Noiser", "seconds")
+    assert (seconds.value, seconds.n, seconds.errors) == (1.0, 6, 6)
 
 
 def test_selections_beside_the_papers():

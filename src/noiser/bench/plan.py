@@ -294,10 +294,11 @@ class Plan(BaseModel):
                 raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
         if ATTRIBUTION in self.labels("metrics"):
             raise ValueError(f"a metric has the label {ATTRIBUTION!r}, which is taken; give it another label")
-        taken = {f"{data}-{model}" for data in self.labels("data") for model in self.labels("models")}
-        for label in taken & set(self.labels("data")):  # what tables of one model are called by
-            raise ValueError(
-                f"data have the label {label!r}, which other data have on a model; give them another label"
+        models, metrics = self.labels("models"), self.labels("metrics")
+        tails = {*models, *metrics, *(f"{metric}-{model}" for metric in metrics for model in models)}
+        for label in {f"{data}-{tail}" for data in self.labels("data") for tail in tails} & {*self.labels("data")}:
+            raise ValueError(  # it is what tables of one metric or model are called by
+                f"data have the label {label!r}, which other data have with a model or metric; give them another label"
             )
         for kind in ("models", "methods", "metrics"):
             for entry in cast("tuple[Entry, ...]", getattr(self, kind)):

@@ -91,14 +91,28 @@ def evaluate(
     from noiser.judges import make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
-    from noiser.metrics.metric import TOP
+    from noiser.metrics.metric import DRAWS, TOP
 
     others = o.parse_names("--against", against) if against else []
     chosen = {method: make_method(method, **parameters)} | {name: make_method(name) for name in others}
     if len(chosen) <= len(others):
         raise ParameterError(f"--against is {against!r} and --method {method!r}; expected each method once.")
-    for name in names:  # before the model is loaded
-        METRICS.get(name)
+    known = [METRICS.get(name).factory() for name in names]  # before the model is loaded
+    given = {
+        "masks": masks,
+        "draws": draws != DRAWS,
+        "normalization": normalization,
+        "k": k,
+        "removal": removal != "zero",
+    }
+    read = {name for name in given for one in known if one.reads is None or name in one.reads}
+    ignored = [f"-{'-' * (len(name) > 1)}{name}" for name, value in given.items() if value and name not in read]
+    ignored += ["--judge"] if judge and not any(one.needs_judge for one in known) else []
+    if names and ignored:
+        raise ParameterError(
+            f"{' and '.join(ignored)} would change nothing; expected settings that one of the metrics ({metrics}) "
+            f"reads, as `noiser metrics` lists them. Leave {'it' if len(ignored) == 1 else 'them'} out."
+        )
     lm = loading.load(model)
     made_judge = make_judge(judge, lm=lm, **judge_parameters) if judge else None
     results: dict[str, Evaluation] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from noiser.bench.plan import MethodEntry
-from noiser.report.grid import COSTS, MeasuredNumber, data_title, method_title, table_of_columns, topics
+from noiser.report.grid import COSTS, MeasuredNumber, data_title, method_title, removal_note, table_of_columns, topics
 from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import Column, Number, Table, Value
 
@@ -51,6 +51,7 @@ def frontier(results: Results) -> Iterator[Table]:
                 continue
             numbers = [topic.number(number, name) for number, name in NUMBERS.items() if number in topic.measures]
             numbers = [MeasuredNumber(FORWARDS, ATTRIBUTION, COSTS[FORWARDS], "quantity"), *numbers]
+            notes = [*filter(None, [_NOTE, removal_note(topic)])]
             for model in topic.models:
                 columns: list[tuple[Column, Sequence[Value]]] = []
                 for number in numbers:
@@ -59,4 +60,4 @@ def frontier(results: Results) -> Iterator[Table]:
                     columns.append((Column(number.name, model.label, number.better), values))
                 title = f"Frontier on {data_title(data)}{topic.suffix}, {model.label}"
                 names = f"{topic.key('frontier')}-{model.label}", title, "method"
-                yield table_of_columns(*names, [method_title(method.label) for method in methods], columns, [_NOTE])
+                yield table_of_columns(*names, [method_title(method.label) for method in methods], columns, notes)

@@ -354,3 +354,16 @@ def _printed(
     values = [number.printed.number(data, method, model) for method in methods]
     known = any(value is not None for value in values)
     return [(Column(name, group), [Quoted(value, number.form) for value in values])] if known else []
+
+
+def removal_note(topic: Topic) -> str:
+    """How units were removed, where a metric removes any."""
+    removals = {
+        measure.label: measure.removal or "zero"
+        for measure in topic.measures.values()
+        if (metric := metric_of(measure)) and "removal" in (metric.reads or ())
+    }
+    if len({*removals.values()}) == 1:
+        return f"Removal: {next(iter(removals.values()))}."
+    several = "; ".join(f"{label}: {removal}" for label, removal in removals.items())
+    return f"Removal, by metric: {several}." if several else ""

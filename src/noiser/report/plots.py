@@ -16,7 +16,7 @@ from noiser.report.frontier import FORWARDS, NUMBERS, families
 from noiser.report.grid import data_title, named, topics
 from noiser.report.rows import Frame, Results
 from noiser.report.table import Table, cells_frame
-from noiser.report.tables import CATEGORY
+from noiser.report.tables import CATEGORY, share_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,10 +95,12 @@ def _localisation(results: Results, data: DataEntry, numbers: _Numbers) -> Itera
         for model, critical, *others in zip(numbers.models, *columns, strict=True):
             if critical["low"].notna().any():
                 others = [frame.reindex(critical.index) for frame in others]  # a part that is not in the data is NaN
-                yield _located(f"{data.label}{topic.tail}-{model}", model, critical, *others)
+                yield _located(f"{data.label}{topic.tail}-{model}", model, share_of(topic.measure), critical, *others)
 
 
-def _located(key: str, model: str, critical: Frame, main: Frame, units: Frame, distractor: Frame) -> Picture:
+def _located(
+    key: str, model: str, share: str, critical: Frame, main: Frame, units: Frame, distractor: Frame
+) -> Picture:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -121,7 +123,7 @@ def _located(key: str, model: str, critical: Frame, main: Frame, units: Frame, d
         for axes in (left, right):
             _name_rows(axes, critical)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-            axes.set_xlabel("share of the positive scores")
+            axes.set_xlabel(share.removesuffix(",").lower())
         right.tick_params(labelleft=False)
         handles = [Patch(**_MAIN), Patch(**_DISTRACTOR), Line2D([], [], **_DASHED)]
         names = ["critical or main part", "distractor", "share of the units: no information"]

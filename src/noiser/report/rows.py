@@ -226,6 +226,8 @@ class Results:
     def seconds(self, cell: Cell) -> Estimate:
         """Mean seconds per example of a cell; without an interval where examples of a block have equal shares."""
         costs = self._paid.get(cell[:4], pd.DataFrame(columns=["index", "seconds"], dtype=float))
+        failed = self._failed[cell[:4]]["example"] if cell[:4] in self._failed else ()
+        costs = costs[~costs["example"].isin(failed)] if len(failed) else costs
         average = estimate(mean, costs["seconds"].to_numpy(float), confidence=self.confidence)
         shared = pd.DataFrame({"block": costs["index"] // self.plan.block, "seconds": costs["seconds"]}).duplicated()
         return replace(average, low=math.nan, high=math.nan) if shared.any() else average
@@ -258,6 +260,8 @@ def _by_cell(lines: Frame) -> Mapping[tuple[str, ...], Frame]:
 def _numbers(row: Row) -> list[tuple[str, float]]:
     """The numbers of a row by column; NaN for those that are null or too large. Texts are left out."""
     numbers = {name: value for name, value in row.values.items() if not isinstance(value, str)}
+    if row.metric == ATTRIBUTION and row.error is None:  # of scores that need no model
+        numbers = {"token_forwards": 0, "passes": 0} | numbers
     return [
         (name, math.nan if value is None or abs(value) > sys.float_info.max else float(value))
         for name, value in numbers.items()

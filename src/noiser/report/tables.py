@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from noiser.bench.plan import DataEntry, MethodEntry, combined
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, combined
 from noiser.bench.records import Selection
 from noiser.metrics.bootstrap import FEWEST, INFLUENTIAL, mean, mean_gap
 from noiser.metrics.metric import Scale, Summary
@@ -24,6 +24,7 @@ from noiser.report.grid import (
     method_title,
     metric_of,
     named,
+    removal_note,
     summaries_of,
     table_of_columns,
     topics,
@@ -113,10 +114,6 @@ _SCORE_NOTE = (
     "log(mean Soft-NS / that of random scores) + log(mean Soft-NC / that of random scores); 0 is no better than "
     "random. Random scores are measured on the same prompts as each method; n may differ between methods."
 )
-_AUTHORS_NOTE = (
-    "As the published script computes: special tokens are scored and masked, one mask sample, squared distance "
-    "without the root, the last probe as k. For comparison with the paper's numbers only."
-)
 _AREA_NOTE = (
     "Area: Soft-NS plus Soft-NC, mean height of their curves when every method keeps the same share of the input; "
     "by score it depends on the shape of the scores, not only on their order. About 1 where all units are kept alike. "
@@ -143,11 +140,15 @@ _FIELD_NOTE = (
 )
 
 
-def _removal_note(topic: Topic) -> str:
-    """How units were removed, where the metric removes any."""
+def _authors_note(topic: Topic) -> str:
+    """How the published script computes, and what the plan sets otherwise."""
     measure = topic.measure
-    metric = metric_of(measure)
-    return f"Removal: {measure.removal or 'zero'}." if metric and "removal" in (metric.reads or ()) else ""
+    masks = "one mask sample" if measure.masks in (None, 1) else f"{measure.masks} mask samples (the script has one)"
+    scores = f", scores normalised by {measure.normalization}" if measure.normalization else ""
+    return (
+        f"As the published script computes: special tokens are scored and masked, {masks}{scores}, squared distance "
+        "without the root, the last probe as k. For comparison with the paper's numbers only."
+    )
 
 
 def _draws_note(topic: Topic) -> str:
@@ -168,8 +169,17 @@ def _sample_note(topic: Topic) -> str:
     data = topic.data
     if data_of(data.name) == "wikibio":
         return "The paper calls these 22 sentences WikiBio, and averages over ten continuation tokens."
-    part = data_of(data.name) and (data.category or data.without_category)
-    return "The paper's numbers are for all categories of the data set, ours for some." if part else ""
+    if not data_of(data.name):
+        return ""
+    notes = ["The paper's numbers are for all of the data set, ours for a part of it."] if is_part(data) else []
+    if data.max_new_tokens > 1 or data.target_unit != "token" or data.explain == "answer":
+        notes.append("The paper's numbers are for the next token alone.")
+    return " ".join(notes)
+
+
+def is_part(data: DataEntry) -> bool:
+    """Whether a data set is taken in part, other than by chance."""
+    return bool(data.category or data.without_category or data.max_characters)
 
 
 def _judge_note(topic: Topic) -> str:
@@ -254,7 +264,8 @@ def differences(results: Results) -> Iterator[Table]:
             for first in references(methods) if len(methods) > 1 else []:
                 name, others = method_title(first.label), [method for method in methods if method is not first]
                 names = topic.key(f"differences-{first.label}"), topic.title(f"{name} minus each other method")
-                yield from grid(topic, *names, others, numbers, [note.format(name)], "minus", minus=first)
+                notes = [*filter(None, [note.format(name), removal_note(topic)])]
+                yield from grid(topic, *names, others, numbers, notes, "minus", minus=first)
 
 
 _ROBUST_NOTE = (
@@ -347,10 +358,16 @@ _ALL_CATEGORIES: Mapping[str, Summary] = {
     "distractor, of units": PARTS["distractor, of units"],
 }
 _LOCATED_NOTE = (
-    "Share of the positive scores on a part of the prompt. Critical: antecedent and last content word, such as the "
-    "country and “capital”. Main part: all but the distractor. “Of units”: the share of the units themselves, which "
-    "scores without information would get."
+    "{} on a part of the prompt. Critical: antecedent and last content word, such as the country and “capital”. Main "
+    "part: all but the distractor. “Of units”: the share of the units themselves, which scores without information "
+    "would get."
 )
+
+
+def share_of(measure: MetricEntry) -> str:
+    """What a localisation is a share of."""
+    kind = measure.normalization or "positive"
+    return "Share of the positive scores" if kind == "positive" else f"Share of the scores, normalised by {kind},"
 
 
 def localisation(results: Results) -> Iterator[Table]:
@@ -375,9 +392,8 @@ def _located(topic: Topic, parts: Mapping[str, Summary], category: str | None) -
         parts = {name: part for name, part in parts.items() if set(part.columns) <= columns} or whatever
     numbers = [MeasuredNumber(name, label, part, "percent", category=category) for name, part in parts.items()]
     title = f"Localisation on {data_title(topic.data)}{f', {category}' if category else ''}{topic.suffix}"
-    yield from grid(
-        topic, topic.key(f"localisation-{category or 'all'}"), title, topic.methods(), numbers, [_LOCATED_NOTE]
-    )
+    note = _LOCATED_NOTE.format(share_of(topic.measure))
+    yield from grid(topic, topic.key(f"localisation-{category or 'all'}"), title, topic.methods(), numbers, [note])
 
 
 # ---- what no table of the paper has ---------------------------------------------------------------------------------
@@ -457,6 +473,7 @@ def others(results: Results) -> Iterator[Table]:
             if methods and not field.issuperset(numbers):
                 title = f"{label.replace('_', ' ').capitalize()} on {data_title(data)}"
                 notes = [f"{one.name}: {one.summary.scale.meaning}." for one in numbers.values()]
+                notes += filter(None, [removal_note(topic)])
                 yield from grid(topic, topic.key(name.replace("_", "-")), title, methods, [*numbers.values()], notes)
 
 
@@ -522,7 +539,7 @@ def _selected(selection: Selection | None, limit: int | None) -> list[Value]:
 
 def _correct(data: DataEntry, model: str | None) -> list[Value]:
     """The paper's counts, which are of whole data sets."""
-    name = None if data.category or data.without_category else data_of(data.name)
+    name = None if is_part(data) else data_of(data.name)
     right, total = (published("correct_predictions", [name], key) if name else None for key in (model, "total"))
     share = Quoted(right / total if right and total else None, "percent")
     none = Quoted(None)
@@ -533,7 +550,8 @@ def cost(results: Results) -> Iterator[Table]:
     """Seconds, token-forwards and passes of an attribution."""
     note = (
         "Means over prompts. Token-forwards: positions that the model computed. Seconds are of this machine and of "
-        "what else ran on it; prompts that were done side by side share them equally, and then there is no interval."
+        "what else ran on it; prompts that were done side by side share them equally, and then there is no interval. "
+        "Prompts that failed are left out."
     )
     for data in results.data:
         known = set(results.columns(data.label, ATTRIBUTION))
@@ -543,7 +561,9 @@ def cost(results: Results) -> Iterator[Table]:
         for model in results.models_with(data.label):
             cells = [Cell(model.label, data.label, method.label, ATTRIBUTION) for method in methods]
             if results.timed(data.label):
-                seconds = [Number.of(results.seconds(cell), form="quantity") for cell in cells]
+                errors = [results.errors(cell).total() for cell in cells]
+                pairs = zip(cells, errors, strict=True)
+                seconds = [Number.of(results.seconds(cell), failed, "quantity") for cell, failed in pairs]
                 columns.append((Column("seconds", model.label, "lower"), seconds))
             columns += [
                 (Column(one.name, model.label, "lower"), [one.value(results, cell) for cell in cells])
@@ -628,14 +648,14 @@ BUILDERS: tuple[Callable[[Results], Iterator[Table]], ...] = (
         metric_with="minimum_share",
         notes=(_MINIMUM_NOTE, _judge_note),
     ).tables,
-    TableSpec("field", "The field's metrics", _FIELD, notes=(_FIELD_NOTE, _removal_note)).tables,
+    TableSpec("field", "The field's metrics", _FIELD, notes=(_FIELD_NOTE, removal_note)).tables,
     localisation,
     TableSpec(
         "authors",
         "Faithfulness in the authors' profile",
         (_FAITHFULNESS,),
         profile="authors",
-        notes=(_AUTHORS_NOTE, _SCORE_NOTE, _sample_note),
+        notes=(_authors_note, _SCORE_NOTE, _sample_note),
     ).tables,
     others,
     frontier,
