@@ -80,6 +80,13 @@ def test_sentences():
     assert sentences.scores.tolist() == [[3.0, 7.0]]
 
 
+def test_text_between_units_is_no_part_of_their_sentences():
+    """As a chat template's, which is no unit: "Dr." is an abbreviation, and "]Dr." would not be one."""
+    units = (Span("Dr.", 6, 9, (2,)), Span(" Smith", 9, 15, (3,)), Span(" plays.", 15, 22, (4,)))
+    att = make(("[user]", "Dr. Smith plays."), ((1.0, 2.0, 4.0),), units=units, unit="token")
+    assert texts(att.aggregate("sentence")) == ["Dr. Smith plays."]
+
+
 def test_own_spans_leave_the_rest_out():
     att = make().aggregate([(13, 18), (0, 6)])
     assert att.unit == "spans"

@@ -371,10 +371,12 @@ def test_what_is_not_known_is_left_out():
     assert "<p class=facts> · " not in bare.to_html()
 
 
-def test_only_the_same_prompt_can_be_compared():
+def test_only_the_same_question_can_be_compared():
     for compare in (compare_text, compare_html):
         with pytest.raises(ParameterError, match="2 different prompts"):
             compare([make(), make(("other",), ((1.0,),))])
+        with pytest.raises(ParameterError, match=r"different targets, such as \[' target0'\] and \[' London'\]"):
+            compare([make(), make(targets=(Target(" London", 5, 0.5, 1),))])
         with pytest.raises(ParameterError, match="nothing to compare"):
             compare([])
 

@@ -61,10 +61,25 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
     groups = [(column,) for column, span in enumerate(att.units) if span.start == span.end]
     for start, end in ((0, att.prompt_length), (att.prompt_length, len(att.text))):
         columns = [i for i, span in enumerate(att.units) if start <= span.start < end and span.start < span.end]
-        spans = [(start + a, start + b) for a, b in split(att.text[start:end])]
-        tokens = [(att.units[i].start, att.units[i].end) for i in columns]
-        groups += [tuple(columns[i] for i in group.tokens) for group in snap(att.text, spans, tokens)]
+        for first, last, run in _runs(att, columns) if att.unit in _COARSENESS else [(start, end, columns)]:
+            spans = [(first + a, first + b) for a, b in split(att.text[first:last])]
+            tokens = [(att.units[i].start, att.units[i].end) for i in run]
+            groups += [tuple(run[i] for i in group.tokens) for group in snap(att.text, spans, tokens)]
     return sorted(groups)
+
+
+def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+    """Units with nothing between them, such as a chat template's text, and where they begin and end."""
+    runs: list[tuple[int, int, list[int]]] = []
+    for column in columns:
+        start, end = att.units[column].start, att.units[column].end
+        if runs and start <= runs[-1][1]:
+            first, last, members = runs.pop()
+            members.append(column)
+            runs.append((first, max(last, end), members))
+        else:
+            runs.append((start, end, [column]))
+    return runs
 
 
 def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:

@@ -339,7 +339,7 @@ def _short(value: Any) -> str:
 
 
 def check_comparable(attributions: Sequence[AttributionRecord]) -> None:
-    """Raises ParameterError unless there is at least one attribution and all are of the same prompt."""
+    """Raises ParameterError unless there is an attribution, and all are of one prompt and the same targets."""
     if not attributions:
         raise ParameterError("There is nothing to compare; expected at least one attribution.")
     prompts = {att.text[: att.prompt_length] for att in attributions}
@@ -348,6 +348,13 @@ def check_comparable(attributions: Sequence[AttributionRecord]) -> None:
         raise ParameterError(
             f"The attributions are of {len(prompts)} different prompts, such as {first[:60]!r} and {second[:60]!r}; "
             "expected one prompt. Compare them one prompt at a time."
+        )
+    targets = {tuple(target.token_ids for target in att.targets): att.targets for att in attributions}
+    if len(targets) > 1:
+        first, second = ([target.text for target in each] for each in [*targets.values()][:2])
+        raise ParameterError(
+            f"The attributions are of different targets, such as {first!r:.60} and {second!r:.60}; expected the same. "
+            "Compare them one question at a time, or attribute again with target=."
         )
 
 
