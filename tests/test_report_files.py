@@ -229,6 +229,29 @@ def test_methods_have_markers_of_their_own(pictures):
     assert len(set(COLOURS)) == len(COLOURS)
 
 
+def test_a_legend_of_many_methods_is_whole():
+    methods = [{"name": "noiser", "label": f"samples_{i}", "args": {"samples": i + 1}} for i in range(30)]
+    rows = [
+        row(method["label"], metric, i, values)
+        for method in methods
+        for i in range(6)
+        for metric, values in (
+            ("soft_scores", soft(0.03 + 0.01 * i, 0.6)),
+            ("attribution", {"token_forwards": 10.0, "passes": 1.0, "rank": 1.0}),
+        )
+    ]
+    results = Results(plan=plan(methods=methods), stored=rows)
+    (picture,) = [one for one in plots(results, tables(results)) if one.key.startswith("cost")]
+    (legend,) = picture.figure.legends
+    assert len(legend.get_texts()) == 30
+    picture.figure.draw_without_rendering()
+    box, page = legend.get_window_extent(), picture.figure.bbox
+    assert page.x0 <= box.x0
+    assert page.y0 <= box.y0
+    assert box.x1 <= page.x1
+    assert box.y1 <= page.y1
+
+
 def test_panels_have_the_same_rows_where_a_model_lacks_a_method():
     models = [{"name": "smollm2-135m-instruct"}, {"name": "gemma-3-270m"}]
     methods = [{"name": "noiser"}, {"name": "lime", "models": ["smollm2-135m-instruct"]}, {"name": "occlusion"}]

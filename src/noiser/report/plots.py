@@ -259,20 +259,26 @@ def _against_cost(results: Results, data: DataEntry, numbers: _Numbers) -> Itera
             yield from _scatter(f"{topic.key('cost')}-{model}", title, y, panels)
 
 
+_LEGEND = 16
+"""Methods in a column of a scatter plot's legend, as many as fit beside its panels."""
+
+
 def _scatter(key: str, title: str, y: Frame, panels: Sequence[_Panel]) -> Iterator[Picture]:
     """A panel per quantity, a point per method of y."""
     panels = [panel._replace(x=panel.x.reindex(y.index)) for panel in panels]
     panels = [panel for panel in panels if _drawn(panel, y).any()]
     if not panels:
         return
-    with canvas(2.3 + 3.4 * len(panels), 3.4, len(panels), sharey=True) as (figure, all_axes):
+    columns = math.ceil(sum(map(any, zip(*(_drawn(panel, y) for panel in panels), strict=True))) / _LEGEND)
+    with canvas(2.3 * columns + 3.4 * len(panels), 3.4, len(panels), sharey=True) as (figure, all_axes):
         for axes, panel in zip(all_axes, panels, strict=True):
             _draw(axes, panel, y)
         all_axes[0].set_ylabel("faithfulness (0: no better than random)")
         known = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in all_axes]
         handles = {label: handle for pairs in known for handle, label in pairs}
         order = [name for name in y.index if name in handles]
-        figure.legend([handles[name] for name in order], order, loc="outside right upper", handletextpad=0.4)
+        placed: dict[str, Any] = {"loc": "outside right upper", "handletextpad": 0.4, "ncols": columns}
+        figure.legend([handles[name] for name in order], order, **placed)
     in_all = [all(column) for column in zip(*(_drawn(panel, y) for panel in panels), strict=True)]
     words = "; ".join(
         f"{y.index[i]} faithfulness {y['value'].iloc[i]:.2f}, "
