@@ -71,9 +71,9 @@ class Attribution(AttributionRecord):
     def aggregate(self, unit: Unit | str = "word", reduce: str = "sum") -> Attribution:
         """The same attribution over coarser units.
 
-        A unit goes to the word, sentence or span that holds its last visible character. Units of the prompt and
-        of the continuation are never joined, and special tokens stay alone. A score is NaN where any of its
-        parts is.
+        A unit goes to the word or sentence that holds its last visible character, and to the span or source that has
+        most of its visible characters. Units of the prompt and of the continuation are never joined, and special tokens
+        stay alone. A score is NaN where any of its parts is.
 
         Args:
             unit: "word", "sentence", "source" (those that the attribution was given), or (start, end) character spans
