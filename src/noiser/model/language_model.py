@@ -241,9 +241,7 @@ class LanguageModel:
         out = self.model(**arguments)
         self._check_gradient(embeddings, out.logits)
         if not self._keeps_rows:
-            own = (
-                out.logits.shape[1] - embeddings.shape[1]
-            )  # rows of tokens that the model puts in front: learned prompts
+            own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
             if own < 0:
                 raise UnsupportedModelError(
                     f"{type(self.model).__name__} returns logits at {out.logits.shape[1]} of {embeddings.shape[1]} "

@@ -51,7 +51,7 @@ def frontier(results: Results) -> Iterator[Table]:
                 continue
             numbers = [topic.number(number, name) for number, name in NUMBERS.items() if number in topic.measures]
             numbers = [MeasuredNumber(FORWARDS, ATTRIBUTION, COSTS[FORWARDS], "quantity"), *numbers]
-            notes = [*filter(None, [_NOTE, removal_note(topic)])]
+            notes = [_NOTE, removal_note(topic)]
             for model in topic.models:
                 columns: list[tuple[Column, Sequence[Value]]] = []
                 for number in numbers:

@@ -290,10 +290,11 @@ Columns = Sequence[tuple[Column, Sequence[Value]]]
 def table_of_columns(
     key: str, title: str, stub: str, labels: Iterable[str], columns: Columns, notes: Iterable[str], legend: Legend = ""
 ) -> Table:
-    """A table with the rows of these labels."""
+    """A table with the rows of these labels; empty notes are left out."""
     rows = tuple(Row(label, tuple(cells[i] for _, cells in columns)) for i, label in enumerate(labels))
     heads = tuple(head for head, _ in columns)
-    return Table(key=key, title=title, stub_header=stub, columns=heads, rows=rows, notes=tuple(notes), legend=legend)
+    shown = tuple(filter(None, notes))
+    return Table(key=key, title=title, stub_header=stub, columns=heads, rows=rows, notes=shown, legend=legend)
 
 
 def grid(

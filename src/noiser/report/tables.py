@@ -103,7 +103,6 @@ class TableSpec(NamedTuple):
         notes = [self.left_out if len(methods) < len(measured) else ""]
         notes += [note if isinstance(note, str) else note(topic) for note in self.notes]
         names = topic.key(self.key), topic.title(self.title)
-        notes = [*filter(None, notes)]
         yield from grid(topic, *names, methods, numbers, notes, self.stub_header, self.label, fewest=self.fewest)
 
 
@@ -264,7 +263,7 @@ def differences(results: Results) -> Iterator[Table]:
             for first in references(methods) if len(methods) > 1 else []:
                 name, others = method_title(first.label), [method for method in methods if method is not first]
                 names = topic.key(f"differences-{first.label}"), topic.title(f"{name} minus each other method")
-                notes = [*filter(None, [note.format(name), removal_note(topic)])]
+                notes = [note.format(name), removal_note(topic)]
                 yield from grid(topic, *names, others, numbers, notes, "minus", minus=first)
 
 
@@ -473,7 +472,7 @@ def others(results: Results) -> Iterator[Table]:
             if methods and not field.issuperset(numbers):
                 title = f"{label.replace('_', ' ').capitalize()} on {data_title(data)}"
                 notes = [f"{one.name}: {one.summary.scale.meaning}." for one in numbers.values()]
-                notes += filter(None, [removal_note(topic)])
+                notes.append(removal_note(topic))
                 yield from grid(topic, topic.key(name.replace("_", "-")), title, methods, [*numbers.values()], notes)
 
 
@@ -561,9 +560,7 @@ def cost(results: Results) -> Iterator[Table]:
         for model in results.models_with(data.label):
             cells = [Cell(model.label, data.label, method.label, ATTRIBUTION) for method in methods]
             if results.timed(data.label):
-                errors = [results.errors(cell).total() for cell in cells]
-                pairs = zip(cells, errors, strict=True)
-                seconds = [Number.of(results.seconds(cell), failed, "quantity") for cell, failed in pairs]
+                seconds = [Number.of(results.seconds(cell), results.errors(cell).total(), "quantity") for cell in cells]
                 columns.append((Column("seconds", model.label, "lower"), seconds))
             columns += [
                 (Column(one.name, model.label, "lower"), [one.value(results, cell) for cell in cells])
