@@ -152,6 +152,9 @@ def test_unknown_names():
 def test_top_is_in_order_and_leaves_nan_out():
     att = make(("a", " b", "\n", " d"), ((0.1, 0.3, NAN, 0.3),))
     assert [(unit.text, unit.index) for unit in att.top()] == [("b", 1), ("d", 3), ("a", 0)]
+    for wrong in (0, 2.5, "2"):
+        with pytest.raises(ParameterError, match="expected an integer of at least 1"):
+            att.top(wrong)
     assert att.top(1)[0].span == att.units[1]
     assert make(("\n",), ((1.0,),)).top()[0].text == "\n"
     assert rich_example().top(1, target=-1)[0].text == "basket"

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import noiser
 from engine_for_tests import run_method
-from noiser.errors import DependencyError, UnsupportedModelError
+from noiser.errors import DependencyError, ParameterError, UnsupportedModelError
 from noiser.methods import METHODS, describe, make_method
 from noiser.model import build_query
 from tiny import CHAT_TEMPLATE, FAMILIES, tiny, tiny_model, tiny_tokenizer
@@ -328,6 +328,44 @@ def test_the_callers_default_dtype_changes_no_number(dtype):
     for name, scores in expected.items():
         torch.testing.assert_close(found[name], scores, atol=1e-6, rtol=1e-5, equal_nan=True, msg=name)
     assert again == evaluated
+
+
+def test_a_model_that_was_not_wrapped_is_an_error_that_says_so():
+    lm = tiny("llama")
+    for model in (lm.model, "gpt2"):
+        for ask in (noiser.attribute, noiser.evaluate):
+            with pytest.raises(
+                ParameterError, match=rf"The model is a {type(model).__name__}; expected .*noiser\.wrap"
+            ):
+                ask(model, PROMPT, method="occlusion")
+
+
+def test_the_callers_default_device_changes_no_number(tmp_path):
+    """A tensor on "meta" has no numbers: whatever is made where the caller's new tensors are made fails."""
+    lm, path = tiny("llama"), tmp_path / "one.json"
+
+    def everything():
+        atts = {name: run(lm, name, max_new_tokens=2) for name in METHOD_NAMES}
+        one = noiser.attribute(
+            lm, "The fox sings. The dog runs.", method="occlusion", unit="sentence", target_unit="sentence"
+        )
+        one.save(path)
+        found = {name: att.scores for name, att in atts.items()}
+        found |= {"saved": noiser.Attribution.load(path).scores, "through": one.through().scores}
+        found["table"] = torch.tensor(one.to_dataframe()["stderr"].tolist(), device="cpu")
+        found["tolerance"] = noiser.tolerance(lm, atts["noiser"], 1, samples=2).probabilities
+        evaluated = noiser.evaluate(lm, PROMPT, method="occlusion", metrics=["faithfulness", "lds"], masks=2)
+        noiser.attribute(noiser.wrap(lm.model, lm.tokenizer), PROMPT, method="occlusion")  # which measures it first
+        return found, evaluated.to_dict()["rows"]
+
+    scores, rows = everything()
+    torch.set_default_device("meta")
+    try:
+        found, again = everything()
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(found, scores, atol=0, rtol=0, equal_nan=True)
+    assert again == rows
 
 
 _WITHOUT_CHECKS = """

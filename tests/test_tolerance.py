@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import noiser
+from noiser.attribution.display import label
 from noiser.errors import ParameterError
 from noiser.explain import tolerance
 from noiser.explain.tolerance import GRID
@@ -127,6 +128,31 @@ def test_other_methods_have_ten_samples_and_a_caller_may_choose():
         tolerance(tiny("llama"), att, 1, KS, samples=7, noise=own)
 
 
+def test_it_prints_as_a_table():
+    att = attribution()
+    found = tolerance(tiny("llama"), att, torch.tensor(1), KS)  # a tensor is an index too
+    assert isinstance(found.unit_index, int)
+    sections = str(found).split("\n\n")
+    assert len(sections) == 2
+    for row, section in enumerate(sections):
+        title, header, *lines = section.split("\n")
+        assert title.startswith(f"{label(att.targets[row].text)}, with k times")
+        assert title.endswith(f"noise on {label(found.unit.text)}")
+        assert header.split() == ["k", "P(target)", "most", "probable"]
+        for column, line in enumerate(lines):
+            k, p = line.split()[:2]
+            assert float(k) == KS[column]
+            rounding = found.stderr[row, column].item() / 2 + 5e-4
+            assert float(p) == pytest.approx(found.probabilities[row, column].item(), abs=rounding)
+            assert label(found.leaders[row][column].text) in line
+            assert line.endswith("(flips)") == bool(found.flips[row, column])
+        assert len(lines) == len(KS)
+    last = str(
+        tolerance(tiny("llama"), att, len(att.units) - 1, KS)
+    )  # the first target's token: before the second only
+    assert last.count("with k times") == 1
+
+
 def test_progress_reaches_the_end():
     seen = []
     tolerance(tiny("llama"), attribution(), 1, KS, progress=lambda done, expected: seen.append((done, expected)))
@@ -140,6 +166,8 @@ def test_progress_reaches_the_end():
         (0, (), "expected one or more finite numbers"),
         (0, (-1.0,), r"ks is \[-1.0\]"),
         (0, (math.nan,), "expected one or more finite numbers"),
+        (1.0, KS, r"unit_index is 1\.0; expected 0 to"),
+        (0, 0.5, r"ks is 0\.5; expected one or more"),
     ],
 )
 def test_errors_say_what_was_expected(unit_index, ks, message):

@@ -58,7 +58,7 @@ def to_inseq(att: AttributionRecord) -> Any:
         source=tokens[:start],
         target=tokens,
         target_attributions=scores,
-        step_scores={"probability": torch.tensor([target.probability for target in att.targets])},
+        step_scores={"probability": torch.tensor([target.probability for target in att.targets], device="cpu")},
         sequence_scores={},
         attr_pos_start=start,
         attr_pos_end=len(tokens),
@@ -105,7 +105,7 @@ def _tokens(att: AttributionRecord) -> tuple[list[tuple[str, int]], Float[Tensor
     start, unit_of = len(tokens), _units_of_targets(att) if several else {}
     tokens += [(target.text, target.token_id, unit_of.get(row)) for row, target in enumerate(att.targets)]
     units = [unit for _, _, unit in tokens]
-    scores = torch.full((len(tokens), len(att.targets)), torch.nan)
+    scores = att.scores.new_full((len(tokens), len(att.targets)), torch.nan)
     for index, unit in enumerate(units):
         if unit is not None:
             scores[index] = att.scores[:, unit] / units.count(unit)
@@ -201,7 +201,7 @@ def _fields(sequence: Mapping[str, Any], info: Mapping[str, Any], index: int) ->
     count = len(scores)
     if not 0 < start <= len(names) - count:
         raise StoredFileError(f"attr_pos_start is {start}; expected 1 to {len(names) - count}.")
-    later = torch.arange(scores.shape[1])[None] >= start + torch.arange(count)[:, None]
+    later = torch.ones_like(scores, dtype=torch.bool).triu(start)  # row i has no score at start + i and after it
     scores = scores.masked_fill(later, torch.nan)
     texts = info.get("generated_texts")
     text, places = place_tokens(names, texts[index] if isinstance(texts, list) else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -69,8 +69,8 @@ class AttributionRecord:
         Raises:
             ParameterError: k is below 1, or there is no such target.
         """
-        if k < 1:
-            raise ParameterError(f"k is {k}; expected at least 1.")
+        if not isinstance(k, SupportsIndex) or k.__index__() < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ParameterError(f"k is {k!r}; expected an integer of at least 1.")
         if not -len(self.targets) <= target < len(self.targets):
             raise ParameterError(f"target is {target}; expected an index below {len(self.targets)}, as in `targets`.")
         row = self.scores[target]

@@ -129,7 +129,7 @@ class Attribution(AttributionRecord):
         import pandas as pd
 
         def column(values: Tensor | None) -> list[float]:
-            missing = torch.tensor(torch.nan) if values is None else values
+            missing = self.scores.new_tensor(torch.nan) if values is None else values
             return missing.expand(self.scores.shape).flatten().tolist()
 
         pairs = list(product(range(len(self.targets)), range(len(self.units))))

@@ -207,7 +207,7 @@ def _tensor(values: list[Any] | None, shape: tuple[int, ...], key: str) -> Tenso
     if len(values) != shape[0] or not lengths <= set(shape[1:]):
         got = ", ".join([str(len(values)), *([" or ".join(map(str, sorted(lengths)))] if lengths else [])])
         raise _damaged(f"{key!r} has shape [{got}], expected {list(shape)}: targets × units")
-    return torch.tensor(values, dtype=torch.float32).reshape(shape)
+    return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(shape)
 
 
 def dumps(att: AttributionRecord) -> str:

@@ -49,7 +49,7 @@ def paths(att: AttributionRecord) -> Paths:
             "The continuation has no units, so nothing leads through it; expected sentences of the prompt and of the "
             "continuation. Attribute with unit='sentence', target_unit='sentence' and continuation_units=True."
         )
-    generated = torch.zeros(len(att.targets), len(att.targets), dtype=torch.float64)
+    generated = weights.new_zeros(len(att.targets), len(att.targets))
     targets = _targets_of_tokens(att, written) if written else {}
     for column in written:
         owners = _owners(att, column, targets)
@@ -59,8 +59,8 @@ def paths(att: AttributionRecord) -> Paths:
 
 def influence(graph: Paths) -> Float64[Tensor, "targets prompt"]:
     """The sum over all paths from each prompt unit to each target."""
-    identity = torch.eye(len(graph.generated), dtype=torch.float64)
-    return torch.linalg.solve_triangular(identity - graph.generated, graph.prompt, upper=False, unitriangular=True)
+    system = _identity(graph) - graph.generated
+    return torch.linalg.solve_triangular(system, graph.prompt, upper=False, unitriangular=True)
 
 
 def flow(graph: Paths, target: int) -> Float64[Tensor, "targets units_and_targets"]:
@@ -69,11 +69,14 @@ def flow(graph: Paths, target: int) -> Float64[Tensor, "targets units_and_target
     With e the unit vector of the target, r = (I - W_gᵀ)^-1 e is the weight of all paths from each target to it, and an
     edge into target t carries r[t] times its own weight. What leaves the prompt adds up to `influence`.
     """
-    wanted = torch.zeros(len(graph.generated), 1, dtype=torch.float64)
-    wanted[target] = 1
-    system = torch.eye(len(graph.generated), dtype=torch.float64) - graph.generated.T
+    identity = _identity(graph)
+    system, wanted = identity - graph.generated.T, identity[:, [target]]
     reach = torch.linalg.solve_triangular(system, wanted, upper=True, unitriangular=True)
     return reach * torch.cat([graph.prompt, graph.generated], 1)
+
+
+def _identity(graph: Paths) -> Float64[Tensor, "targets targets"]:
+    return torch.ones_like(graph.generated[0]).diag()
 
 
 def _targets_of_tokens(att: AttributionRecord, written: Sequence[int]) -> dict[int, int]:
@@ -87,7 +90,7 @@ def _targets_of_tokens(att: AttributionRecord, written: Sequence[int]) -> dict[i
     first = att.units[written[0]]
     begin = first.token_indices[0]
     if first.start > att.prompt_length:  # it begins with a token that is no unit: targets see all tokens before them
-        last = torch.tensor([unit.token_indices[-1] for unit in att.units])
+        last = att.scores.new_tensor([unit.token_indices[-1] for unit in att.units])
         begin = max(int(last[~row.isnan()].max()) + 1 - start for row, start in zip(att.scores, starts, strict=True))
     return {begin + index: row for index, row in enumerate(owners) if row is not None}
 

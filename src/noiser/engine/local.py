@@ -53,9 +53,17 @@ class LocalEngine:
     Args:
         lm: the model.
         many: whether several prompts will be at work side by side, so that their passes are worth merging.
+
+    Raises:
+        ParameterError: lm is no LanguageModel.
     """
 
     def __init__(self, lm: LanguageModel, *, many: bool = False) -> None:
+        if not isinstance(lm, LanguageModel):  # pyright: ignore[reportUnnecessaryIsInstance] - a caller's mistake
+            raise ParameterError(
+                f"The model is a {type(lm).__name__}; expected what noiser.load_model(name) or "
+                "noiser.wrap(model, tokenizer) returns."
+            )
         self.lm = lm
         self.share = many and lm.packs
         if self.share:

@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
+
 from noiser.types import Progress
 
 T = TypeVar("T")
+
+
+_OUR_DEVICE = torch.device("cpu")  # of tensors that name none, whatever a caller's `torch.set_default_device` says
 
 
 class SharedProgress:
@@ -114,7 +119,8 @@ def run_interleaved(
             if not waiting:
                 return
             chosen = [waiting[index] for index in runner.choose([each.wanted for each in waiting])]
-            results = runner.run([each.wanted for each in chosen])
+            with _OUR_DEVICE:
+                results = runner.run([each.wanted for each in chosen])
             waiting[:] = [each for each in waiting if all(each is not other for other in chosen)]
             for each, result in zip(chosen, results, strict=True):
                 yield from _advance(each, result, waiting, progress)
@@ -137,7 +143,8 @@ def _advance(
     """Lets a coroutine go on to its next pass, or its end."""
     number, coroutine, _ = each
     try:
-        wanted = coroutine.throw(result) if isinstance(result, Exception) else coroutine.send(result)
+        with _OUR_DEVICE:
+            wanted = coroutine.throw(result) if isinstance(result, Exception) else coroutine.send(result)
     except StopIteration as stop:
         yield Outcome(number, stop.value, None)
     except Exception as error:

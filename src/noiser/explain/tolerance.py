@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.attribution.display import label, number_format
 from noiser.checks import check_count
 from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query
 from noiser.errors import ParameterError
@@ -51,6 +53,21 @@ class Tolerance:
     flips: Bool[Tensor, "targets ks"]
     leaders: tuple[tuple[Target, ...], ...]
     foil_probabilities: Float[Tensor, " ks"] | None = None
+
+    def __str__(self) -> str:
+        """A table for each target that the unit stands before, with a line for each k; safe for a terminal."""
+        lines: list[str] = []
+        for row, (target, leaders) in enumerate(zip(self.targets, self.leaders, strict=True)):
+            if not leaders:
+                continue
+            show = number_format([target.probability])
+            lines += ["", f"{label(target.text)}, with k times standard normal noise on {label(self.unit.text)}"]
+            lines.append(f"{'k':>8}  {'P(target)':<17}  most probable")
+            for column, leader in enumerate(leaders):
+                p, error = self.probabilities[row, column].item(), self.stderr[row, column].item()
+                flips = "  (flips)" if self.flips[row, column] else ""
+                lines.append(f"{self.ks[column]:>8.4g}  {show.with_error(p, error):<17}  {label(leader.text)}{flips}")
+        return "\n".join(lines).strip("\n")
 
 
 def tolerance(
@@ -94,9 +111,9 @@ def tolerance(
     texts = {token: token_texts(lm.tokenizer, [token])[0] for token in ids}  # each alone: bytes would join
     return Tolerance(
         unit=att.units[unit_index],
-        unit_index=unit_index,
+        unit_index=int(unit_index),
         targets=att.targets,
-        ks=torch.tensor([float(k) for k in ks]),
+        ks=torch.tensor([float(k) for k in ks], device="cpu"),
         probabilities=table.probability.T.float(),
         stderr=table.probability_stderr.T.float(),
         flips=table.flips.T,
@@ -109,8 +126,10 @@ def tolerance(
 
 
 def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:
-    if not 0 <= unit_index < len(att.units):
+    if not isinstance(unit_index, SupportsIndex) or not 0 <= unit_index < len(att.units):  # pyright: ignore
         raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
+    if not isinstance(ks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ParameterError(f"ks is {ks!r}; expected one or more finite numbers of at least 0.")
     wrong = [k for k in ks if isinstance(k, str) or not 0 <= float(k) < math.inf]
     if wrong or not len(ks):
         raise ParameterError(f"ks is {wrong[:1] or list(ks)}; expected one or more finite numbers of at least 0.")

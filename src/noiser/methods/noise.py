@@ -17,13 +17,15 @@ def draw_noise(
     The first position of every unit gets the first block drawn, the second position the second block, and so on:
     units of one token see the same vectors whatever the longest unit is.
     """
-    blocks = [torch.randn(samples, dim, generator=generator, dtype=torch.float32) for _ in range(longest_unit)]
+    blocks = [
+        torch.randn(samples, dim, generator=generator, device="cpu", dtype=torch.float32) for _ in range(longest_unit)
+    ]
     return torch.stack(blocks, dim=1)
 
 
 def draw_k(generator: torch.Generator) -> float:
     """The k of bounding "random", a U(0, 1) number; drawn before the noise, so that it does not depend on the units."""
-    return float(torch.rand((), generator=generator, dtype=torch.float64))
+    return float(torch.rand((), generator=generator, device="cpu", dtype=torch.float64))
 
 
 def as_noise(noise: object) -> Tensor:
@@ -33,7 +35,7 @@ def as_noise(noise: object) -> Tensor:
         ParameterError: it is not an array of numbers.
     """
     try:
-        return torch.as_tensor(noise)
+        return torch.as_tensor(noise, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterError(
             f"The noise is not an array of numbers ({error}); expected [samples, dim] or [samples, positions, dim]."

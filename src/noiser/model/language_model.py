@@ -192,6 +192,7 @@ class LanguageModel:
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_lock(self.model))
+            stack.enter_context(torch.device("cpu"))  # for tensors that name no device, as where there is no default
             stack.enter_context(torch.inference_mode(False))  # a caller's would leave no way back for gradients
             stack.enter_context(evaluation_mode(self.model))
             stack.enter_context(torch.set_grad_enabled(gradients))

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.model.catalog import BUILT_IN
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
@@ -87,7 +89,8 @@ def load_model(
             f"{next(iter(engine_args))!r} is not an argument of load_model for {name_or_path!r}; expected it with a "
             "model in vLLM or behind a server. Name it vllm:... or http://..., or leave the argument out."
         )
-    name, model, tokenizer, known_revision = _load(name_or_path, options)
+    with torch.device("cpu"):  # whatever a caller's `torch.set_default_device` says; it is moved at the end
+        name, model, tokenizer, known_revision = _load(name_or_path, options)
     identity = ModelIdentity(name, known_revision, dtype_name(model), type(model).__name__)
     return LanguageModel(model, tokenizer, identity=identity)
 

@@ -103,8 +103,8 @@ class Query:
     @cached_property
     def causal_mask(self) -> Bool[Tensor, "targets units"]:
         """Whether all of a unit stands before all of a target, so that it can have a score for it."""
-        last = torch.tensor([max(unit.token_indices) for unit in self.units])
-        return last[None, :] <= torch.tensor([rows[0] for rows in self.target_rows])[:, None]
+        last = torch.tensor([max(unit.token_indices) for unit in self.units], device="cpu")
+        return last <= torch.tensor([rows[:1] for rows in self.target_rows], device="cpu")
 
     @cached_property
     def targets_per_unit(self) -> list[tuple[int, ...]]:
