@@ -229,9 +229,10 @@ def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
     [
         ({}, "There are no spans"),
         ({"rest": [(0, 3)]}, "expected another name"),
-        ({"a": [(3, 3)]}, "is empty or leaves"),
+        ({"a": [(3, 3)]}, "is empty"),
         ({"a": [(0, 300)]}, "leaves the text"),
-        ({"a": [(0, 5)], "b": [(4, 9)]}, "overlaps"),
+        ({"a": [(0, 5)], "b": [(4, 9)]}, "overlap"),
+        ({"a": [(0, "5")]}, "pairs of integers"),
         ({"a": [(3, 4)]}, "hold no word"),
     ],
 )

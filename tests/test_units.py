@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -102,18 +103,18 @@ def test_a_continuation_is_apart_from_the_prompt():
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([], "at least one"),
-        (3, "expected 'token', 'word', 'sentence'"),
+        ([], "one or more"),
+        (3, "unit is 3; expected .*a name such as 'word'"),
         ([(0, 3), (2, 5)], r"\(0, 3\) and \(2, 5\) overlap.*End the first at 2"),
         ([(2, 2)], r"\(2, 2\) is empty"),
         ([(4, 2)], r"\(4, 2\) is reversed"),
         ([(-1, 2)], r"\(-1, 2\) leaves the prompt"),
         ([(0, 99)], r"\(0, 99\) leaves the prompt; expected 0 <= start < end <= 12"),
-        ([(0.0, 2.0)], "not a pair of integers"),
-        ([(0, True)], "not a pair of integers"),
-        ([(0, 1, 2)], "not a pair of integers"),
-        (["ab"], "not a pair of integers"),
-        ([3], "not a pair of integers"),
+        ([(0.0, 2.0)], "pairs of integers"),
+        ([(0, True)], "pairs of integers"),
+        ([(0, 1, 2)], "pairs of integers"),
+        (["ab"], "pairs of integers"),
+        ([3], "pairs of integers"),
         ([(0, 6), (6, 7), (7, 12)], r"\(6, 7\), ' ', holds no whole token: the tokens there are .*\(6, 12\)"),
         ([(2, 3), (3, 6)], r"\(2, 3\), 'B', holds no whole token.*\(2, 6\)"),
     ],
@@ -121,6 +122,13 @@ def test_a_continuation_is_apart_from_the_prompt():
 def test_bad_spans(spans, message):
     with pytest.raises(UnitError, match=message):
         make_units(by_hand("Le", "Bron", " James"), spans)
+
+
+def test_spans_of_numpys_integers_are_those_of_pythons():
+    encoding = by_hand("Le", "Bron", " James")
+    units = make_units(encoding, [tuple(np.array([6, 12])), (np.int32(0), 6)])
+    assert units == make_units(encoding, [(0, 6), (6, 12)])
+    assert all(type(value) is int for unit in units for value in (unit.start, unit.end))
 
 
 @pytest.mark.parametrize(("name", "near"), [("words", "'word'"), ("Sentence", "'sentence'"), ("tokens", "'token'")])

@@ -7,11 +7,15 @@ after it, trailing whitespace to the last one.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
+
+from noiser.errors import UnitError
 
 Offset = tuple[int, int]
 """(start, end) in characters of a text."""
@@ -107,6 +111,49 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
         elif match["wide"] is not None or _ends_sentence(text, match.start(), match.end()):
             ends.append(match.end())
     return _partition(text, ends)
+
+
+def checked_spans(spans: object, length: int, *, name: str, of: str, also: str = "") -> list[Offset]:
+    """The caller's spans as they are, in their order.
+
+    Args:
+        spans: what the caller gave; at least one pair of integers, of NumPy's too.
+        length: of the text.
+        name: of the argument, for errors.
+        of: what the text is, such as "prompt", for errors.
+        also: what else could have been given, for errors.
+
+    Raises:
+        UnitError: they are not pairs of integers, or a span is empty, leaves the text or overlaps another.
+    """
+    try:
+        pairs = [(_integer(start), _integer(end)) for start, end in cast("Sequence[Any]", spans)]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs:
+        raise UnitError(
+            f"{name} is {spans!r:.200}; expected one or more (start, end) pairs of integers, in characters of the "
+            f"{of}{also}."
+        )
+    for start, end in pairs:
+        if not 0 <= start < end <= length:
+            fault = "is empty" if start == end else "is reversed" if start > end else f"leaves the {of}"
+            raise UnitError(
+                f"Span {(start, end)} {fault}; expected 0 <= start < end <= {length}, the {of}'s length in characters "
+                "(of a chat: of the rendered chat)."
+            )
+    for before, after in itertools.pairwise(sorted(pairs)):
+        if after[0] < before[1]:
+            raise UnitError(
+                f"Spans {before} and {after} overlap; expected disjoint spans. End the first at {after[0]}."
+            )
+    return pairs
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def visible_part(text: str, start: int, end: int) -> tuple[int, int]:

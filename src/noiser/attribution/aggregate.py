@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.checks import check_choice
 from noiser.errors import UnitError, UnknownNameError
-from noiser.spans import owners, sentence_spans, snap, word_spans
+from noiser.spans import checked_spans, owners, sentence_spans, snap, word_spans
 from noiser.types import Span, Unit
 
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)
@@ -84,7 +84,13 @@ def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[tuple[int, int
 
 def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:
     """The units of which each span has more than any other span; units in no span are left out."""
-    _check(att, spans)
+    spans = checked_spans(spans, len(att.text), name="unit", of="text", also=", or a name such as 'word'")
+    for start, end in spans:
+        if start < att.prompt_length < end:
+            raise UnitError(
+                f"Span {(start, end)} joins the prompt and its continuation, which begins at {att.prompt_length}; "
+                "expected spans of the one or the other."
+            )
     order = sorted(range(len(spans)), key=spans.__getitem__)
     found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
     groups: list[Columns] = []
@@ -97,33 +103,6 @@ def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -
             )
         groups.append(columns)
     return groups
-
-
-def _check(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> None:
-    pairs: Sequence[Any] = spans
-    if not isinstance(pairs, Sequence) or not all(
-        isinstance(span, Sequence) and len(span) == 2 and all(type(value) is int for value in span) for span in pairs
-    ):
-        raise UnitError(f"The spans are {spans!r:.60}; expected (start, end) pairs of integers, or the name of a unit.")
-    if not spans:
-        raise UnitError("The list of spans is empty; expected (start, end) character offsets of the text.")
-    previous = 0
-    for start, end in sorted(spans):
-        problem = None
-        if not 0 <= start <= end <= len(att.text):
-            problem = f"leaves the text, which has {len(att.text)} characters"
-        elif start == end:
-            problem = "is empty"
-        elif start < previous:
-            problem = "overlaps the span before it"
-        elif start < att.prompt_length < end:
-            problem = f"joins the prompt and its continuation, which begins at {att.prompt_length}"
-        if problem:
-            raise UnitError(
-                f"The span ({start}, {end}) {problem}; expected non-empty spans of the text that do not overlap. "
-                "Offsets count characters, and the end comes after the last one."
-            )
-        previous = end
 
 
 def _joined(att: AttributionRecord, columns: Columns) -> Span:

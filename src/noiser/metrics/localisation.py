@@ -12,7 +12,7 @@ from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
 from noiser.metrics.metric import Case, Measured, Metric, Scale
-from noiser.spans import visible_part
+from noiser.spans import checked_spans, visible_part
 from noiser.types import Span
 
 REST = "rest"
@@ -88,16 +88,8 @@ def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> 
         raise UnitError(f"A span is named {REST!r}, which is what remains; expected another name.")
     if not any(spans.values()):
         raise UnitError("There are no spans; expected (start, end) character spans of the text for at least one name.")
-    reached = 0
-    for (start, end), name in sorted(((start, end), name) for name, parts in spans.items() for start, end in parts):
-        if not 0 <= start < end <= len(att.text):
-            raise UnitError(
-                f"Span {(start, end)} of {name!r} is empty or leaves the text; expected "
-                f"0 <= start < end <= {len(att.text)}, in characters."
-            )
-        if start < reached:
-            raise UnitError(f"Span {(start, end)} of {name!r} overlaps another one; expected disjoint spans.")
-        reached = end
+    every = [span for parts in spans.values() for span in parts]
+    checked_spans(every, len(att.text), name="spans", of="text")
 
 
 def _owner(text: str, unit: Span, spans: Mapping[str, Sequence[tuple[int, int]]]) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.model.offsets import Offset
 from noiser.model.text import Encoding
-from noiser.spans import owners, sentence_spans, snap, visible_part, word_spans
+from noiser.spans import checked_spans, owners, sentence_spans, snap, visible_part, word_spans
 from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16
@@ -63,8 +61,11 @@ def make_units(
     count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
     end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
     segment = _SEGMENTATIONS.get(unit) if isinstance(unit, str) else None
-    spans = sorted((each.start, each.end) for each in sources) if isinstance(unit, str) else _checked(unit, end)
-    if spans:
+    if isinstance(unit, str):
+        given = [(source.start, source.end) for source in sources]
+    else:
+        given = checked_spans(unit, end, name="unit", of="prompt", also=", or a name such as 'word'")
+    if spans := sorted(given):
         pieces = [piece for piece in encoding.pieces if piece.token_indices[0] < count]
         units = _span_units(encoding.text[:end], pieces, spans)
         if isinstance(unit, str) and unit in _SEGMENTATIONS:
@@ -111,8 +112,10 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
         raise UnknownNameError("target_unit", unit, names, "Or give a list of (start, end) character spans.")
     begin = encoding.offsets[first][0]
     length = len(encoding.text) - begin
-    spans = [(a + begin, b + begin) for a, b in _checked(unit, length, argument="target_unit", text="continuation")]
-    return [_tokens_inside(encoding, positions, span, begin) for span in spans]
+    spans = sorted(
+        checked_spans(unit, length, name="target_unit", of="continuation", also=", or a name such as 'word'")
+    )
+    return [_tokens_inside(encoding, positions, (a + begin, b + begin), begin) for a, b in spans]
 
 
 def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, begin: int) -> tuple[int, ...]:
@@ -207,37 +210,6 @@ def _frozen_units(encoding: Encoding) -> list[Span]:
             name = encoding.tokens[index] if encoding.tokens else ""
             units.append(Span(encoding.text[start:end] if start < end else name, start, end, (index,)))
     return units
-
-
-def _checked(spans: Any, length: int, *, argument: str = "unit", text: str = "prompt") -> list[Offset]:
-    """The caller's spans in order, checked to be integers, inside the text, not empty, and disjoint."""
-    if not isinstance(spans, Sequence) or not spans:
-        raise UnitError(
-            f"{argument} is {spans!r}; expected 'token', 'word', 'sentence', or a list of at least one (start, end) "
-            f"character span of the {text}."
-        )
-    checked: list[Offset] = []
-    for span in spans:
-        ok = isinstance(span, Sequence) and len(span) == 2 and all(type(value) is int for value in span)
-        if not ok:
-            raise UnitError(
-                f"Span {span!r} is not a pair of integers; expected (start, end), in characters of the {text}."
-            )
-        start, end = span
-        if not 0 <= start < end <= length:
-            fault = "is empty" if start == end else "is reversed" if start > end else f"leaves the {text}"
-            raise UnitError(
-                f"Span {(start, end)} {fault}; expected 0 <= start < end <= {length}, the {text}'s length in "
-                "characters (of a chat: of the rendered chat)."
-            )
-        checked.append((start, end))
-    checked.sort()
-    for before, after in itertools.pairwise(checked):
-        if after[0] < before[1]:
-            raise UnitError(
-                f"Spans {before} and {after} overlap; expected disjoint spans. End the first at {after[0]}."
-            )
-    return checked
 
 
 def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
