@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import torch
-
+from noiser.model.runtime import on_the_cpu
 from noiser.types import Progress
 
 T = TypeVar("T")
-
-
-_OUR_DEVICE = torch.device("cpu")  # of tensors that name none, whatever a caller's `torch.set_default_device` says
 
 
 class SharedProgress:
@@ -119,7 +115,7 @@ def run_interleaved(
             if not waiting:
                 return
             chosen = [waiting[index] for index in runner.choose([each.wanted for each in waiting])]
-            with _OUR_DEVICE:
+            with on_the_cpu():
                 results = runner.run([each.wanted for each in chosen])
             waiting[:] = [each for each in waiting if all(each is not other for other in chosen)]
             for each, result in zip(chosen, results, strict=True):
@@ -143,7 +139,7 @@ def _advance(
     """Lets a coroutine go on to its next pass, or its end."""
     number, coroutine, _ = each
     try:
-        with _OUR_DEVICE:
+        with on_the_cpu():
             wanted = coroutine.throw(result) if isinstance(result, Exception) else coroutine.send(result)
     except StopIteration as stop:
         yield Outcome(number, stop.value, None)

@@ -22,7 +22,7 @@ from noiser.model.capabilities import Capabilities, embedding_table, measure_cap
 from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
-from noiser.model.runtime import evaluation_mode, model_lock, uncompiled
+from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu, uncompiled
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class LanguageModel:
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_lock(self.model))
-            stack.enter_context(torch.device("cpu"))  # for tensors that name no device, as where there is no default
+            stack.enter_context(on_the_cpu())
             stack.enter_context(torch.inference_mode(False))  # a caller's would leave no way back for gradients
             stack.enter_context(evaluation_mode(self.model))
             stack.enter_context(torch.set_grad_enabled(gradients))

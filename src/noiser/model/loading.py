@@ -8,14 +8,13 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.model.catalog import BUILT_IN
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry, gguf_entry
 from noiser.model.hub import cached_commit, check_hub_id, hub_answers, model_not_found
 from noiser.model.language_model import LanguageModel, dtype_name
+from noiser.model.runtime import on_the_cpu
 from noiser.model.store import checkpoint_state, folder_sha256, reading
 from noiser.types import ModelIdentity
 
@@ -89,7 +88,7 @@ def load_model(
             f"{next(iter(engine_args))!r} is not an argument of load_model for {name_or_path!r}; expected it with a "
             "model in vLLM or behind a server. Name it vllm:... or http://..., or leave the argument out."
         )
-    with torch.device("cpu"):  # whatever a caller's `torch.set_default_device` says; it is moved at the end
+    with on_the_cpu():
         name, model, tokenizer, known_revision = _load(name_or_path, options)
     identity = ModelIdentity(name, known_revision, dtype_name(model), type(model).__name__)
     return LanguageModel(model, tokenizer, identity=identity)

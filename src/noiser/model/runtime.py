@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -26,6 +27,14 @@ def model_lock(model: nn.Module) -> threading.RLock:
     """
     with _making:
         return _locks.setdefault(model, threading.RLock())
+
+
+def on_the_cpu() -> AbstractContextManager[object]:
+    """Puts tensors that name no device on the CPU, whatever `torch.set_default_device` says.
+
+    Where they are there already nothing is done: in another context, a compiled model would be compiled again.
+    """
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextlib.contextmanager
