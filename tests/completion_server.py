@@ -43,6 +43,7 @@ class CompletionServer:
     ):
         self.network, self.root, self.trouble, self.obeys = network, root, trouble, obeys
         self.tokenizer, self.takes, self.rows, self.most = tokenizer, takes, rows, most
+        self.listed = [{"id": "tiny", "root": root, "max_model_len": 200}]  # None: there is no such page
         self.lock = threading.Lock()
         self.bodies, self.headers = [], []
         self.at_once = self.most_at_once = self.answers = 0
@@ -117,8 +118,8 @@ def _handler(owner: CompletionServer):
             pass
 
         def do_GET(self):
-            card = {"id": "tiny", "root": owner.root, "max_model_len": 200}
-            self._send(200, json.dumps({"object": "list", "data": [card]}).encode())
+            found = owner.listed is not None
+            self._send(200 if found else 404, json.dumps({"object": "list", "data": owner.listed}).encode())
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attribution_for_tests import make
-from noiser.errors import ParameterError, UnitError, UnknownNameError
+from noiser.errors import JudgeError, ParameterError, UnitError, UnknownNameError
 from noiser.judges import Judge, JudgeRequest, Verdict
 from noiser.metrics.answerability import answerability
 from noiser.metrics.judged import scored_words
@@ -249,6 +249,13 @@ def test_units_that_are_no_words():
         answerability([make(unit="sentence")], Knowing([]))
     with pytest.raises(UnitError, match="No word"):
         answerability([att([float("nan")] * 6)], Knowing([]))
+
+
+def test_a_judge_that_gives_too_few_verdicts(monkeypatch):
+    judge = Knowing({})
+    monkeypatch.setattr(judge, "judge", lambda requests: [])
+    with pytest.raises(JudgeError, match="The judge knowing gave 0 verdicts for 1 requests; expected one for each"):
+        answerability([att()], judge)
 
 
 def test_a_judge_is_anything_that_judges():

@@ -10,8 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,12 +31,15 @@ from noiser.bench.plan import DataEntry, parse_plan
 from noiser.bench.progress import attribution_tokens, status
 from noiser.bench.resolve import check_change, resolve
 from noiser.bench.run import _check_trust
+from noiser.bench.spending import SpendingFiles
 from noiser.bench.store import locked
 from noiser.bench.tasks import Setup
 from noiser.bench.worker import Worker
 from noiser.cli import app
-from noiser.errors import NoiserError, ParameterError, PlanError, RunError, StoredFileError
+from noiser.errors import JudgeError, NoiserError, ParameterError, PlanError, RunError, StoredFileError
 from noiser.evaluation.examples import Item
+from noiser.judges.answers import Ledger
+from noiser.judges.protocol import Usage
 from noiser.methods import METHODS
 from noiser.methods.protocol import describe
 from tiny import tiny
@@ -491,11 +496,12 @@ def test_a_judge_that_is_one_of_the_models_is_loaded_as_the_plan_says(tmp_path, 
         *(('name = "localisation"', f'name = "answerability"\n{judge}', f"metrics, 'answerability': {said}")
           for judge, said in [
             ('judge = "locl"', "Unknown judge 'locl'. Did you mean 'local'"),
-            ('judge = "local"\njudge_args = { stile = "plain" }', "Judge 'local' does not accept {'stile': 'plain'}"),
+            ('judge = "local"\njudge_args = { stile = "plain" }', "Judge 'local' does not accept {'stile': '...'}"),
             ('judge = "local:small"\njudge_args = { style = "plane" }', "Unknown style 'plane'. Did you mean 'plain'"),
             ('judge = "openai"', "The openai judge got no model; expected a name such as"),
             ('judge = "openai:m"\njudge_args = { bugdet_usd = 1 }', "Judge 'openai' does not accept"),
             ('judge = "openai:m"\njudge_args = { timeout = -1.0 }', "timeout is -1.0; expected seconds"),
+            ('judge = "openai:m"\njudge_args = { spent = { a = [1, 2] } }', "judge_args has spent, which a run stores"),
             ('judge = "openai:m"\njudge_args = { base_url = 3 }', "Judge 'openai' does not accept"),
             ('judge = "openai:m"\njudge_args = { parameters = { max_tokens = "x" } }', "Judge 'openai' does not"),
           ]),
@@ -1039,6 +1045,7 @@ def test_a_pack_shortens_paths_in_errors(tmp_path, whole):
     ("said", "kept"),
     [
         ("The judge gave no reply: HTTP 503: my words.", "The judge gave no reply: HTTP 503…"),
+        ("The judge gave no reply: budget.", "The judge gave no reply: budget."),
         ("The judge x at y refuses to work: HTTP 401: my words.", "The judge x at y refuses to work: HTTP 401…"),
         (
             "The judge x failed 10 times in a row; the last time: no choices: my words",
@@ -1346,6 +1353,77 @@ def test_a_damaged_attribution_is_not_measured(tmp_path, plan, whole, harm):
     check_same_numbers(out, whole)
 
 
+def judged_plan(tmp_path, models, server, more="", prompts=4) -> Path:
+    """A plan that asks a judge about prompts of its own, with no other metric."""
+    path = tmp_path / "judged.toml"
+    path.write_text(
+        f'name = "judged"\nblock = 2\n[[models]]\nname = "{models}/llama"\ndtype = "float32"\n[[data]]\n'
+        f'label = "own"\nprompts = {json.dumps(PROMPTS[:prompts])}\n[[methods]]\nname = "random"\n[[metrics]]\n'
+        f'name = "answerability"\njudge = "openai:m"\njudge_args = {{ base_url = "{server.url}", '
+        f'cache_dir = "{tmp_path}/answers"{more} }}\n',
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_refused_key_ends_a_run_and_what_is_finished_is_kept(tmp_path, models, workers, no_openai_settings):
+    refused = Step(401, {"error": {"message": "no such key"}})
+    with ChatServer(lambda words, before: refused if server.total > 2 else None) as server:
+        plan = judged_plan(tmp_path, models, server, ", concurrency = 1")
+        with pytest.raises((RunError, JudgeError), match=r"refuses to work: HTTP 401.*Check"):
+            run_bench(plan, tmp_path / "out", Heard(), workers=workers)
+        asked = server.total
+        assert asked <= 4  # one may be on its way when the answer to another comes
+        rows = [row for row in Store(tmp_path / "out").rows() if row.metric == "answerability"]
+        assert [row.error for row in rows] == [None, None]
+        server.script = lambda words, before: None
+        assert run_bench(plan, tmp_path / "out", Heard(), workers=0).errors == 0
+        assert server.total == asked + 2
+
+
+def test_an_endpoint_that_is_down_ends_a_run_however_small_its_blocks_are(tmp_path, models, no_openai_settings):
+    with ChatServer(lambda words, before: Step(503, {})) as server:
+        plan = judged_plan(tmp_path, models, server, ", patience = 3, max_retries = 0, concurrency = 1")
+        with pytest.raises(JudgeError, match="failed 3 times in a row"):
+            run_bench(plan, tmp_path / "out", Heard(), workers=0)
+
+
+def test_an_interrupted_run_stores_the_replies_that_are_under_way(tmp_path, models, no_openai_settings):
+    class Interrupting(Heard):
+        def progress(self, forecast, last):
+            while last is not None and server.total < 2:
+                time.sleep(0.02)
+            if last is not None:
+                raise KeyboardInterrupt
+
+    with ChatServer(lambda words, before: Step(body=completion("word"), seconds=1)) as server:
+        plan = judged_plan(tmp_path, models, server, prompts=2)
+        with pytest.raises(KeyboardInterrupt):
+            run_bench(plan, tmp_path / "out", Interrupting(), workers=1)
+        assert len(list((tmp_path / "answers").rglob("*.json"))) == 2
+        run_bench(plan, tmp_path / "out", Heard(), workers=0)
+        assert server.total == 2
+        assert sum(map(sum, Store(tmp_path / "out").spent("answerability").values())) == 2 * 55
+
+
+def test_what_a_killed_run_spent_is_counted(tmp_path):
+    """Of a log that a kill left: what was paid, also twice, and what was under way; an older file never says less."""
+    store = Store.create(tmp_path, {"resolved": {"models": {}, "data": {}, "methods": {}, "metrics": {}, "seed": 0}})
+    log = SpendingFiles(tmp_path / ".spending")
+    log.begin({"judged": {"earlier": (50, 5)}, "unused": {}})
+    one, other = (Ledger(budget_tokens=1000, spent={"earlier": (50, 5)}) for _ in range(2))
+    for ledger in (one, other):
+        ledger.share(partial(log.exchange, "judged"))
+        assert ledger.reserve("both", Usage(100, 10))
+        ledger.settle("both", Usage(40, 4))
+    assert one.reserve("under way", Usage(100, 10))
+    for _ in range(2):
+        store.sweep()
+        assert store.spent("judged") == {"earlier": (50, 5), "both": (80, 8), "under way": (100, 10)}
+    assert not (tmp_path / ".spending").exists()
+
+
 @pytest.mark.slow
 def test_workers_side_by_side_keep_one_budget(tmp_path, models):
     """More questions than the budget allows, by two processes, which both ask; then by one, which finds it spent."""
@@ -1358,8 +1436,8 @@ def test_workers_side_by_side_keep_one_budget(tmp_path, models):
         for workers in (2, 0):
             run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=workers, retry_errors=True)
             spent = sum(map(sum, Store(tmp_path / "out").spent("answerability").values()))
-            assert spent == tokens * len(server.hits)  # what both asked at the same moment was paid twice
-            assert budget - 2 * most < spent <= tokens * server.total <= budget
+            assert spent == tokens * server.total  # what both asked at the same moment was paid twice
+            assert budget - 2 * most < spent <= budget
         assert server.most_at_once == 2
 
 
@@ -1414,6 +1492,21 @@ def test_a_local_judge_with_other_weights_is_refused(tmp_path, models, monkeypat
     }
 
 
+def test_a_versioned_name_of_a_judge_means_the_same(tmp_path, models, monkeypatch):
+    """Also where its address, or the identity of its model, is stored."""
+    judged = f'[[metrics]]\nname = "answerability"\ndata = "own"\njudge = "local@1:{models}/llama"\n'
+    (tmp_path / "p.toml").write_text(plan_text(models, limit=1) + judged, encoding="utf-8")
+    run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0)
+    assert Store(tmp_path / "out").run["judges"]["answerability"]["weights"]
+    asked = '[[metrics]]\nname = "answerability"\njudge = "openai@1:m"\n'
+    addresses = set()
+    for slash in ("", "/"):
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://one.example/v1{slash}")
+        resolved = resolve(parse_plan(plan_text(models) + asked, "p.toml"), "p.toml")
+        addresses.add(resolved["metrics"]["answerability"]["judge_address"])
+    assert addresses == {"http://one.example/v1"}
+
+
 def test_a_judge_at_another_address_is_another_judge(models, monkeypatch):
     judged = '\n[[metrics]]\nname = "answerability"\njudge = "{}"\n'
 
@@ -1432,13 +1525,11 @@ def test_a_judge_at_another_address_is_another_judge(models, monkeypatch):
     assert "judge_address was 'http://one.example/v1' and is 'http://other.example/v1'" in changes(
         before, meaning("openai:m")
     )
+    used = dict.fromkeys(("models", "data", "methods"), ()) | {"metrics": {"answerability"}}
+    before["metrics"]["answerability"]["judge_address"] = "http://other.example/v1/"  # as earlier editions stored it
+    check_change(before, meaning("openai:m"), "folder", used)
     del before["metrics"]["answerability"]["judge_address"]  # as the first edition stored it
-    check_change(
-        before,
-        meaning("openai:m"),
-        "folder",
-        dict.fromkeys(("models", "data", "methods"), ()) | {"metrics": {"answerability"}},
-    )
+    check_change(before, meaning("openai:m"), "folder", used)
 
 
 def test_what_a_plan_says_to_an_engine_is_passed_on_and_names_no_code():

@@ -90,6 +90,31 @@ def test_nothing_is_left_changed(family, chat):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"suppress_tokens": list(range(2, 200))},
+        {"sequence_bias": [[[7], 50.0]]},
+        {"no_repeat_ngram_size": 1},
+        {"guidance_scale": 3.0},
+        {"stop_strings": ["a"]},
+        {"penalty_alpha": 0.6},
+        {"do_sample": True, "temperature": 0.3, "repetition_penalty": 3.0, "min_length": 90},
+    ],
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_replies_do_not_depend_on_how_a_model_would_generate_by_itself(settings, chat):
+    lm = model(chat=chat)
+    expected = LocalJudge(lm, max_new_tokens=6).judge(requests(5)[:2])
+    before = copy.deepcopy(lm.model.generation_config)
+    try:
+        for name, value in settings.items():
+            setattr(lm.model.generation_config, name, value)
+        assert LocalJudge(lm, max_new_tokens=6).judge(requests(5)[:2]) == expected
+    finally:
+        lm.model.generation_config = before
+
+
 def test_nothing_is_said_on_the_way(capfd, recwarn):
     lm = model(chat=True)
     lm.model.generation_config.temperature = 0.3

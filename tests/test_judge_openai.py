@@ -26,7 +26,8 @@ from noiser.bench.spending import SpendingFiles
 from noiser.cli import app
 from noiser.endpoint import UnreadableResponseError
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
-from noiser.judges import JudgeRequest, Usage, check_judge, make_judge
+from noiser.judges import JudgeRequest, Usage, answers, check_judge, make_judge
+from noiser.judges.answers import Ledger
 from noiser.judges.openai_judge import BUDGET, OpenAIJudge, read_completion
 from tiny import tiny
 
@@ -140,6 +141,7 @@ TROUBLES = {
     "empty": Step(body=b""),
     "no choices": Step(body={"error": {"message": "overloaded"}}),
     "null choices": Step(body={"choices": None}),
+    "ended by an error": Step(body={**completion("x", finish_reason="error"), "usage": None}),
     "a list": Step(body=[1, 2]),
     "not utf-8": Step(body=b"\xff\xfe{"),
 }
@@ -166,6 +168,7 @@ def test_what_passes_is_tried_again(name):
         ("half json", "not valid JSON .*baske"),
         ("web page", r"not valid JSON \(text/html\): <html>"),
         ("no choices", "no choices in it: .*overloaded"),
+        ("ended by an error", "ended by an error: "),
     ],
 )
 def test_what_does_not_pass_is_unscored_and_not_stored(name, says):
@@ -257,6 +260,15 @@ def test_an_endpoint_that_keeps_failing_is_given_up():
         assert server.total <= 7
 
 
+def test_failures_in_a_row_are_those_of_all_calls():
+    with ChatServer(lambda words, before: TROUBLES["500"]) as server:
+        judge = judge_at(server, max_retries=0, patience=3)
+        for request in requests_of(2):
+            judge.judge([request])
+        with pytest.raises(JudgeError, match="failed 3 times in a row"):
+            judge.judge(requests_of(1))
+
+
 def test_nobody_listens():
     with ChatServer() as server:
         url = server.url
@@ -274,6 +286,11 @@ def test_nobody_listens():
         (completion(None, message={"refusal": "No"}), "refusal"),
         (completion("", finish_reason="content_filter"), "content_filter"),
         (completion("basket", finish_reason="length"), "cut off"),
+        (completion("", finish_reason="length"), "cut off"),
+        (completion("basket", finish_reason="MAX_TOKENS"), "cut off"),
+        (completion("basket", finish_reason="model_length"), "cut off"),
+        (completion("basketball", finish_reason="SAFETY"), "SAFETY"),
+        (completion("basketball", finish_reason="tool_calls"), "tool_calls"),
         (completion("<think>LeBron", finish_reason="length"), "cut off while thinking"),
         (completion("These words do not remind me of anything I know"), "a sentence, not a word"),
     ],
@@ -290,6 +307,16 @@ def test_a_reply_that_cannot_be_read_is_unscored_kept_and_not_asked_again(body, 
 
 def test_a_good_answer_under_a_wrong_content_type_is_an_answer():
     with ChatServer(lambda words, before: Step(body=completion("yes"), kind="text/plain")) as server:
+        assert judge_at(server).judge(requests_of(1))[0].answers == ("yes",)
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_an_answer():
+    assert read_completion("\ufeff" + json.dumps(completion("yes"))).reply == "yes"
+
+
+@pytest.mark.parametrize("reason", ["STOP", "eos", "end_turn", None])
+def test_other_words_for_the_end_of_a_reply(reason):
+    with ChatServer(lambda words, before: Step(body=completion("yes", finish_reason=reason))) as server:
         assert judge_at(server).judge(requests_of(1))[0].answers == ("yes",)
 
 
@@ -410,6 +437,21 @@ def test_answers_without_counts_are_taken_at_their_limit():
         assert "without counts" in str(judge.bill)
 
 
+def test_replies_that_are_billed_and_unreadable_are_counted_and_asked_for_once_more():
+    def script(words, before):
+        return Step(body=completion("x") | {"choices": []}) if words[-1] == "w0" or not before else None
+
+    with ChatServer(script) as server:
+        judge = judge_at(server, max_retries=5)
+        bad, good = judge.judge(requests_of(2))
+        assert ("no choices" in bad.reason, good.answers) == (True, ("w1",))
+        assert set(server.hits.values()) == {2}
+        assert judge.bill.usage.total == 55 * server.total
+        few = judge_at(server, budget_tokens=len(requests_prompt()) + 64 + 128)
+        assert few.judge(requests_of(1))[0].reason == BUDGET  # the second try could exceed it
+        assert server.hits["word", "w0"] == 3
+
+
 # ---- stored answers -----------------------------------------------------------------------------------------------
 
 
@@ -449,6 +491,21 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with ChatServer() as server, pytest.raises(CacheError, match="paid for again"):
         judge_at(server, cache_dir=tmp_path / "file").judge(requests_of(1))
+
+
+def test_an_answer_is_stored_also_where_its_cost_cannot_be_written_down():
+    def exchange(entries, known):
+        if any(entry.kind == "paid" for entry in entries):
+            raise CacheError("the disk is full")
+        return [], 0
+
+    with ChatServer() as server:
+        judge = judge_at(server)
+        judge.share(exchange)
+        with pytest.raises(CacheError, match="the disk is full"):
+            judge.judge(requests_of(1))
+        assert judge_at(server).judge(requests_of(1))[0].cached
+        assert judge.bill.usage.total == 55
 
 
 CHILD = """
@@ -516,6 +573,12 @@ def test_a_key_is_needed_only_at_openai(monkeypatch):
         ({"concurrency": 0}, "concurrency is 0"),
         ({"max_retries": -1}, "max_retries is -1"),
         ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": float("inf")}, "timeout is inf; expected seconds"),
+        ({"parameters": {"temperature": float("nan")}}, "parameters cannot be sent as JSON: Out of range float"),
+        ({"parameters": {"stop": {1}}}, "parameters cannot be sent as JSON: .*set is not JSON"),
+        ({"parameters": {"max_tokens": -400}, "budget_tokens": 500}, "max_tokens is -400 in parameters"),
+        ({"parameters": {"max_tokens": 4, "n": 0}, "budget_tokens": 500}, "n is 0 in parameters"),
+        ({"progress": "x"}, "progress is 'x'; expected a function"),
         ({"budget_tokens": -1}, "budget_tokens is -1"),
         ({"budget_usd": 1.0}, "without prices"),
         ({"prices": (-1.0, 2.0)}, "not negative"),
@@ -600,6 +663,17 @@ def test_an_address_on_the_command_line_gets_the_environments_key(monkeypatch, t
         assert server.total == 2
 
 
+def test_the_environments_key_is_not_sent_unencrypted_to_a_judge_of_ones_own(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(noiser.model, "load_model", lambda name, **options: tiny("llama"))
+    made = []
+    monkeypatch.setattr("noiser.judges.make_judge", lambda judge, *, lm, **settings: made.append(settings))
+    command = ["evaluate", "The quick fox", "--method", "random", "--metrics", "answerability", "--judge", "openai@1:m"]
+    for address in ("http://10.0.0.5:8000/v1", "https://host.example/v1", "http://localhost:8000/v1"):
+        CliRunner().invoke(app, [*command, "--judge-set", f"base_url={address}"])
+    assert [settings.get("api_key") for settings in made] == [None, KEY, KEY]
+
+
 def test_what_else_the_client_reads_from_the_environment_stays_there_too(monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
@@ -644,6 +718,9 @@ def test_an_address_is_not_left_by_redirect_or_proxy(monkeypatch):
         ({"base_url": "ftp://host/v1"}, "is ftp://host/v1; expected an address such as https://HOST/v1"),
         ({"base_url": "localhost:8000/v1"}, "expected an address such as https://HOST/v1"),
         ({"base_url": "http://[::1/v1"}, "expected an address such as https://HOST/v1"),
+        ({"base_url": "http://a..b/v1"}, "is http://a..b/v1; expected an address such as https://HOST/v1"),
+        ({"base_url": f"http://{'a' * 64}.b/v1"}, "expected an address such as https://HOST/v1"),
+        ({"api_key_env": "openai_api_KEY"}, "OPENAI_API_KEY goes only to the address that OPENAI_BASE_URL names"),
     ],
 )
 def test_addresses_that_must_not_be_stored_or_get_the_key(monkeypatch, settings, says):
@@ -711,8 +788,8 @@ def test_an_endpoint_that_echoes_the_key_does_not_get_it_stored(name, capfd):
 
 
 def test_a_refused_parameter_does_not_show_the_key():
-    with pytest.raises(ParameterError, match=r"does not accept {.*'nonsense': 1}") as caught:
-        make_judge("openai:m", base_url="http://127.0.0.1:9/v1", api_key=KEY, nonsense=1)
+    with pytest.raises(ParameterError, match=r"does not accept {.*'timeout': 3, 'apikey': '...'}") as caught:
+        make_judge("openai:m", base_url="http://127.0.0.1:9/v1", api_key=KEY, timeout=3, apikey=KEY)
     assert KEY not in str(caught.value)
 
 
@@ -761,8 +838,9 @@ def test_a_budget_is_that_of_the_job_however_often_it_is_started():
         assert {verdict.reason for verdict in elsewhere.judge(requests_of(5))} == {BUDGET}
 
 
-def test_a_budget_is_one_for_judges_that_share_a_log(tmp_path):
+def test_a_budget_is_one_for_judges_that_share_a_log(tmp_path, monkeypatch):
     """Judges side by side, one that takes over from one that died in the middle of a question, and damage by a kill."""
+    monkeypatch.setattr(answers, "LONGEST_WAIT", 0.5)
     most = len(requests_prompt()) + 64 + 130
     budget = 9 * 55 + most
     log = SpendingFiles(tmp_path / "log")
@@ -803,3 +881,60 @@ def test_what_one_judge_paid_for_counts_once_for_all_that_use_it(tmp_path):
             judge.share(partial(log.exchange, "metric"))
             assert [v.status for v in judge.judge(requests_of(5))] == ["answered"] * 5
         assert server.total == 5
+
+
+def ledgers(log, count, **settings):
+    for _ in range(count):
+        ledger = Ledger(budget_tokens=1000, **settings)
+        ledger.share(partial(log.exchange, "metric"))
+        yield ledger
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_judges_that_ask_the_same_at_the_same_moment_keep_one_budget(tmp_path, count):
+    usage = {"usage": {"prompt_tokens": 250, "completion_tokens": 50}}
+    log, made = SpendingFiles(tmp_path / "log"), []
+    with ChatServer(lambda words, before: Step(body=completion("x") | usage, seconds=0.05)) as server:
+        for _ in range(count):
+            made.append(judge_at(server, budget_tokens=3000, concurrency=1, cache_dir=tmp_path / "answers"))
+            made[-1].share(partial(log.exchange, "metric"))
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda judge: judge.judge(requests_of(20)), made))
+        assert 3000 - 2 * (len(requests_prompt()) + 64 + 130) < 300 * server.total <= 3000
+        assert max(server.hits.values()) > 1
+        assert sum(map(sum, log.spent()["metric"].values())) == 300 * server.total
+
+
+def test_two_payments_for_a_question_count_twice_and_a_released_reservation_is_its_ledgers_own(tmp_path):
+    one, other, third = ledgers(SpendingFiles(tmp_path), 3)
+    for ledger in (one, other):
+        assert ledger.reserve("a", Usage(400, 0))
+    assert not third.reserve("b", Usage(1001, 0))
+    one.release("a")
+    assert third.reserve("b", Usage(600, 0))
+    third.release("b")
+    other.settle("a", Usage(150, 0))
+    assert one.reserve("a", Usage(400, 0))
+    one.settle("a", Usage(150, 0))
+    assert one.spent == {"a": Usage(300, 0)}
+    assert not third.reserve("b", Usage(701, 0))
+
+
+def test_another_judges_reservation_is_waited_for(tmp_path):
+    one, other = ledgers(SpendingFiles(tmp_path), 2)
+    assert one.reserve("a", Usage(900, 0))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.reserve, "b", Usage(300, 0))
+        time.sleep(0.3)
+        assert not waiting.done()
+        one.settle("a", Usage(50, 5))
+        assert waiting.result(timeout=5)
+
+
+def test_what_was_spent_never_shrinks():
+    first = Ledger(spent={"a": (50, 5)})
+    assert first.reserve("a", Usage(100, 0))
+    first.settle("a", Usage(50, 5))
+    second = Ledger(spent=first.spent)
+    second.count_stored("a", Usage(50, 5), Usage(100, 0))
+    assert second.spent == first.spent == {"a": Usage(100, 10)}

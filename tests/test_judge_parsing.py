@@ -89,6 +89,22 @@ ONE = [
     ("I", "I"),
     ("Unknown", "Unknown"),
     ('"sorry"', "sorry"),
+    ("Paris. The answer is clear.", "Paris"),
+    ("Paris\n\nThis answer is based on geography.", "Paris"),
+    ("Paris (the words are about France)", "Paris"),
+    ("Paris - the words are from a geography prompt", "Paris"),
+    ("**Paris**\n\nThe given words are about France, so the completion is obvious.", "Paris"),
+    ("**Answer:** Paris\n\nExplanation: The answer is obvious.", "Paris"),
+    ("The answer is Paris.\n\nThis answer is based on geography.", "Paris"),
+    ('["Paris"]\n\nThis answer is based on geography.', "Paris"),
+    ('# Words:\n["LeBron", "plays"]\n\nThe most probable completion is basketball.', "basketball"),
+    ("Words: LeBron, plays\nThe answer is basketball.", "basketball"),
+    ("LeBron\nplays\n\nThe most probable completion is basketball.", "basketball"),
+    ("The words are of a city. The answer is Moscow.", "Moscow"),
+    ("LeBron James plays basketball.\n\nThe most probable completion is basketball.", "basketball"),
+    ("Let me think. The answer is Paris.", "Paris"),
+    ("basketball, because LeBron James plays it as a professional", "basketball"),
+    ("The answer is basketball, as LeBron James plays it for the Lakers.", "basketball"),
 ]
 
 FIVE = ["basketball", "football", "tennis", "golf", "soccer"]
@@ -124,6 +140,12 @@ LISTS = [
     "\n".join(f"{i}. {word}: a sport" for i, word in enumerate(FIVE, 1)),
     "\n".join([*FIVE, "hockey", "chess"]),
     "basketball、football、tennis、golf、soccer",
+]
+EXPLAINED = [  # where one answer was asked for, such a list may be the words of the question
+    f"{json.dumps(FIVE)}\n\nThese words are the most probable completions.",
+    f"{json.dumps(FIVE)} (the first word is most probable)",
+    ", ".join(FIVE) + ". These words are guesses.",
+    "\n".join(f"{i}. {word}" for i, word in enumerate(FIVE, 1)) + "\n\nNote: the words are ambiguous.",
 ]
 
 UNREADABLE = [
@@ -164,7 +186,7 @@ def test_one_answer(reply, answer):
     assert parse_reply(reply) == ((answer,), None)
 
 
-@pytest.mark.parametrize("reply", LISTS)
+@pytest.mark.parametrize("reply", [*LISTS, *EXPLAINED])
 def test_five_answers(reply):
     answers, problem = parse_reply(reply, 5)
     assert problem is None
@@ -176,6 +198,11 @@ def test_one_answer_of_a_list_is_its_first(reply):
     if " ".join(FIVE) == reply:
         pytest.skip("five words without anything between them are one answer of five words")
     assert [answer.lower() for answer in parse_reply(reply, 1).answers] == ["basketball"]
+
+
+def test_a_sentence_is_not_split_at_its_commas():
+    for reply in ("Well, based on the words it's basketball.", "Alright, the words suggest a sport, so basketball"):
+        assert parse_reply(reply) == ((), "a sentence, not a word")
 
 
 @pytest.mark.parametrize(("reply", "problem"), UNREADABLE)
@@ -254,6 +281,7 @@ def test_different_in_normal_form(answer, target):
         " *a" * 6600,
         " " * 20_000 + "x",
         "<|" * 9000,
+        "Paris. " + "The answer is clear. " * 900,
     ],
 )
 def test_no_reply_holds_up_the_others(text):

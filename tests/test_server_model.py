@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -13,8 +17,16 @@ from typer.testing import CliRunner
 
 import noiser
 from completion_server import CUT, CompletionServer
+from noiser.bench.worker import check_identity, identity_of
 from noiser.cli import app
-from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
+from noiser.errors import (
+    ModelError,
+    NoiserError,
+    ParameterError,
+    StoredFileError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from noiser.model.completions import CompletionBackend, ScoredToken, read_scored, spread
 from test_contract import CHAT, PROMPT, method_of
 from tiny import tiny
@@ -103,6 +115,86 @@ def test_names_that_are_no_tokens_leave_an_even_row():
     row, left_out = spread({}, 4)
     assert row.exp().tolist() == pytest.approx([0.25] * 4)
     assert left_out == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("settings", [{}, {"embeddings": False}])
+def test_a_web_page_in_place_of_an_answer_does_not_make_a_server_less_able(local, folder, settings, number):
+    """A proxy that is busy may answer so; a server that sends no log-probabilities sends a completion without them."""
+    trouble = lambda request: "<html>busy" if request == number else None
+    with CompletionServer(local.model, str(folder), trouble=trouble, tokenizer=local.tokenizer, most=1000) as server:
+        served = load(server, logprobs=None, **settings)
+    assert served.model.backend.logprobs == 1000
+    assert served.identity.architecture == ("any token" if settings else local.identity.architecture)
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ([{"id": "tiny", "root": 5}], "Cannot find the model 'tiny'"),
+        ([{"id": ["x"]}, {"id": "b" * 500}, {"id": "c"}], "has 'bbb.*b', 'c'; expected the name of one"),
+        ([{"id": f"m{i}"} for i in range(400)], r"has 'm0', .*'m9', and 390 more; expected the name of one"),
+        ("abc", "no list of models"),
+    ],
+)
+def test_a_list_of_models_may_hold_anything(server, monkeypatch, listed, says):
+    monkeypatch.setattr(server, "listed", listed)
+    with pytest.raises(NoiserError, match=says) as caught:
+        load(server, max_retries=0)
+    assert len(str(caught.value)) < 700
+
+
+def test_no_list_of_models_is_needed_where_model_and_tokenizer_are_given(server, folder, monkeypatch):
+    monkeypatch.setattr(server, "listed", None)
+    assert load(server, model="tiny", tokenizer=str(folder)).context_length is None
+    with pytest.raises(ModelError, match="does not answer: HTTP 404"):
+        load(server, model="tiny")
+
+
+INTERRUPTED = """
+import sys, noiser
+served = noiser.load_model(sys.argv[1], device="cpu", logprobs=20)
+print("loaded", flush=True)
+sys.stdin.readline()
+noiser.attribute(served, "The quick fox", method="occlusion")
+"""
+
+
+def test_an_interrupted_program_does_not_wait_for_a_slow_server(server):
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, server.url],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert child.stdout.readline() == "loaded\n"
+        before, over = len(server.bodies), threading.Event()
+        server.trouble = lambda number: over.wait(60) and None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        while len(server.bodies) == before:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in child.communicate(timeout=20)[1]
+    finally:
+        over.set()
+        child.kill()
+
+
+def test_other_weights_at_the_same_address_are_another_model(local, folder):
+    other = copy.deepcopy(local.model)
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            weight.mul_(-1 if "down_proj" in name else 1)
+    for settings in ({}, {"embeddings": False}):
+        identities = []
+        for network in (local.model, local.model, other):
+            with CompletionServer(network, str(folder), tokenizer=local.tokenizer) as server:
+                identities.append(identity_of(load(server, logprobs=100, **settings)))
+        check_identity("It", identities[1], identities[0])
+        before_it_was_stored = {name: value for name, value in identities[0].items() if name != "behaviour"}
+        check_identity("It", identities[2], before_it_was_stored)
+        with pytest.raises(StoredFileError, match="its server predicts other tokens after the same text"):
+            check_identity("It", identities[2], identities[0])
 
 
 TROUBLES = {"busy": 503, "cut": CUT, "half": '{"choices": [{"lo', "a page": "<html>", "nothing": '{"choices": []}'}

@@ -43,7 +43,15 @@ _jitter = random.Random()  # the global generator is the caller's
 
 
 class UnreadableResponseError(Exception):
-    """A response of status 200 that is not what was asked for: half JSON, a web page, an error."""
+    """A response of status 200 that is not what was asked for: half JSON, a web page, an error.
+
+    Attributes:
+        billed: tokens read and written, where it says so; `Endpoint.call` does not try again what was billed.
+    """
+
+    def __init__(self, message: str, billed: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.billed = billed
 
 
 class EndpointError(Exception):
@@ -53,11 +61,25 @@ class EndpointError(Exception):
         fatal: every other request would fail alike: a wrong key, model or address, an empty account.
         transient: another try may succeed.
         wait: the seconds to wait that the endpoint asks for; None if it does not.
+        billed: tokens of a response that cannot be read, read and written; None where there is none or it does not say.
     """
 
-    def __init__(self, message: str, *, fatal: bool, transient: bool, wait: float | None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        fatal: bool,
+        transient: bool,
+        wait: float | None,
+        billed: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.fatal, self.transient, self.wait = fatal, transient, wait
+        self.fatal, self.transient, self.wait, self.billed = fatal, transient, wait, billed
+
+    @property
+    def refused(self) -> bool:
+        """Whether this request was refused, and another may not be."""
+        return not (self.fatal or self.transient)
 
 
 class Retries(NamedTuple):
@@ -117,7 +139,7 @@ class Endpoint:
         ambient, scheme = address == environment, _scheme_and_host(address)[0]
         if api_key and api_key_env:
             raise ParameterError(f"{user} got api_key and api_key_env; expected one of them at most.")
-        foreign = api_key_env and api_key_env.startswith("OPENAI_") and not ambient
+        foreign = api_key_env and api_key_env.upper().startswith("OPENAI_") and not ambient  # Windows ignores case
         if api_key_env and (foreign or not api_key_env.endswith("_KEY")):
             raise ParameterError(
                 f"api_key_env is {api_key_env!r} and base_url is {address}; expected a variable named ..._KEY, "
@@ -129,7 +151,7 @@ class Endpoint:
         if (key or api_key_env) and scheme == "http" and not _is_local(address):
             raise ParameterError(
                 f"base_url is {address}, where the key would go unencrypted; expected https://, or http:// on this "
-                "machine (localhost), such as the end of an SSH tunnel."
+                "machine (localhost), such as the end of an SSH tunnel. Leave the key out where the server needs none."
             )
         if not key and (api_key_env or address == _OFFICIAL):
             raise error(
@@ -185,7 +207,7 @@ class Endpoint:
         return text
 
     def _failure(self, error: Exception) -> EndpointError:
-        fatal, transient, wait, message = False, True, None, str(error)
+        fatal, transient, wait, billed, message = False, True, None, None, str(error)
         if isinstance(error, openai.APIStatusError):
             status, wait = error.status_code, _retry_after(error.response.headers)
             fatal = status in _FATAL or 300 <= status < 400 or error.code == "insufficient_quota"
@@ -195,11 +217,14 @@ class Endpoint:
             message = "no answer in time"
         elif isinstance(error, openai.APIConnectionError):
             message = f"connection failed: {error.__cause__ or error}"
+        elif isinstance(error, UnreadableResponseError):
+            billed = error.billed
+            transient = billed is None
         else:
-            transient = isinstance(error, UnreadableResponseError)
+            transient = False
         line = " ".join(self.redact(message).split())
         line = line if len(line) <= 240 else f"{line[:239]}…"
-        return EndpointError(line, fatal=fatal, transient=transient, wait=wait)
+        return EndpointError(line, fatal=fatal, transient=transient, wait=wait, billed=billed)
 
 
 class _Guarded(_http.SyncByteStream):
@@ -248,7 +273,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 def _scheme_and_host(address: str) -> tuple[str, str]:
     """Raises ParameterError for an address that is not HTTP, or holds more than host and path: it is stored."""
-    if match := _ADDRESS.fullmatch(address):
+    if (match := _ADDRESS.fullmatch(address)) and _can_be_sent(match[2]):
         return match[1].lower(), match[2].strip("[]").lower()
     scheme, slashes, rest = re.split("[?#]", address)[0].rpartition("://")
     secret = " with a user name, a password or a query, which would be stored with every answer"
@@ -256,6 +281,14 @@ def _scheme_and_host(address: str) -> tuple[str, str]:
         f"base_url is {scheme}{slashes}{rest.rpartition('@')[2]}{secret if {*'@?#'} & {*address} else ''}; expected an "
         "address such as https://HOST/v1. A key belongs in an environment variable: api_key_env='MY_KEY'."
     )
+
+
+def _can_be_sent(host: str) -> bool:
+    """Whether no part of the host's name is empty or too long."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _is_local(address: str) -> bool:

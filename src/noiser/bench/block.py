@@ -17,12 +17,13 @@ from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan, limit_for
 from noiser.bench.records import Cost, Row, without_text
 from noiser.bench.resolve import make
-from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, SPENT, File
+from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, SPENT, File, spent_lines
 from noiser.bench.tasks import Finished, JobAssignment, Sampled
 from noiser.engine import LocalEngine, run_interleaved
 from noiser.evaluation.measuring import Attributor, measure_one, measure_together
 from noiser.judges import Judge
 from noiser.metrics import METRICS
+from noiser.metrics.judged import JudgeStoppedError
 from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
@@ -162,6 +163,8 @@ class _Block:
                 warnings.simplefilter("ignore")
                 cases = [self._case(sampled, settings) for sampled in group]
                 measured = measure_together(registered, cases) if together else [measure_one(registered, *cases)]
+            if measured and isinstance(measured[0], JudgeStoppedError):
+                raise measured[0]
             each = _since(started, len(group))
             for sampled, columns in zip(group, measured, strict=True):
                 failed = isinstance(columns, Exception)
@@ -171,11 +174,8 @@ class _Block:
             found.setdefault(sampled.id, str(self.stored[sampled.id]["error"]))
         rows = [self._row(sampled, metric.label, found[sampled.id]) for sampled in lacking]
         replies = [reply for sampled in lacking if (reply := _replies(sampled, found[sampled.id]))]
-        tokens = [
-            {"example": question, "index": 0, "read": counts[0], "written": counts[1]}
-            for question, counts in _spent_tokens(judge).items()
-            if spent_before.get(question) != counts
-        ]
+        spent_now = _spent_tokens(judge)
+        tokens = spent_lines({key: counts for key, counts in spent_now.items() if spent_before.get(key) != counts})
         lines: dict[str, Lines] = {REPLIES: replies, SPENT: tokens}
         others = [(self._file(kind, metric.label), some) for kind, some in lines.items() if some]
         yield self._finished(metric.label, rows, spent, others)
@@ -281,7 +281,9 @@ def _spent_tokens(judge: Judge | None) -> Mapping[str, Sequence[int]]:
     return dict(getattr(judge, "spent", {}))
 
 
-_UNANSWERED = re.compile(r"((?:gave no reply|refuses to work|the last time): (?:HTTP \d{3})?).*", re.DOTALL)
+_UNANSWERED = re.compile(
+    r"((?:gave no reply|refuses to work|the last time): (?!budget\.$)(?:HTTP \d{3})?).*", re.DOTALL
+)
 """What an endpoint says may quote what it was asked; it is kept with the replies."""
 
 

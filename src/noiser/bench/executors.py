@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -31,6 +31,9 @@ _SECONDS_TO_ANSWER = 10.0
 
 _SECONDS_TO_END = 10.0
 """How long an idle worker may take to end by itself."""
+
+_SECONDS_TO_FINISH = 60.0
+"""How long a worker may take to end that waits for replies to requests under way, which are paid for."""
 
 
 class Inline:
@@ -75,8 +78,11 @@ class WorkerHandle(Protocol):
     def death(self, error: BaseException) -> str | None:
         """How the worker died, where the error of a future means that; None for any other error."""
 
+    def stop(self) -> None:
+        """Asks it to end, after the requests to a judge that it has under way."""
+
     def kill(self) -> None:
-        """Ends it."""
+        """Ends it, and waits until it has ended."""
 
 
 @dataclass
@@ -211,9 +217,11 @@ class Pool:
             yield Lost(slot.task, reason)
 
     def close(self) -> None:
-        """Ends the workers."""
-        for slot in self._slots:
-            slot.worker.kill()
+        """Ends the workers, which store the replies that are under way."""
+        with ExitStack() as stack:
+            for slot in self._slots:
+                slot.worker.stop()
+                stack.callback(slot.worker.kill)  # of all, also where the wait for one is interrupted
         self._slots.clear()
         if self._shut_down is not None:
             self._shut_down()
@@ -258,15 +266,24 @@ class LocalWorker:
         code = self._process.exitcode or 0
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
-    def kill(self) -> None:
+    def stop(self) -> None:
         """See `WorkerHandle`."""
         if self._latest.done():  # idle, it ends when its connection does, and frees what the system keeps for it
             self._connection.close()
-            self._process.join(_SECONDS_TO_END)
-        self._process.terminate()
-        self._process.join()
-        self._thread.shutdown()
-        self._connection.close()
+        else:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """See `WorkerHandle`. Where the wait for it is interrupted, it is killed."""
+        idle = self._latest.done()
+        self.stop()
+        try:
+            self._process.join(_SECONDS_TO_END if idle else _SECONDS_TO_FINISH)
+        finally:
+            self._process.kill()
+            self._process.join()
+            self._thread.shutdown()
+            self._connection.close()
 
 
 def _serve(connection: Connection, setup: Setup) -> None:
@@ -276,11 +293,18 @@ def _serve(connection: Connection, setup: Setup) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from noiser.bench.worker import Worker
 
+    signal.signal(signal.SIGTERM, _end)
     with suppress(EOFError, BrokenPipeError):  # the parent is gone
         worker = Worker(setup)
         connection.send(None)
         while True:
             connection.send(worker.step(connection.recv()))
+
+
+def _end(*_: object) -> None:
+    """Ends this process as Ctrl-C would: a judge waits for the replies that are under way, and stores them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit
 
 
 def _die_with_parent() -> None:
@@ -355,6 +379,9 @@ class _RayWorker:
         if isinstance(error, errors.RayTaskError) or not isinstance(error, errors.RayError):
             return None
         return str(error).strip().splitlines()[0]  # the actor, its node or an object on it is gone
+
+    def stop(self) -> None:
+        pass  # no signal reaches an actor
 
     def kill(self) -> None:
         self._ray.kill(self._actor)

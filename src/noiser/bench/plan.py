@@ -244,6 +244,8 @@ class MetricEntry(Entry):
 
     @model_validator(mode="after")
     def _no_key(self) -> MetricEntry:
+        if "spent" in self.judge_args:
+            raise ValueError("judge_args has spent, which a run stores and gives to the judge by itself; leave it out")
         if "api_key" in self.judge_args:
             raise ValueError(
                 "judge_args has an api_key, which would be stored; put it into an environment variable, OPENAI_API_KEY "

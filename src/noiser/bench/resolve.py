@@ -23,7 +23,7 @@ from noiser.checks import check_choice, check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
-from noiser.judges import check_judge
+from noiser.judges import check_judge, kind_of
 from noiser.methods import METHODS, Method, describe, make_method
 from noiser.metrics import METRICS, Metric
 from noiser.metrics.top_k import check_top
@@ -100,8 +100,8 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
 
 def _judge_address(entry: MetricEntry) -> dict[str, str]:
     """Where a served judge is, if only the environment says it."""
-    if (entry.judge or "").startswith("openai:") and "base_url" not in entry.judge_args:
-        address = urlsplit(os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
+    if entry.judge and kind_of(entry.judge) == "openai" and "base_url" not in entry.judge_args:
+        address = urlsplit((os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1").rstrip("/"))
         return {"judge_address": f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"}
     return {}
 
@@ -173,8 +173,8 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, after = old.get(key), new.get(key)
         if key == "prompts":
             after = (after or [])[: len(before or [])]  # more may follow
-        if before == after or (key == "judge_address" and before is None):  # the first edition did not store it
-            continue
+        if before == after or (key == "judge_address" and str(before or after).rstrip("/") == after):
+            continue  # earlier editions did not store it, or with a slash at its end
         if isinstance(before, dict) and isinstance(after, dict):
             found += [f"{key}: {change}" for change in _differences(before, after)]
         else:

@@ -166,11 +166,13 @@ def _executor(name: ExecutorName, setup: Setup, workers: int | None, folder: Pat
     """Of local workers, each has its share of the cores, unless the user has said how many threads there are to be."""
     if name == "ray":
         return ray_pool(setup, workers)
+    spending = SpendingFiles(folder / SPENDING)
+    spending.begin(setup.spent)
+    setup = dataclasses.replace(setup, spending=spending)
     if workers == 0:
         return Inline(setup)
     threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
-    spending = SpendingFiles(folder / SPENDING)
-    return Pool(dataclasses.replace(setup, threads=threads, spending=spending), workers or 1, LocalWorker)
+    return Pool(dataclasses.replace(setup, threads=threads), workers or 1, LocalWorker)
 
 
 class _Run:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from noiser.errors import CacheError
-from noiser.judges.answers import Entry
+from noiser.judges.answers import Entry, Spending, earlier_entries
+from noiser.judges.protocol import Usage
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,17 @@ class SpendingFiles:
     """A log per metric, for processes of one machine: files in `folder`, one entry per line."""
 
     folder: Path
+
+    def begin(self, spent: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        """Writes what earlier runs spent, by metric and question, so that the log says all. Raises CacheError."""
+        for metric, counts in spent.items():
+            if counts:
+                self.exchange(metric, earlier_entries(counts), 0)
+
+    def spent(self) -> dict[str, dict[str, Usage]]:
+        """What was spent, by metric and question; what is still set aside may have been paid for. Raises CacheError."""
+        logs = {path.stem: Spending(self.exchange(path.stem, (), 0)[0]) for path in self.folder.glob("*.jsonl")}
+        return {metric: {question: log.of(question) for question in log} for metric, log in logs.items()}
 
     def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
         """See `noiser.judges.answers.Exchange`; `known` is in bytes. Raises CacheError."""
@@ -47,8 +59,7 @@ def _parsed(content: bytes) -> Sequence[Entry]:
     entries: list[Entry] = []
     for line in content.splitlines():
         with contextlib.suppress(ValueError, TypeError):
-            key, read, written = json.loads(line)
-            entries.append((key, read, written))
+            entries.append(Entry(*json.loads(line)))
     return entries
 
 

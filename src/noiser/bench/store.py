@@ -99,6 +99,11 @@ class _RunFile(BaseModel):
     sessions: list[_Session] = []
 
 
+def spent_lines(spent: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """What questions took, as lines of a file."""
+    return [{"example": key, "index": 0, "read": counts[0], "written": counts[1]} for key, counts in spent.items()]
+
+
 class StoredAttribution(NamedTuple):
     """An attribution, or why there is none.
 
@@ -252,7 +257,8 @@ class Store:
     def spent(self, metric: str) -> dict[str, tuple[int, int]]:
         """The tokens that a metric's judge has read and written by now, by question."""
         spent: dict[str, tuple[int, int]] = {}
-        for path in (self.path / SPENT).glob(f"*/*/*/{metric}/*.jsonl"):
+        folder = self.path / SPENT
+        for path in (*folder.glob(f"{metric}.jsonl"), *folder.glob(f"*/*/*/{metric}/*.jsonl")):
             for values in self._lines(path):
                 question, tokens = values["example"], (values["read"], values["written"])
                 spent[question] = max(tokens, spent.get(question, (0, 0)))
@@ -284,7 +290,14 @@ class Store:
         write_file(path, text.encode())
 
     def sweep(self) -> None:
-        """Removes drafts of files and the log of spending that another run left; only for who holds the lock."""
+        """Removes drafts that another run left, and stores what its log says was spent; only for who holds the lock."""
+        from noiser.bench.spending import SpendingFiles  # which imports a model's packages
+
+        for metric, logged in SpendingFiles(self.path / SPENDING).spent().items():
+            spent = self.spent(metric)
+            for question, tokens in logged.items():
+                spent[question] = max(tokens, spent.get(question, (0, 0)))
+            self._write(self.path / SPENT / f"{metric}.jsonl", "".join(map(line, spent_lines(spent))))
         with explained(self.path, "tidy up"):
             if (self.path / SPENDING).is_dir():
                 shutil.rmtree(self.path / SPENDING)

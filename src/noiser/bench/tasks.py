@@ -147,7 +147,7 @@ class Setup:
         plan: the plan.
         judges: identities of the models of local judges by metric, as stored.
         spent: tokens that judges took before, by metric and question; they count against budgets.
-        spending: what they share of what their judges take from now on; None for one worker alone.
+        spending: the log in which they share what their judges take from now on; None where nothing is shared.
         threads: CPU threads of each worker; None leaves them as they are.
     """
 

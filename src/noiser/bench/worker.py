@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -16,12 +17,19 @@ from noiser.bench.plan import MetricEntry, ModelEntry
 from noiser.bench.samples import select
 from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, JudgeReady, ModelReady, Setup, Started
 from noiser.errors import NoiserError, StoredFileError
-from noiser.judges import Judge, make_judge
+from noiser.judges import Judge, kind_of, make_judge
 from noiser.model import LanguageModel, load_model
 from noiser.model.memory import free_memory
+from noiser.model.text import encode
 
 _SAMPLES = 64
 """Numbers of each weight tensor that its hash is made of."""
+
+_PROBE = "The capital of France is Paris, and the"
+"""A text after which models disagree."""
+
+_LIKELY, _NOISE = 20, 0.25
+"""How many likely tokens are stored of a served model; and how much their log-probabilities may change."""
 
 _COMMIT = 40
 """Digits of a commit; a hash of files has 64."""
@@ -105,8 +113,8 @@ class Worker:
     def _judge(self, entry: MetricEntry, lm: LanguageModel) -> Judge | None:
         if entry.judge is None:
             return None
-        kind, _, name = entry.judge.partition(":")
-        if kind != "local":
+        _, _, name = entry.judge.partition(":")
+        if kind_of(entry.judge) != "local":
             if entry.label not in self._judges:  # one for all jobs: a budget is one for all of them too
                 spent = self.setup.spent.get(entry.label)
                 earlier: dict[str, Any] = {"spent": spent} if spent else {}  # by a judge that counts
@@ -129,7 +137,7 @@ def stored_commit(identity: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def identity_of(lm: LanguageModel) -> dict[str, Any]:
-    """Name, revision, dtype, architecture, and the sha256 of a sample of every weight tensor."""
+    """Name, revision, dtype, architecture, the sha256 of samples of weight tensors; and a served model's behaviour."""
     digest = hashlib.sha256()
     for name, weight in sorted(lm.model.state_dict().items()):
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
@@ -137,7 +145,26 @@ def identity_of(lm: LanguageModel) -> dict[str, Any]:
             flat = weight.detach().flatten()
             positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
             digest.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
-    return {**lm.identity._asdict(), "weights": digest.hexdigest()}
+    identity = {**lm.identity._asdict(), "weights": digest.hexdigest()}
+    return identity if lm.looks_inside else identity | {"behaviour": _behaviour(lm)}
+
+
+def _behaviour(lm: LanguageModel) -> str:
+    """The most probable tokens after a text with their log-probabilities, in place of weights, which are elsewhere."""
+    ids = torch.tensor([encode(lm.tokenizer, _PROBE).token_ids])
+    with lm.running():
+        found = lm.logits(lm.embed(ids), positions=[ids.shape[1] - 1])[0, 0].log_softmax(-1).topk(_LIKELY)
+    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return " ".join(f"{token}:{logprob:.3f}" for token, logprob in pairs)
+
+
+def _behave_alike(behaviour: str, stored: str) -> bool:
+    """Whether the tokens that were likeliest are as likely now, but for what batches and kernels do to numbers."""
+    now, before = (
+        {token: float(logprob) for token, _, logprob in (pair.partition(":") for pair in each.split())}
+        for each in (behaviour, stored)
+    )
+    return all(abs(now.get(token, -math.inf) - before[token]) < _NOISE for token in [*before][: _LIKELY // 4])
 
 
 def check_identity(what: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
@@ -148,12 +175,16 @@ def check_identity(what: str, identity: Mapping[str, Any], stored: Mapping[str, 
     """
     keys = ["weights", "dtype", "architecture"]
     keys += ["revision"] if identity.get("revision") and stored.get("revision") else []
-    differing = [key for key in keys if identity[key] != stored.get(key)]
-    if differing:
-        changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in differing)
+    changes = [
+        f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in keys if identity[key] != stored.get(key)
+    ]
+    now, before = identity.get("behaviour"), stored.get("behaviour")
+    if now and before and not _behave_alike(now, before):
+        changes.append("its server predicts other tokens after the same text")
+    if changes:
         raise StoredFileError(
-            f"{what} is not the one that the stored rows are about: {changes}. Load the same weights, or start another "
-            "folder. Nothing stored was changed."
+            f"{what} is not the one that the stored rows are about: {'; '.join(changes)}. Load the same weights, or "
+            "start another folder. Nothing stored was changed."
         )
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from noiser.evaluation import Evaluation
 
 
+_ENCRYPTED = re.compile(r"https://|http://(?:localhost|127\.|\[::1\])", re.IGNORECASE)
+"""Addresses that may get a key: a server of one's own in a local network works without."""
+
+
 def evaluate(
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads one per line from stdin.")
@@ -83,16 +87,17 @@ def evaluate(
     examples = _load(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat=chat)[:limit]
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     parameters, judge_parameters = o.parse_parameters(set_), o.parse_parameters(judge_set)
-    if (judge or "").startswith("openai:") and "base_url" in judge_parameters and "api_key_env" not in judge_parameters:
-        judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))  # for an address that the user types
 
     from noiser.evaluation import Comparison
     from noiser.evaluation import evaluate as run
-    from noiser.judges import make_judge
+    from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
     from noiser.metrics.metric import DRAWS, TOP
 
+    own_key = judge and kind_of(judge) == "openai" and "api_key_env" not in judge_parameters
+    if own_key and _ENCRYPTED.match(str(judge_parameters.get("base_url"))):  # an address that the user types
+        judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))
     others = o.parse_names("--against", against) if against else []
     chosen = {method: make_method(method, **parameters)} | {name: make_method(name) for name in others}
     if len(chosen) <= len(others):

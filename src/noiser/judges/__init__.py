@@ -22,6 +22,7 @@ __all__ = [
     "Usage",
     "Verdict",
     "check_judge",
+    "kind_of",
     "make_judge",
     "matches",
     "parse_reply",
@@ -53,6 +54,15 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
         return factory(model=model or None, lm=lm, **parameters)
 
 
+def kind_of(judge: str) -> str:
+    """The registered name of a judge, without its version and its model: "openai" of "openai@1:gpt-4.1-mini".
+
+    Raises:
+        UnknownNameError: no such judge.
+    """
+    return JUDGES.get(judge.partition(":")[0]).name
+
+
 def check_judge(judge: str, **parameters: Any) -> None:
     """Checks what is known of a judge's name and parameters without its model, its key or its packages.
 
@@ -73,6 +83,13 @@ def check_judge(judge: str, **parameters: Any) -> None:
             inspect.signature(factory).bind(model=model or None, lm=None, **parameters)
 
 
+_HARMLESS = frozenset(
+    ("style", "max_new_tokens", "concurrency", "max_retries", "timeout", "backoff", "max_wait", "patience", "prices",
+     "budget_usd", "budget_tokens")
+)  # fmt: skip
+"""Settings whose values an error may show: a key may be under any other name."""
+
+
 @contextlib.contextmanager
 def _refused_parameters(name: str, parameters: dict[str, Any]) -> Generator[None]:
     try:
@@ -80,7 +97,7 @@ def _refused_parameters(name: str, parameters: dict[str, Any]) -> Generator[None
     except (TypeError, ValueError, AttributeError) as error:
         if isinstance(error, NoiserError):
             raise
-        shown = {key: "..." if key in ("api_key", "base_url") else value for key, value in parameters.items()}
+        shown = {key: value if key in _HARMLESS else "..." for key, value in parameters.items()}
         raise ParameterError(f"Judge {name!r} does not accept {shown}: {error}.") from error
 
 

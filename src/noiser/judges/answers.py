@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, Literal, NamedTuple, get_args
 
 from noiser.errors import CacheError, ParameterError
 from noiser.files import write_text
 from noiser.judges.protocol import Usage
+
+LONGEST_WAIT, POLL = 10.0, 0.2
+"""Seconds that other ledgers' reservations are waited for while nothing changes, and between two looks at the log."""
 
 FORMAT = 1
 """Raised whenever a stored answer would mean something else than before."""
@@ -114,15 +119,76 @@ class Bill(NamedTuple):
         return "; ".join(parts)
 
 
-Entry = tuple[str, int, int]
-"""What a question takes: its key, tokens read, tokens written; a later entry of the same key replaces it."""
+Kind = Literal["earlier", "paid", "read", "reserved"]
+"""What is counted: what earlier runs took, an answer that was paid, a stored one that was read, what is set aside."""
+
+
+class Entry(NamedTuple):
+    """What a question takes; a later entry of the same question, ledger and kind replaces it.
+
+    Attributes:
+        question: its key.
+        ledger: whose entry it is; empty for what earlier runs took.
+        kind: see `Kind`.
+        prompt_tokens, completion_tokens: the tokens read and written.
+    """
+
+    question: str
+    ledger: str
+    kind: Kind
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens."""
+        return Usage(self.prompt_tokens, self.completion_tokens)
+
 
 Exchange = Callable[[Sequence[Entry], int], tuple[Sequence[Entry], int]]
 """Adds entries to a log that several ledgers share: given them and how much of the log is known, returns what was
 added since by others, before these, and how much is known now."""
 
 
-_NOTHING = Usage()
+class Spending:
+    """What questions take. All payments count; a stored answer counts once, and not where somebody paid for it.
+
+    Attributes:
+        total: the sum.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.total = Usage()
+        self._by_question: dict[str, dict[tuple[str, Kind], Entry]] = {}
+        self.add(*entries)
+
+    def add(self, *entries: Entry) -> None:
+        """Adds entries, or replaces those of the same question, ledger and kind."""
+        for entry in entries:
+            before = self.of(entry.question)
+            self._by_question.setdefault(entry.question, {})[entry.ledger, entry.kind] = entry
+            change = (now - then for now, then in zip(self.of(entry.question), before, strict=True))
+            self.total = self.total.plus(Usage(*change))
+
+    def of(self, question: str, *, reserved: bool = True) -> Usage:
+        """What a question takes, with or without what is set aside for it."""
+        kinds = {kind: Usage() for kind in get_args(Kind)}
+        for (_, kind), entry in self._by_question.get(question, {}).items():
+            kinds[kind] = entry.usage if kind == "read" else kinds[kind].plus(entry.usage)
+        paid = kinds["earlier"].plus(kinds["paid"])
+        return (paid if any(paid) else kinds["read"]).plus(kinds["reserved"] if reserved else Usage())
+
+    def get(self, question: str, ledger: str, kind: Kind) -> Usage | None:
+        """The tokens of one entry, or None."""
+        entry = self._by_question.get(question, {}).get((ledger, kind))
+        return entry and entry.usage
+
+    def by(self, ledger: str, kind: Kind) -> dict[str, Usage]:
+        """The tokens of a ledger's entries of a kind, by question."""
+        return {question: usage for question in self._by_question if (usage := self.get(question, ledger, kind))}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_question)
 
 
 class Ledger:
@@ -161,15 +227,10 @@ class Ledger:
                 "tokens, from the provider's price list. Or use budget_tokens."
             )
         self.prices, self.budget_usd, self.budget_tokens = prices, budget_usd, budget_tokens
-        self._earlier = {key: Usage(*map(int, counts)) for key, counts in (spent or {}).items()}
-        self._stored: dict[str, Usage] = {}
-        self._asked: dict[str, Usage] = {}
-        self._reserved: dict[str, Usage] = {}
+        self.name = secrets.token_hex(8)
+        self._spending = Spending(earlier_entries(spent or {}))
         self._uncounted: set[str] = set()
-        self._total = Usage().plus(*self._earlier.values())
         self._exchange: Exchange | None = None
-        self._others: dict[str, Usage] = {}
-        self._total_of_others = Usage()
         self._known = 0
         self._changed = threading.Condition()
 
@@ -180,52 +241,63 @@ class Ledger:
     def reserve(self, key: str, most: Usage) -> bool:
         """Sets aside what a request may take; False when that could exceed the budget.
 
-        Where only reservations of requests under way stand against it, waits until they are settled.
+        Where only reservations of requests under way stand against it, waits until they are settled; for those of other
+        ledgers, whose process may be gone, no longer than `LONGEST_WAIT` seconds without any change.
         """
         with self._changed:
-            self._publish()
-            while not self._fits(most):
-                if not self._reserved:
+            self._record()
+            changed = monotonic()
+            while not (self._fits(most) and self._reserve(key, most)):
+                before = self._known
+                if not self._fits(most, reserved=False) or monotonic() - changed > LONGEST_WAIT:
                     return False
-                self._changed.wait()
-            self._publish(key, most)
-            if not self._fits(most):  # other ledgers' reservations came first
-                self._publish(key, Usage())
-                return False
-            self._reserved[key] = most
+                self._changed.wait(POLL)
+                self._record()
+                if self._known != before or any(map(any, self._spending.by(self.name, "reserved").values())):
+                    changed = monotonic()
             return True
+
+    def _reserve(self, key: str, most: Usage) -> bool:
+        self._record(Entry(key, self.name, "reserved", *most))
+        if self._fits(Usage()):
+            return True
+        self._record(Entry(key, self.name, "reserved", *Usage()))  # other ledgers' reservations came first
+        return False
 
     def settle(self, key: str, usage: Usage | None) -> None:
         """Counts the answer to a reserved request, at its reservation where the endpoint gave no usage."""
         with self._changed:
-            most = self._reserved.pop(key)
-            self._count(self._asked, key, usage, most)
-            self._publish(key, usage or most)
+            taken = usage or self._own(key, "reserved")
+            if usage is None:
+                self._uncounted.add(key)
+            paid = self._own(key, "paid").plus(taken)
+            self._record(Entry(key, self.name, "paid", *paid), Entry(key, self.name, "reserved", *Usage()))
             self._changed.notify_all()
 
     def release(self, key: str) -> None:
         """Gives back a reservation, if there still is one: there was no answer."""
         with self._changed:
-            if self._reserved.pop(key, None) is not None:
-                self._publish(key, Usage())
+            if any(self._own(key, "reserved")):
+                self._record(Entry(key, self.name, "reserved", *Usage()))
             self._changed.notify_all()
 
     def count_stored(self, key: str, usage: Usage | None, most: Usage) -> None:
         """Counts an answer that an earlier run paid for, once; `most` where its usage is not known."""
         with self._changed:
-            if key not in self._asked and key not in self._stored:
-                self._count(self._stored, key, usage, most)
-                if key not in self._earlier:
-                    self._publish(key, usage or most)
+            if not any(self._own(key, "paid")) and self._spending.get(key, self.name, "read") is None:
+                self._record(Entry(key, self.name, "read", *(usage or most)))
+                if usage is None:
+                    self._uncounted.add(key)
 
     @property
     def bill(self) -> Bill:
         """What was counted so far, without what earlier runs spent on answers that were not used again."""
         with self._changed:
-            asked, stored = (Usage().plus(*counted.values()) for counted in (self._asked, self._stored))
+            paid, read = (self._spending.by(self.name, kind) for kind in ("paid", "read"))
+            asked, stored = Usage().plus(*paid.values()), Usage().plus(*read.values())
             return Bill(
-                asked=len(self._asked),
-                stored=len(self._stored),
+                asked=len(paid),
+                stored=len(read),
                 usage=asked,
                 stored_usage=stored,
                 cost=self._cost(asked) if self.prices else None,
@@ -235,36 +307,37 @@ class Ledger:
 
     @property
     def spent(self) -> dict[str, Usage]:
-        """All tokens that count against the budget, by key of the question, for `spent` of the next run."""
+        """All tokens that count against the budget, of its questions, by their keys; for `spent` of the next run."""
         with self._changed:
-            spent = self._earlier | self._stored
-            return spent | {key: usage.plus(self._earlier.get(key, Usage())) for key, usage in self._asked.items()}
+            by = self._spending.by
+            own = by("", "earlier") | by(self.name, "paid") | by(self.name, "read")
+            return {key: self._spending.of(key, reserved=False) for key in own}
 
-    def _count(self, counted: dict[str, Usage], key: str, usage: Usage | None, most: Usage) -> None:
-        counted[key] = usage or most
-        if usage is None:
-            self._uncounted.add(key)
-        if counted is self._asked or not (key in self._earlier or key in self._others):  # a stored answer: once
-            self._total = self._total.plus(counted[key])
+    def _own(self, key: str, kind: Kind) -> Usage:
+        return self._spending.get(key, self.name, kind) or Usage()
 
-    def _publish(self, key: str | None = None, usage: Usage = _NOTHING) -> None:
-        """Tells the other ledgers what a question takes, if there is one, and learns what theirs took until then."""
-        if self._exchange is None:
-            return
-        entries = [(key, usage.prompt_tokens, usage.completion_tokens)] if key is not None else []
-        news, self._known = self._exchange(entries, self._known)
-        for other, *counts in news:
-            if other in self._others or not (other in self._stored or other in self._asked):
-                before, self._others[other] = self._others.get(other, _NOTHING), Usage(*counts)
-                change = Usage(*(now - then for now, then in zip(counts, before, strict=True)))
-                self._total_of_others = self._total_of_others.plus(change)
+    def _record(self, *entries: Entry) -> None:
+        """Adds entries, tells the other ledgers if there are any, and learns theirs until then."""
+        self._spending.add(*entries)
+        if self._exchange is not None:
+            news, self._known = self._exchange(entries, self._known)
+            self._spending.add(*news)
 
-    def _fits(self, more: Usage) -> bool:
-        total = self._total.plus(more, *self._reserved.values(), self._total_of_others)
+    def _fits(self, more: Usage, *, reserved: bool = True) -> bool:
+        total = self._spending.total if reserved else Usage().plus(*self._settled())
+        total = total.plus(more)
         if self.budget_tokens is not None and total.total > self.budget_tokens:
             return False
         return self.budget_usd is None or self._cost(total) <= self.budget_usd
 
+    def _settled(self) -> list[Usage]:
+        return [self._spending.of(question, reserved=False) for question in self._spending]
+
     def _cost(self, usage: Usage) -> float:
         assert self.prices is not None
         return (usage.prompt_tokens * self.prices[0] + usage.completion_tokens * self.prices[1]) / 1e6
+
+
+def earlier_entries(spent: Mapping[str, Sequence[int]]) -> list[Entry]:
+    """What earlier runs spent, as entries."""
+    return [Entry(key, "", "earlier", int(read), int(written)) for key, (read, written) in spent.items()]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from typing import Literal
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -167,25 +167,15 @@ class LocalJudge:
     def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
         """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
         stops = self.lm.end_tokens
-        with self.lm.running(), quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about settings of the model's own that are not used here
+        with self.lm.running(), quiet_transformers(), _default_generation(self.lm.model):
             out = self.lm.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                temperature=1.0,
-                top_p=1.0,
-                top_k=50,
-                repetition_penalty=1.0,
                 num_beams=beams,
                 num_return_sequences=beams,
-                length_penalty=1.0,
-                early_stopping=False,
-                min_new_tokens=None,
                 max_new_tokens=longest,
                 eos_token_id=sorted(stops) or None,
                 pad_token_id=min(stops, default=0),
-                return_dict_in_generate=False,
             )
         rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
         ends = [next((at for at, token in enumerate(row) if token in stops), len(row) - 1) for row in rows]
@@ -212,6 +202,20 @@ class LocalJudge:
             model=self.lm.identity.name,
             usage=usage,
         )
+
+
+@contextlib.contextmanager
+def _default_generation(model: Any) -> Generator[None]:
+    """Keeps a model's own settings, such as tokens that it never says, out of what it generates meanwhile.
+
+    `generate` takes from them whatever it is not told, also where it is given a configuration.
+    """
+    own = model.generation_config
+    model.generation_config = type(own)()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _first_word(text: str, first_token: str, *, cut: bool) -> Reading:

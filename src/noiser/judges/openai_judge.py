@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,12 @@ except ImportError as error:
 
 BUDGET = "budget"
 """The `reason` of a verdict that the budget did not allow."""
+
+CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+"""Why a reply ended, in lower case, where it ended too early; other endpoints than OpenAI's have words of their own."""
+
+WHOLE = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed", "none", ""})
+"""The same of a reply that is whole; any other reason, such as a filter's, is why its prompt is unscored."""
 
 _CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
 _MOST_TOKENS = 10**9  # larger counts are mistakes
@@ -63,7 +70,7 @@ class OpenAIJudge:
         timeout: seconds of silence after which a request counts as lost.
         backoff: seconds before the first new try; doubles from then on.
         max_wait: the longest wait between two tries, in seconds; an endpoint that asks for more is not waited for.
-        patience: how many requests in a row may fail for good before the endpoint is given up.
+        patience: how many requests in a row, of all calls, may fail for good before the endpoint is given up.
         prices: dollars per million tokens, (prompt, completion), from the provider's price list.
         budget_usd: the most that the answers of this judge may cost together, stored ones included; needs `prices`.
         budget_tokens: the most tokens that they may take together. A request that could exceed a budget is not sent:
@@ -105,18 +112,31 @@ class OpenAIJudge:
         check_count("max_retries", max_retries, least=0)
         check_count("patience", patience)
         for name, seconds in (("timeout", timeout), ("backoff", backoff), ("max_wait", max_wait)):
-            if not seconds > 0:
+            if not 0 < seconds < math.inf:
                 raise ParameterError(f"{name} is {seconds!r}; expected seconds, more than 0.")
         self.model, self.name, self.progress = model, f"openai:{model}", progress
         self.concurrency, self.patience, self.timeout = concurrency, patience, timeout
+        if progress is not None and not callable(progress):
+            raise ParameterError(f"progress is {progress!r}; expected a function of (done, expected), or None.")
         self.parameters = dict({"temperature": 0, "max_tokens": 128} if parameters is None else parameters)
-        limits = [self.parameters[name] for name in ("max_completion_tokens", "max_tokens") if name in self.parameters]
+        try:
+            key_of({"parameters": self.parameters})
+        except (TypeError, ValueError) as error:
+            raise ParameterError(
+                f"parameters cannot be sent as JSON: {error}. Expected texts, finite numbers, lists and mappings."
+            ) from error
+        limits = [
+            _at_least_one(name, self.parameters[name])
+            for name in ("max_completion_tokens", "max_tokens")
+            if name in self.parameters
+        ]
         if not limits and (budget_usd, budget_tokens) != (None, None):
             raise ParameterError(
                 f"A budget is given, but parameters are {self.parameters}; expected 'max_tokens' or "
                 "'max_completion_tokens' among them, because an answer without a limit could exceed any budget."
             )
-        self._longest_answer = int(limits[0]) * int(self.parameters.get("n", 1)) if limits else 0
+        self._longest_answer = limits[0] * _at_least_one("n", self.parameters.get("n", 1)) if limits else 0
+        self._failed_in_a_row = 0
         self._retries = Retries(max_retries, backoff, max_wait)
         self._store = AnswerStore(Path(cache_dir) if cache_dir is not None else cache_root() / "judges")
         self._ledger = Ledger(prices, budget_usd, budget_tokens, spent)
@@ -172,23 +192,30 @@ class OpenAIJudge:
         stop, out_of_budget = threading.Event(), threading.Event()
 
         def settle(question: _Question) -> StoredAnswer | EndpointError | str:
-            if out_of_budget.is_set() or not self._ledger.reserve(question.key, question.most):
-                out_of_budget.set()
-                return BUDGET
-            try:
-                if stop.is_set():
-                    return "stopped"
-                answer = ask(self._endpoint, client, question.body, self.timeout, self._retries, stop)
-                self._ledger.settle(question.key, answer.usage)
-                self._store.put(question.body, answer)
-                return answer
-            except EndpointError as error:
-                return error
-            finally:
-                self._ledger.release(question.key)
+            outcome: EndpointError | str = "stopped"
+            for _ in range(2):  # once more where a reply cannot be read and was billed all the same
+                if out_of_budget.is_set() or not self._ledger.reserve(question.key, question.most):
+                    out_of_budget.set()
+                    return BUDGET
+                try:
+                    if stop.is_set():
+                        return outcome
+                    answer = ask(self._endpoint, client, question.body, self.timeout, self._retries, stop)
+                    try:
+                        self._store.put(question.body, answer)
+                    finally:
+                        self._ledger.settle(question.key, answer.usage)
+                    return answer
+                except EndpointError as error:
+                    if error.billed is None:
+                        return error
+                    outcome = error
+                    self._ledger.settle(question.key, Usage(*error.billed))
+                finally:
+                    self._ledger.release(question.key)
+            return outcome
 
         outcomes: dict[str, StoredAnswer | str] = {}
-        failed_in_a_row = 0
         with (
             self._endpoint.client() as client,
             ThreadPoolExecutor(min(self.concurrency, len(questions)), "noiser-judge") as pool,
@@ -198,10 +225,10 @@ class OpenAIJudge:
                 for count, future in enumerate(as_completed(futures), 1):
                     outcome = future.result()
                     if isinstance(outcome, EndpointError):
-                        failed_in_a_row += 1
-                        self._check_patience(outcome, failed_in_a_row)
+                        self._failed_in_a_row += 1
+                        self._check_patience(outcome)
                     elif outcome != BUDGET:
-                        failed_in_a_row = 0
+                        self._failed_in_a_row = 0
                     outcomes[futures[future]] = str(outcome) if isinstance(outcome, EndpointError) else outcome
                     if self.progress is not None:
                         self.progress(done + count, done + len(questions))
@@ -211,13 +238,14 @@ class OpenAIJudge:
                 raise
         return outcomes
 
-    def _check_patience(self, error: EndpointError, failed_in_a_row: int) -> None:
+    def _check_patience(self, error: EndpointError) -> None:
         if error.fatal:
             raise JudgeError(
                 f"The judge {self.name} at {self.base_url} refuses to work: {error}. Check the model's name, base_url "
                 "(most end in /v1), the key (OPENAI_API_KEY, or api_key_env) and the account."
             )
-        if failed_in_a_row >= self.patience:
+        if self._failed_in_a_row >= self.patience:
+            self._failed_in_a_row = 0
             raise JudgeError(
                 f"The judge {self.name} at {self.base_url} failed {self.patience} times in a row; the last time: "
                 f"{error}. Answers until here are stored: start again when the endpoint works, and only the rest is "
@@ -225,12 +253,19 @@ class OpenAIJudge:
             )
 
 
+def _at_least_one(name: str, value: Any) -> int:
+    if int(value) < 1:
+        raise ParameterError(f"{name} is {value!r} in parameters; expected a number of at least 1.")
+    return int(value)
+
+
 def _verdict(question: _Question, outcome: StoredAnswer | str, cached: bool) -> Verdict:
     asked: dict[str, Any] = {"prompt": question.prompt, "prompt_version": question.template.name}
     if isinstance(outcome, str):
         return Verdict(status="unscored", reason=outcome, model=question.body["model"], lost=True, **asked)
-    reading = parse_reply(outcome.reply, question.answers, cut=outcome.finish == "length")
-    problem = outcome.finish if outcome.finish in ("refusal", "content_filter") else reading.problem
+    finish = outcome.finish.lower()
+    reading = parse_reply(outcome.reply, question.answers, cut=finish in CUT)
+    problem = reading.problem if finish in CUT | WHOLE else outcome.finish
     return Verdict(
         status="unscored" if problem else "answered",
         answers=() if problem else reading.answers,
@@ -277,7 +312,7 @@ def ask(
 def read_completion(body: str, kind: str = "application/json") -> StoredAnswer:
     """The answer in the body of a response. Raises UnreadableResponseError when there is none."""
     try:
-        data = json.loads(body, parse_int=float)  # Python refuses integers of thousands of digits
+        data = json.loads(body.removeprefix("\ufeff"), parse_int=float)  # Python refuses integers of many digits
     except (ValueError, RecursionError) as error:
         raise UnreadableResponseError(f"not valid JSON ({kind}): {body}") from error
     try:
@@ -285,19 +320,21 @@ def read_completion(body: str, kind: str = "application/json") -> StoredAnswer:
         message = choice["message"]
         content, refusal = message.get("content"), message.get("refusal")
     except (LookupError, TypeError, AttributeError) as error:
-        raise UnreadableResponseError(f"no choices in it: {body}") from error
+        raise UnreadableResponseError(f"no choices in it: {body}", _usage(data)) from error
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str | None):
-        raise UnreadableResponseError(f"a content that is not text: {body}")
+        raise UnreadableResponseError(f"a content that is not text: {body}", _usage(data))
     finish = "refusal" if refusal and not content else str(choice.get("finish_reason"))
+    if finish.lower() == "error":
+        raise UnreadableResponseError(f"ended by an error: {body}", _usage(data))
     model = data.get("model")
     reply = content or (refusal if isinstance(refusal, str) else "")
     return StoredAnswer(reply, finish, model if isinstance(model, str) else "", _usage(data))
 
 
-def _usage(data: Mapping[str, Any]) -> Usage | None:
+def _usage(data: Any) -> Usage | None:
     try:
         counts = [float(data["usage"][name]) for name in Usage._fields]
     except (LookupError, TypeError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 _STRIPPED = " \t\n.,;:!?…'\"`*_~-–—()[]{}<>«»‹›„“”‚‘’¡¿。、，！？；：·「」『』（）【】《》〈〉،؛؟।॥"
@@ -47,6 +48,9 @@ def _stripped(text: str, edges: str, trailing: str | None = None) -> str:
 MAX_WORDS = 6
 """Longer answers are sentences that were not understood."""
 
+MAX_NAME = 3
+"""Words of an answer that a sentence about answers may follow; a longer text there leads to the answer."""
+
 MAX_UNSPACED = 12
 """The same in characters, for scripts without spaces between words."""
 
@@ -74,8 +78,8 @@ def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
 
     Understood are a bare word, quotes, numbering, bullets, JSON lists, markdown emphasis and code fences, "Answer:
     x", "The most probable word is x", <answer>x</answer> and \boxed{x}, lists with commas or one per line, glosses
-    after a dash or in brackets, and what a reasoning model puts between <think> tags. Not readable are an empty
-    reply, a refusal, and a sentence in which no answer is marked.
+    after a dash or in brackets, an explanation after the answer, and what a reasoning model puts between <think> tags.
+    Not readable are an empty reply, a refusal, and a sentence in which no answer is marked.
 
     Args:
         text: the reply.
@@ -92,8 +96,8 @@ def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
     if reply is None:
         return Reading((), "cut off while thinking")
     if not reply:
-        return Reading((), "empty")
-    items = _from_json(reply)
+        return Reading((), "cut off" if cut else "empty")
+    items = _from_json(reply, count)
     if items is None:
         if _REFUSAL.search(_plain(reply.splitlines()[0])):
             return Reading((), "refusal")
@@ -128,7 +132,7 @@ _BULLET = re.compile(
 _LETTER = re.compile(r"^\s*([A-E])\.\s+(?=[^\d\s])")  # a bullet in a list of several; alone, as in "E. coli", none
 _INLINE_NUMBER = re.compile(r"(?:^|\s)\(?\d{1,2}[.)]\s+")
 _SEPARATOR = re.compile(r"[;；、،؛|，]|,(?!\d)|\s[/·•]\s")
-_GLOSS = re.compile(r"(?<=\w)(?:\s+[-–—=]+>?\s+|\s*[(（]|:\s|\s+because\b|\s+since\b).*", re.DOTALL)
+_GLOSS = re.compile(r"(?<=\w)(?:\s+[-–—=]+>?\s+|\s*[(（]|:\s|,?\s+because\b|,?\s+since\b).*", re.DOTALL)
 _LEAD = re.compile(
     r"^(?:(?:sure|certainly|of course|okay|ok|great)\s*[!,.:]\s+|(?:probably|likely|perhaps|maybe)\s*,?\s+"
     r"|i(?:\s+would|'d)?\s+(?:think|believe|guess|say|predict)(?:\s+(?:it\s+is|it's|that))?\s*:?\s+"
@@ -137,17 +141,21 @@ _LEAD = re.compile(
 )
 _PREAMBLE = re.compile(
     r"^(?:sure|certainly|of course|okay)\W*[!,.]$"
-    r"|^(?:sure|certainly|of course|okay|here(?:'s| is| are)|based on|given)\b.*\s",
+    r"|^(?:sure|certainly|of course|okay|here(?:'s| is| are)|let(?:'s| me)|based on|given)\b.*\s",
     re.IGNORECASE,
 )
-_NOUN = r"(?:answers?|completions?|words?|predictions?|responses?|outputs?|guess(?:es)?)"
+_SINGULAR = r"(?:answer|completion|word|prediction|response|output|guess)"
+_NOUN = rf"{_SINGULAR}(?:e?s)?"
+_OF = r"(?:\s+(?:for|to|of|given)\s[^.\n]{1,60}?)?\s+"
 _LABEL = re.compile(
     rf"(?:^|\n)\W{{0,4}}(?:[a-z]+[ -]){{0,5}}{_NOUN}\s*[:：=]\s*"
-    rf"|\b{_NOUN}(?:\s+(?:for|to|of|given)\s[^.\n]{{1,60}}?)?\s+(?:is|are|would be|could be|might be)\s*:?\s+"
     r"|(?:^|\n)\W{0,4}(?:respuesta|réponse|antwort|ответ|risposta|resposta|الإجابة|उत्तर)\s*[:：]\s*"
     r"|(?:答案|回答|答え|正解|정답|답)\s*(?:[:：]|是\s*[:：]?|は[、:：]?|은|는)\s*",
     re.IGNORECASE,
 )
+_PHRASE = re.compile(rf"\b{_NOUN}{_OF}(?:is|are|would be|could be|might be)\s*:?\s+", re.IGNORECASE)
+_ANSWER_IS = re.compile(rf"^.*\b{_SINGULAR}{_OF}(?:is|would be|could be|might be)\s*:?\s+", re.IGNORECASE)
+_CLAUSE = re.compile(r"[\n.!?(（]|\s[-–—]\s")  # what a clause begins after
 _REFUSAL = re.compile(
     r"^(?:(?:i'm|i am|we're)\s+(?:very\s+|so\s+|really\s+)?(?:sorry|unable|not (?:able|sure)|afraid)"
     r"|sorry\b|apologies|i apologi[sz]e|unfortunately\b|as an? (?:ai|language)|n/a\W*$"
@@ -177,17 +185,18 @@ def _without_thinking(text: str) -> str | None:
     return reply.strip()
 
 
-def _from_json(reply: str) -> list[str] | None:
-    """The strings of a reply that is JSON, or that ends in a JSON list; None if it is neither."""
+def _from_json(reply: str, count: int) -> list[str] | None:
+    """The strings of a reply that is JSON, or whose answer is its last JSON list; None if neither is so."""
     value = _decoded(reply)
     if value is None:
         lists = re.findall(r"\[[^\[\]]*\]", reply)
-        labels = list(_LABEL.finditer(reply))
-        if not lists or (labels and reply.rfind(lists[-1]) < labels[-1].start()):
-            return None
-        value = _decoded(lists[-1])
-        if not (isinstance(value, list) and any(isinstance(item, str) for item in cast("list[Any]", value))):
+        value = _decoded(lists[-1]) if lists else None
+        texts = [item for item in cast("list[Any]", value) if isinstance(item, str)] if isinstance(value, list) else []
+        if not texts:
             return None  # "[1]" before an answer
+        after = reply[reply.rfind(lists[-1]) :]
+        if (_LABEL.search(after) or _PHRASE.search(after)) and not len(texts) == count > 1:
+            return None  # perhaps the words of the question
     if isinstance(value, dict):
         value = _answer_in(cast("dict[str, Any]", value))
     return _strings(value) if isinstance(value, list | dict | str) else None
@@ -224,14 +233,14 @@ def _strings(value: Any) -> list[str]:
 
 
 def _from_text(reply: str, count: int) -> list[str]:
-    labels = list(_LABEL.finditer(reply))
-    if labels and reply[labels[-1].end() :].strip(_EDGES):
-        reply = reply[labels[-1].end() :]
-    lines = [line.strip() for line in reply.splitlines() if line.strip(_EDGES)]
+    reply, is_marked = _after_label(reply, count)
+    lines = _lines(reply)
     lines = [line for line in lines if not (len(lines) > 1 and _is_preamble(line))] or lines
     if count == 1 and len(lines) == 1 and len(_words(lines[0])) > MAX_WORDS:
         bold = [match[2] for match in _EMPHASIS.finditer(lines[0][:MAX_LINE]) if match[1].startswith(("**", "__"))]
         lines = bold if len(bold) == 1 else lines
+    if count == 1 and not is_marked and lines and _is_sentence(lines[0]):
+        return lines
     letters = [match[1] if (match := _LETTER.match(line)) else "" for line in lines]
     if len(lines) > 1 and "".join(letters) == "ABCDE"[: len(lines)]:
         lines = [_LETTER.sub("", line) for line in lines]
@@ -239,6 +248,42 @@ def _from_text(reply: str, count: int) -> list[str]:
     if count > 1 and len(items) == 1 and len(words := _words(items[0])) == count:
         return words
     return items
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip(_EDGES)]
+
+
+def _after_label(reply: str, count: int) -> tuple[str, bool]:
+    """What follows the last label, such as "Answer:" at a line's start or "the answer is", and whether there is one.
+
+    A phrase such as "the answer is" after an answer explains it, and is left out.
+    """
+    labels = [match.end() for match in _LABEL.finditer(reply) if reply[match.end() :].strip(_EDGES)]
+    text = reply[labels[-1] :] if labels else reply
+    for phrase in reversed([*_PHRASE.finditer(text)]):
+        clauses = [match.end() for match in _CLAUSE.finditer(text, 0, phrase.start())]
+        before = text[: clauses[-1]] if clauses else ""
+        if _is_answer(before[:MAX_LINE], count):
+            text = before
+        elif text[phrase.end() :].strip(_EDGES):
+            return text[phrase.end() :], True
+    return text, bool(labels)
+
+
+def _is_answer(text: str, count: int) -> bool:
+    """Whether the text begins with an answer or, where several are wanted, a list, which else is the question's."""
+    lines = [_items(_plain(_ANSWER_IS.sub("", line))) for line in _lines(text) if not _is_preamble(line)]
+    return bool(lines) and all(map(_is_short, lines[0])) and (count > 1 or sum(map(_is_short, chain(*lines))) == 1)
+
+
+def _is_short(item: str) -> bool:
+    return len(_words(_tidy(item))) <= MAX_NAME
+
+
+def _is_sentence(line: str) -> bool:
+    """Whether a line is a sentence, whose commas separate no answers."""
+    return _is_prose(_tidy(line)) and not all(map(_is_short, _items(_plain(line))))
 
 
 def _is_preamble(line: str) -> bool:

@@ -124,7 +124,13 @@ class JudgedPrompts:
         }
         verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
         if requests:
-            verdicts |= zip(requests, self._judge.judge(list(requests.values())), strict=True)
+            given = self._judge.judge(list(requests.values()))
+            if len(given) != len(requests):
+                raise JudgeError(
+                    f"The judge {self._judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected "
+                    "one for each, in their order. Correct its method `judge`."
+                )
+            verdicts |= zip(requests, given, strict=True)
         statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
         return {i: (verdict, statuses[verdict.says(self.targets[i], self._top)]) for i, verdict in verdicts.items()}
 
@@ -173,6 +179,10 @@ def mean_of(values: Sequence[float]) -> float:
 # ---- as registered --------------------------------------------------------------------------------------------------
 
 
+class JudgeStoppedError(JudgeError):
+    """The judge cannot work at all: no other prompt would get a verdict."""
+
+
 def judged_columns(
     cases: Sequence[Case], judge_all: Callable[[Sequence[Case]], Sequence[tuple[Verdict, Measured]]]
 ) -> list[Measured | Exception]:
@@ -184,6 +194,9 @@ def judged_columns(
     Args:
         cases: special tokens and template text that they score are not words of the prompt.
         judge_all: from the cases that have words with scores to their last verdicts and columns.
+
+    Raises:
+        JudgeStoppedError: the judge cannot work at all.
     """
     results: dict[int, Measured | Exception] = {}
     readable: dict[int, Case] = {}
@@ -194,7 +207,10 @@ def judged_columns(
             readable[index] = shown
         except NoiserError as error:
             results[index] = error
-    judged = judge_all(list(readable.values())) if readable else ()
+    try:
+        judged = judge_all(list(readable.values())) if readable else ()
+    except JudgeError as error:
+        raise JudgeStoppedError(str(error)) from error
     for index, (verdict, columns) in zip(readable, judged, strict=True):
         results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
     return [results[index] for index in range(len(cases))]

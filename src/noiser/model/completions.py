@@ -12,10 +12,12 @@ import json
 import math
 import re
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -28,6 +30,17 @@ LEAST = 1e-12  # of a probability; what is left out is never less, but for round
 BIAS = 100  # the largest that the API has: the model says no other token
 
 PROBE = "One two three four"
+
+_Row = tuple[torch.Tensor, float]
+"""Log-probabilities of all tokens, and the probability of those that were not sent."""
+
+
+class UnscoredResponseError(UnreadableResponseError):
+    """A completion without the log-probabilities that were asked for."""
+
+
+class RefusedError(ModelError):
+    """A server that answers, and refuses what was asked: fewer log-probabilities may be allowed."""
 
 
 class ScoredToken(NamedTuple):
@@ -86,16 +99,33 @@ class CompletionBackend:
             ModelError: a request failed for good; those that were waiting are not sent.
             TargetError: the server cannot score a target.
         """
-        stop = Event()
-        pool = ThreadPoolExecutor(min(self.concurrency, len(inputs)), "noiser-server")
+        stop, waiting, answers = Event(), deque(enumerate(inputs)), SimpleQueue[tuple[int, _Row | Exception]]()
+
+        def work() -> None:
+            with suppress(IndexError):  # none is waiting
+                while not stop.is_set():
+                    number, one = waiting.popleft()
+                    try:
+                        answers.put((number, self._row(one, stop)))
+                    except Exception as error:
+                        answers.put((number, error))
+
+        for _ in range(min(self.concurrency, len(inputs))):
+            Thread(target=work, name="noiser-server", daemon=True).start()  # which an interrupted program leaves
+        rows: dict[int, _Row] = {}
         try:
-            rows = [*pool.map(partial(self._row, stop=stop), inputs)]
+            for number, answer in (answers.get() for _ in inputs):
+                if isinstance(answer, Exception):
+                    raise answer
+                rows[number] = answer
         except EndpointError as error:
             raise self._unanswered(error) from None
         finally:
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-        return Prediction(torch.stack([row for row, _ in rows]), max(left_out for _, left_out in rows))
+        return Prediction(
+            torch.stack([rows[number][0] for number in range(len(inputs))]),
+            max(left_out for _, left_out in rows.values()),
+        )
 
     def works(self) -> bool:
         """Whether the server does what this needs: it sends log-probabilities."""
@@ -108,7 +138,7 @@ class CompletionBackend:
         def attempt() -> str:
             try:
                 return "" if self.works() else "other log-probabilities than expected"
-            except UnreadableResponseError as error:  # and no other answer would come if it were sent again
+            except UnscoredResponseError as error:  # and no other answer would come if it were sent again
                 return str(error)
 
         return self.endpoint.call(attempt, self.retries, Event())
@@ -118,17 +148,17 @@ class CompletionBackend:
         try:
             flaw = self.flaw()
         except EndpointError as error:
-            raise self._unanswered(error) from None
+            raise self._unanswered(error, RefusedError if error.refused else ModelError) from None
         if flaw:
             raise self._unanswered(flaw)
 
-    def _unanswered(self, error: object) -> ModelError:
-        return ModelError(
+    def _unanswered(self, error: object, kind: type[ModelError] = ModelError) -> ModelError:
+        return kind(
             f"The model {self.model!r} at {self.endpoint.address} gave no answer: {error}. Expected a server such as "
             "vllm serve MODEL --enable-prompt-embeds; see whether it runs, and ask again."
         )
 
-    def _row(self, one: Input, stop: Event) -> tuple[torch.Tensor, float]:
+    def _row(self, one: Input, stop: Event) -> _Row:
         """Log-probabilities of all tokens, and the probability of those that were not sent."""
         sent: dict[int, float] = {}
         for token in one.tokens or (None,):
@@ -197,7 +227,7 @@ class TokenBackend(CompletionBackend):
     def _say(self, ids: list[int], token: int | None) -> ScoredToken:
         scored = self._send(ids, **({} if token is None else {"logit_bias": {str(token): BIAS}}))[-1]
         if not scored.name.startswith("token_id:"):
-            raise UnreadableResponseError(f"tokens without their ids: {scored.name!r}")
+            raise UnscoredResponseError(f"tokens without their ids: {scored.name!r}")
         return scored
 
     def works(self) -> bool:
@@ -282,15 +312,18 @@ def text_backend(endpoint: Endpoint, *arguments: Any, **settings: Any) -> TokenB
     """The backend with which a server can score the most targets, found by trying; the arguments are a backend's.
 
     Raises:
-        ModelError: the server does not answer, or sends no log-probabilities whatever it is sent.
+        RefusedError: the server refuses whatever it is sent.
+        ModelError: it does not answer, or sends no log-probabilities.
     """
     reasons: list[str] = []
+    refused = False
     for kind in (TokenBackend, EchoBackend, GeneratedBackend):
         backend = kind(endpoint, *arguments, **settings)
         try:
             reason = backend.flaw()
         except EndpointError as error:
-            if error.fatal or error.transient:
+            refused |= error.refused
+            if not error.refused:
                 raise ModelError(
                     f"The server at {endpoint.address} gave no answer: {error}. Expected one that completes text at "
                     f"{endpoint.address}/completions; chat endpoints cannot be used."
@@ -299,7 +332,7 @@ def text_backend(endpoint: Endpoint, *arguments: Any, **settings: Any) -> TokenB
         if not reason:
             return backend
         reasons.append(f"{kind.form}: {reason}")
-    raise ModelError(
+    raise (RefusedError if refused else ModelError)(
         f"The server at {endpoint.address} gives no log-probabilities that can be used. Tried {'; '.join(reasons)}. "
         "Expected completions with logprobs, as of vLLM or llama.cpp (docs/scale.md has a table of servers)."
     )
@@ -319,10 +352,14 @@ def read_scored(body: str) -> list[ScoredToken]:
     """The scored tokens in the body of a completion: in columns, as OpenAI and vLLM send them, or in llama.cpp's rows.
 
     Raises:
-        UnreadableResponseError: there are none.
+        UnscoredResponseError: there are none. UnreadableResponseError: it is not valid JSON.
     """
     try:
-        logprobs = json.loads(body)["choices"][0]["logprobs"]
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableResponseError(f"no log-probabilities of tokens: {body[:100]}") from error
+    try:
+        logprobs = data["choices"][0]["logprobs"]
         if "content" in logprobs:
             rows = [(_name(row), row["logprob"], dict(map(_entry, row["top_logprobs"]))) for row in logprobs["content"]]
         else:
@@ -334,9 +371,9 @@ def read_scored(body: str) -> list[ScoredToken]:
         ]
         values = [*scored[-1].top.values(), *(each.logprob for each in scored[1:]), scored[-1].logprob]
         if not all(float(value) <= 1e-3 for value in values):  # NaN is not
-            raise UnreadableResponseError(f"log-probabilities that are not: {body[:100]}")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableResponseError(f"no log-probabilities of tokens: {body[:100]}") from error
+            raise UnscoredResponseError(f"log-probabilities that are not: {body[:100]}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UnscoredResponseError(f"no log-probabilities of tokens: {body[:100]}") from error
     return scored
 
 

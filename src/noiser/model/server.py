@@ -16,7 +16,7 @@ from noiser.model.table import Checkpoint
 
 try:
     from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponseError
-    from noiser.model.completions import CompletionBackend, text_backend
+    from noiser.model.completions import CompletionBackend, RefusedError, text_backend
 except ImportError as error:
     raise DependencyError(
         f"A model behind a server needs a package that is not installed: {error}. Install it: pip install "
@@ -26,6 +26,10 @@ except ImportError as error:
 MANY, FEW = 1000, 20
 """How many log-probabilities are sent: many are nearly as cheap, and few are the most that vLLM's servers send unless
 they are told otherwise."""
+
+
+_SHOWN = 10
+"""How many names of models an error shows."""
 
 
 def load_server(
@@ -79,10 +83,10 @@ def load_server(
         )
     endpoint = Endpoint.choose(address, api_key, api_key_env, user="A served model", error=ModelError)
     retries = Retries(max_retries, backoff, 60.0)
-    card = _model_card(endpoint, model, timeout, retries)
-    served: str = card["id"]
-    checkpoint = Checkpoint.of(tokenizer or card.get("root") or served, options)
-    length = card.get("max_model_len") or (card.get("meta") or {}).get("n_ctx")  # of vLLM; of llama.cpp
+    card = _model_card(endpoint, model, timeout, retries, needed=not (model and tokenizer))
+    served, root, meta = card["id"], card.get("root"), card.get("meta")
+    checkpoint = Checkpoint.of(tokenizer or (root if isinstance(root, str) and root else served), options)
+    length = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)  # of vLLM; llama.cpp
     tokens, table, dtype = checkpoint.tokenizer(), None, "text"
     if embeddings:
         table = checkpoint.embedding_table()
@@ -105,38 +109,45 @@ def load_server(
             name=f"{served} at {endpoint.address}",
             dtype=dtype,
             architecture=backend.scores,
-            context_length=length - 1 if isinstance(length, int) else None,  # one more is generated
+            context_length=length - 1 if isinstance(length, int) and length > 1 else None,  # one more is generated
         )
 
     if logprobs is not None:
         return load(logprobs)
     try:
         return load(MANY)
-    except ModelError:  # perhaps because that is too many
+    except RefusedError:  # perhaps because that is too many
         return load(FEW)
 
 
-def _model_card(endpoint: Endpoint, model: str | None, timeout: float, retries: Retries) -> dict[str, Any]:
-    """What a server says about its model of that name, or the only one."""
+def _model_card(
+    endpoint: Endpoint, model: str | None, timeout: float, retries: Retries, *, needed: bool
+) -> dict[str, Any]:
+    """What a server says about its model of that name, or the only one; where it lists none, only what is needed."""
 
     def send() -> list[dict[str, Any]]:
         with endpoint.client() as client:
             text = client.models.with_raw_response.list(timeout=timeout).http_response.text
         try:
-            return [dict(card) for card in json.loads(text)["data"]]
+            cards = [dict(card) for card in json.loads(text)["data"]]
+            return [card for card in cards if card.get("id") and isinstance(card["id"], str)]
         except (ValueError, LookupError, TypeError) as error:
             raise UnreadableResponseError(f"no list of models: {text[:200]}") from error
 
     try:
         cards = endpoint.call(send, retries, Event())
     except EndpointError as error:
+        if not (needed or error.transient):
+            return {"id": model}
         raise ModelError(
             f"The server at {endpoint.address} does not answer: {error}. Expected the address of a server that runs; "
             "most end in /v1."
         ) from None
-    fitting = [card for card in cards or [{"id": model}] if card.get("id") and model in (None, card["id"])]
+    cards = cards or ([{"id": model}] if model else [])
+    fitting = [card for card in cards if model in (None, card["id"])]
     if len(fitting) != 1:
-        names = ", ".join(repr(card.get("id")) for card in cards) or "none"
+        names = ", ".join(repr(card["id"][:80]) for card in cards[:_SHOWN]) or "none"
+        names += f", and {len(cards) - _SHOWN} more" if len(cards) > _SHOWN else ""
         raise ParameterError(
             f"model is {model!r}, and the server at {endpoint.address} has {names}; expected the name of one. "
             "Give model=."
