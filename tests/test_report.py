@@ -800,6 +800,9 @@ def test_scores_that_need_no_model_cost_nothing_and_failures_are_left_out_of_sec
     assert (cell(found, "Random", "token-forwards").value, cell(found, "Random", "token-forwards").n) == (0, 6)
     seconds = cell(found, "Noiser", "seconds")
     assert (seconds.value, seconds.n, seconds.errors) == (1.0, 6, 6)
+    lost = [cost for cost in costs if cost.index]  # damaged files of costs leave none, failed rows or not
+    without = Results(plan=wanted, stored=rows, costs=[cost._replace(method="random") for cost in lost])
+    assert math.isnan(cell(table(tables(without), "cost-known"), "Noiser", "seconds").value)
 
 
 def test_selections_beside_the_papers():

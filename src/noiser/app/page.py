@@ -273,11 +273,12 @@ class _Page:
     def restore(self, search: str) -> list[Any]:
         """The fields as a link has them; what is wrong with it, if something is.
 
-        Without a link nothing is set: a quick visitor has typed something by now.
+        Without a link nothing is set: a quick visitor has typed something by now. Parameters of others, such as a
+        theme of Gradio's, are no link.
         """
         unchanged = _nothing(2 + len(self.fields))
         parameters = dict(parse_qsl(search.removeprefix("?"), keep_blank_values=True))
-        if not parameters:
+        if not parameters.keys() & Question.__dataclass_fields__.keys():
             return [gr.skip(), "", "", *unchanged]
         try:
             question = Question.from_query(parameters)

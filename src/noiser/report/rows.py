@@ -225,7 +225,7 @@ class Results:
 
     def seconds(self, cell: Cell) -> Estimate:
         """Mean seconds per example of a cell; without an interval where examples of a block have equal shares."""
-        costs = self._paid.get(cell[:4], pd.DataFrame(columns=["index", "seconds"], dtype=float))
+        costs = self._paid.get(cell[:4], pd.DataFrame(columns=list(Cost._fields), dtype=float))
         failed = self._failed[cell[:4]]["example"] if cell[:4] in self._failed else ()
         costs = costs[~costs["example"].isin(failed)] if len(failed) else costs
         average = estimate(mean, costs["seconds"].to_numpy(float), confidence=self.confidence)
