@@ -136,7 +136,7 @@ class Endpoint:
         """
         environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
         address = (base_url or environment).rstrip("/")
-        ambient, scheme = address == environment, _scheme_and_host(address)[0]
+        ambient, safe = address == environment, cls.keeps_keys(address)
         if api_key and api_key_env:
             raise ParameterError(f"{user} got api_key and api_key_env; expected one of them at most.")
         foreign = api_key_env and api_key_env.upper().startswith("OPENAI_") and not ambient  # Windows ignores case
@@ -148,7 +148,7 @@ class Endpoint:
             )
         variable = api_key_env or ("OPENAI_API_KEY" if ambient else "")
         key = (api_key or os.environ.get(variable, "")).strip()
-        if (key or api_key_env) and scheme == "http" and not _is_local(address):
+        if (key or api_key_env) and not safe:
             raise ParameterError(
                 f"base_url is {address}, where the key would go unencrypted; expected https://, or http:// on this "
                 "machine (localhost), such as the end of an SSH tunnel. Leave the key out where the server needs none."
@@ -162,6 +162,11 @@ class Endpoint:
         if not (key.isascii() and key.isprintable()):
             raise error(f"{user}'s key has line breaks or letters outside ASCII; expected a key.")
         return cls(address, key or None, ambient)
+
+    @staticmethod
+    def keeps_keys(address: str) -> bool:
+        """Whether a key may be sent there: encrypted, or to this machine. ParameterError for what is no address."""
+        return _scheme_and_host(address)[0] == "https" or _is_local(address)
 
     def client(self) -> openai.OpenAI:
         """The official client; key and words go to this address only: no redirects, no proxy to this machine."""

@@ -113,7 +113,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     return _partition(text, ends)
 
 
-def checked_spans(spans: object, length: int, *, name: str, of: str, also: str = "") -> list[Offset]:
+def checked_spans(
+    spans: object, length: int, *, name: str, of: str, also: str = ", or a name such as 'word'"
+) -> list[Offset]:
     """The caller's spans as they are, in their order.
 
     Args:

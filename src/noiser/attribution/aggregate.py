@@ -84,7 +84,7 @@ def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[tuple[int, int
 
 def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:
     """The units of which each span has more than any other span; units in no span are left out."""
-    spans = checked_spans(spans, len(att.text), name="unit", of="text", also=", or a name such as 'word'")
+    spans = checked_spans(spans, len(att.text), name="unit", of="text")
     for start, end in spans:
         if start < att.prompt_length < end:
             raise UnitError(

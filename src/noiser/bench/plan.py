@@ -243,7 +243,7 @@ class MetricEntry(Entry):
     limit: Limit = None
 
     @model_validator(mode="after")
-    def _no_key(self) -> MetricEntry:
+    def _no_key_and_no_spending(self) -> MetricEntry:
         if "spent" in self.judge_args:
             raise ValueError("judge_args has spent, which a run stores and gives to the judge by itself; leave it out")
         if "api_key" in self.judge_args:

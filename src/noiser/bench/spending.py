@@ -30,7 +30,7 @@ class SpendingFiles:
     def spent(self) -> dict[str, dict[str, Usage]]:
         """What was spent, by metric and question; what is still set aside may have been paid for. Raises CacheError."""
         logs = {path.stem: Spending(self.exchange(path.stem, (), 0)[0]) for path in self.folder.glob("*.jsonl")}
-        return {metric: {question: log.of(question) for question in log} for metric, log in logs.items()}
+        return {metric: {question: Usage().plus(*log.of(question)) for question in log} for metric, log in logs.items()}
 
     def exchange(self, metric: str, entries: Sequence[Entry], known: int) -> tuple[Sequence[Entry], int]:
         """See `noiser.judges.answers.Exchange`; `known` is in bytes. Raises CacheError."""

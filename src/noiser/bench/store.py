@@ -291,6 +291,14 @@ class Store:
 
     def sweep(self) -> None:
         """Removes drafts that another run left, and stores what its log says was spent; only for who holds the lock."""
+        if (self.path / SPENDING).is_dir():
+            self._keep_spending()
+        with explained(self.path, "tidy up"):
+            for draft in self.path.rglob(DRAFTS):
+                draft.unlink()
+
+    def _keep_spending(self) -> None:
+        """Stores what the log of another run says was spent, and removes the log."""
         from noiser.bench.spending import SpendingFiles  # which imports a model's packages
 
         for metric, logged in SpendingFiles(self.path / SPENDING).spent().items():
@@ -299,10 +307,7 @@ class Store:
                 spent[question] = max(tokens, spent.get(question, (0, 0)))
             self._write(self.path / SPENT / f"{metric}.jsonl", "".join(map(line, spent_lines(spent))))
         with explained(self.path, "tidy up"):
-            if (self.path / SPENDING).is_dir():
-                shutil.rmtree(self.path / SPENDING)
-            for draft in self.path.rglob(DRAFTS):
-                draft.unlink()
+            shutil.rmtree(self.path / SPENDING)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

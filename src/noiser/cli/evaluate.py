@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from noiser.evaluation import Evaluation
 
 
-_ENCRYPTED = re.compile(r"https://|http://(?:localhost|127\.|\[::1\])", re.IGNORECASE)
-"""Addresses that may get a key: a server of one's own in a local network works without."""
-
-
 def evaluate(
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads one per line from stdin.")
@@ -95,9 +91,12 @@ def evaluate(
     from noiser.metrics import METRICS
     from noiser.metrics.metric import DRAWS, TOP
 
-    own_key = judge and kind_of(judge) == "openai" and "api_key_env" not in judge_parameters
-    if own_key and _ENCRYPTED.match(str(judge_parameters.get("base_url"))):  # an address that the user types
-        judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))
+    typed = judge_parameters.get("base_url")
+    if judge and kind_of(judge) == "openai" and typed and "api_key_env" not in judge_parameters:
+        from noiser.judges.openai_judge import Endpoint
+
+        if Endpoint.keeps_keys(str(typed)):  # a server of one's own in a local network works without
+            judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))
     others = o.parse_names("--against", against) if against else []
     chosen = {method: make_method(method, **parameters)} | {name: make_method(name) for name in others}
     if len(chosen) <= len(others):

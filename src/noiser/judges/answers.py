@@ -154,29 +154,31 @@ class Spending:
     """What questions take. All payments count; a stored answer counts once, and not where somebody paid for it.
 
     Attributes:
-        total: the sum.
+        settled: the sum of what was paid or read.
+        reserved: the sum of what is set aside.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.total = Usage()
+        self.settled = self.reserved = Usage()
         self._by_question: dict[str, dict[tuple[str, Kind], Entry]] = {}
         self.add(*entries)
 
     def add(self, *entries: Entry) -> None:
         """Adds entries, or replaces those of the same question, ledger and kind."""
         for entry in entries:
-            before = self.of(entry.question)
+            settled, reserved = self.of(entry.question)
             self._by_question.setdefault(entry.question, {})[entry.ledger, entry.kind] = entry
-            change = (now - then for now, then in zip(self.of(entry.question), before, strict=True))
-            self.total = self.total.plus(Usage(*change))
+            settled_now, reserved_now = self.of(entry.question)
+            self.settled = self.settled.plus(settled_now).minus(settled)
+            self.reserved = self.reserved.plus(reserved_now).minus(reserved)
 
-    def of(self, question: str, *, reserved: bool = True) -> Usage:
-        """What a question takes, with or without what is set aside for it."""
+    def of(self, question: str) -> tuple[Usage, Usage]:
+        """What was paid or read for a question, and what is set aside for it."""
         kinds = {kind: Usage() for kind in get_args(Kind)}
         for (_, kind), entry in self._by_question.get(question, {}).items():
             kinds[kind] = entry.usage if kind == "read" else kinds[kind].plus(entry.usage)
         paid = kinds["earlier"].plus(kinds["paid"])
-        return (paid if any(paid) else kinds["read"]).plus(kinds["reserved"] if reserved else Usage())
+        return paid if any(paid) else kinds["read"], kinds["reserved"]
 
     def get(self, question: str, ledger: str, kind: Kind) -> Usage | None:
         """The tokens of one entry, or None."""
@@ -311,7 +313,7 @@ class Ledger:
         with self._changed:
             by = self._spending.by
             own = by("", "earlier") | by(self.name, "paid") | by(self.name, "read")
-            return {key: self._spending.of(key, reserved=False) for key in own}
+            return {key: self._spending.of(key)[0] for key in own}
 
     def _own(self, key: str, kind: Kind) -> Usage:
         return self._spending.get(key, self.name, kind) or Usage()
@@ -324,14 +326,12 @@ class Ledger:
             self._spending.add(*news)
 
     def _fits(self, more: Usage, *, reserved: bool = True) -> bool:
-        total = self._spending.total if reserved else Usage().plus(*self._settled())
-        total = total.plus(more)
+        total = self._spending.settled.plus(more)
+        if reserved:
+            total = total.plus(self._spending.reserved)
         if self.budget_tokens is not None and total.total > self.budget_tokens:
             return False
         return self.budget_usd is None or self._cost(total) <= self.budget_usd
-
-    def _settled(self) -> list[Usage]:
-        return [self._spending.of(question, reserved=False) for question in self._spending]
 
     def _cost(self, usage: Usage) -> float:
         assert self.prices is not None

@@ -114,6 +114,10 @@ class Usage(NamedTuple):
         """The sum of this and others."""
         return Usage(*map(sum, zip(self, *others, strict=True)))
 
+    def minus(self, other: Usage) -> Usage:
+        """The difference."""
+        return Usage(*(mine - its for mine, its in zip(self, other, strict=True)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:

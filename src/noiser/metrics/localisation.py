@@ -89,7 +89,7 @@ def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> 
     if not any(spans.values()):
         raise UnitError("There are no spans; expected (start, end) character spans of the text for at least one name.")
     every = [span for parts in spans.values() for span in parts]
-    checked_spans(every, len(att.text), name="spans", of="text")
+    checked_spans(every, len(att.text), name="spans", of="text", also="")
 
 
 def _owner(text: str, unit: Span, spans: Mapping[str, Sequence[tuple[int, int]]]) -> str:

@@ -322,13 +322,12 @@ def text_backend(endpoint: Endpoint, *arguments: Any, **settings: Any) -> TokenB
         try:
             reason = backend.flaw()
         except EndpointError as error:
-            refused |= error.refused
             if not error.refused:
                 raise ModelError(
                     f"The server at {endpoint.address} gave no answer: {error}. Expected one that completes text at "
                     f"{endpoint.address}/completions; chat endpoints cannot be used."
                 ) from None
-            reason = str(error)
+            refused, reason = True, str(error)
         if not reason:
             return backend
         reasons.append(f"{kind.form}: {reason}")

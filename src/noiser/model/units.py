@@ -64,7 +64,7 @@ def make_units(
     if isinstance(unit, str):
         given = [(source.start, source.end) for source in sources]
     else:
-        given = checked_spans(unit, end, name="unit", of="prompt", also=", or a name such as 'word'")
+        given = checked_spans(unit, end, name="unit", of="prompt")
     if spans := sorted(given):
         pieces = [piece for piece in encoding.pieces if piece.token_indices[0] < count]
         units = _span_units(encoding.text[:end], pieces, spans)
@@ -112,9 +112,7 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
         raise UnknownNameError("target_unit", unit, names, "Or give a list of (start, end) character spans.")
     begin = encoding.offsets[first][0]
     length = len(encoding.text) - begin
-    spans = sorted(
-        checked_spans(unit, length, name="target_unit", of="continuation", also=", or a name such as 'word'")
-    )
+    spans = sorted(checked_spans(unit, length, name="target_unit", of="continuation"))
     return [_tokens_inside(encoding, positions, (a + begin, b + begin), begin) for a, b in spans]
 
 
