@@ -186,6 +186,31 @@ def test_the_colours_are_explained_in_words():
     assert "orange: speaks for “ball”; blue: speaks for “foot”" in "".join(Page(rich_example().to_html()).texts)
 
 
+def test_methods_whose_scores_mean_different_things_have_a_legend_each(monkeypatch):
+    positive = make((" a", " b"), ((0.4, 0.2),))
+    distance = replace(positive, method="noiser@2", parameters={"score": "hellinger"})
+    meanings = ["without it the prediction gets less likely", "without it the model's prediction changes"]
+    monkeypatch.setattr("sys.stdout", Terminal())
+    for pair in ([positive, distance], [positive, positive]):
+        for shown in ("".join(Page(compare_html(pair)).texts), without_codes(compare_text(pair, plain=False))):
+            assert [shown.count(f"orange: {text}") for text in meanings] == [1, int(pair[1] is distance)]
+
+
+def test_what_was_asked_and_how_parts_were_joined_is_shown():
+    whole = rich_example().aggregate("word", "max")
+    asked = replace(whole, info={**whole.info, "of": "entropy"})
+    for shown in (str(asked), asked.to_markdown().replace("\\", ""), "".join(Page(asked.to_html()).texts)):
+        assert "noiser@1 of entropy" in shown
+        assert "unit word (max over token)" in " ".join(shown.split())
+    assert "noiser@1 of entropy" in repr(asked)
+    paths = make(
+        (" a", " b", " c"), ((0.4, 0.2, NAN), (0.1, 0.3, 0.5)), prompt_length=4, prompt=" a b",
+        targets=(Target(" c", 7, 0.5, 1), Target(" d", 8, 0.5, 1)),
+    ).through()  # fmt: skip
+    assert "noiser@1 through the continuation" in str(paths)
+    assert "the target was written from it" in "".join(Page(paths.to_html()).texts)
+
+
 def test_text_that_is_no_terminal_has_no_escape_codes(capsys):
     print(rich_example())
     out = capsys.readouterr().out

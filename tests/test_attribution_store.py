@@ -189,6 +189,7 @@ def changed(**changes):
         (changed(seed=True), "'seed' is True, expected integer"),
         (changed(seed=2**64), "'seed' is 18446744073709551616, expected .* less than 18446744073709551616"),
         (changed(info={"sources": 3}), "'info.sources' is 3, expected list"),
+        (changed(info={"aggregated": {"from": [1]}}), r"'info.aggregated.from' is \[1\], expected string"),
         (changed(info={"sources": [{"start": 0, "end": "x"}]}), "'info.sources.0.end' is 'x', expected integer"),
         (changed(scores=[[1.0]]), r"'scores' has shape \[1, 1\], expected \[2, 7\]"),
         (changed(scores=[[1.0], [1.0, 2.0]]), r"'scores' has shape \[2, 1 or 2\], expected \[2, 7\]"),

@@ -86,7 +86,7 @@ def test_text_has_marks_numbers_and_rules():
     assert text.startswith("It sings. [1][2] Now. (from memory)\n")
     assert "  [1] 4.0 ± 0.5 (89%)\n      “A fox.” 3.00\n" in text
     assert "  [2] Rain: 0.5" in text
-    assert "without any source: log-probability -5.00" in text
+    assert "  log-probability -1.50, without any source -6.50" in text
     assert "less than 3 nats" in text
     assert "Answer without the sources: I sing." in text
 

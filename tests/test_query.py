@@ -145,3 +145,29 @@ def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
     model.forward = peeking
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings what it predicts"):
         noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertLMHeadModel", "XLNetLMHeadModel"])
+@pytest.mark.parametrize("method", ["noiser", "last_attention", "integrated_gradients", "position"])
+def test_models_that_read_what_follows_are_refused(name, method):
+    sizes = {"vocab_size": 384, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = {"hidden_size": 32, "intermediate_size": 64}
+    xlnet = {"d_model": 32, "d_inner": 64, "n_layer": 2, "n_head": 2, "vocab_size": 384}
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**(xlnet if name.startswith("XLNet") else sizes | bert))).eval()
+    with pytest.raises(UnsupportedModelError, match=f"{name} predicts a token from those that follow it"):
+        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method=method)
+
+
+def test_a_bert_that_is_a_decoder_is_not():
+    config = transformers.BertConfig(
+        vocab_size=384,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        is_decoder=True,
+    )
+    lm = noiser.wrap(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer())
+    assert noiser.attribute(lm, PROMPT, method="occlusion").scores.isfinite().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import time
@@ -12,6 +13,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from noiser.errors import PromptError, TargetError
 from noiser.model.chat import content_offsets, render_chat
@@ -71,7 +73,7 @@ def test_offsets_cover_any_text(name, text):
         assert not text.strip() or all(t in ("<s>", "</s>") for t in tokenizer.tokenize(text) if t.strip("▁Ġ "))
         return
     assert encoding.text == text
-    assert list(encoding.token_ids) == list(tokenizer(text)["input_ids"])
+    assert list(encoding.token_ids) == list(tokenizer(text, add_special_tokens=name != "bytes")["input_ids"])
     check_invariants(encoding)
     if "s>" not in text:
         assert encoding.regions == ((0, len(text)),)
@@ -130,7 +132,19 @@ def test_a_lone_piece_of_a_character_shows_as_bytes():
 def test_a_long_text_without_offsets_is_read_in_parts(text):
     encoding = encode(tokenizer_of("bytes"), text)
     spans = [(at, at + 1) for at, character in enumerate(text) for _ in character.encode()]
-    assert list(encoding.offsets[:-1]) == spans
+    assert list(encoding.offsets) == spans
+
+
+def test_a_prompt_does_not_end_the_text_that_goes_on():
+    tokenizer = copy.deepcopy(tokenizer_of("byte_level"))
+    tokenizer.sep_token = "</s>"
+    ends = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<s>", "</s>")]
+    template = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    tokenizer.backend_tokenizer.post_processor = template
+    assert tokenizer("the sport")["input_ids"][-1] == tokenizer.eos_token_id
+    encoding = encode(tokenizer, "the sport")
+    assert encoding == encode(tokenizer_of("byte_level"), "the sport")
+    assert encode(tokenizer, "the sport</s>").tokens[-1] == "</s>"  # typed, so it was meant
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "bytes"])

@@ -156,6 +156,8 @@ def _errors(att: AttributionRecord, row: int) -> list[float]:
 
 def _meaning(att: AttributionRecord, row: int) -> list[str]:
     """What a positive and what a negative score say of the unit."""
+    if "through" in att.info:
+        return ["the target was written from it, or from what was"]
     if att.parameters.get("score") == "hellinger":
         return ["without it the model's prediction changes", "without it the prediction changes less"]
     if "of" in att.info:
@@ -163,6 +165,12 @@ def _meaning(att: AttributionRecord, row: int) -> list[str]:
     if att.foil is not None:
         return [f"speaks for “{label(text)}”" for text in (att.targets[row].text, att.foil.text)]
     return ["without it the prediction gets less likely", "more likely"]
+
+
+def shared_legend(maps: Sequence[HeatMap]) -> HeatMap | None:
+    """The heat map whose colours' meaning is that of all; None where there is none."""
+    fullest = max(maps, key=lambda heat: len(heat.meaning))
+    return fullest if all(heat.meaning == fullest.meaning[: len(heat.meaning)] for heat in maps) else None
 
 
 def _prediction(target: Target, word: str = "") -> list[str]:
@@ -309,10 +317,22 @@ def number_format(values: Iterable[float | None]) -> NumberFormat:
 
 
 def provenance(att: AttributionRecord) -> list[str]:
-    """Method, model and seed: one short text each, safe to show."""
+    """Method, model, unit and seed: one short text each, safe to show."""
     revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
-    parts = [att.method, f"{att.model.name}{revision} ({att.model.dtype})", f"unit {att.unit}", f"seed {att.seed}"]
+    unit = f"unit {att.unit}"
+    match att.info.get("aggregated"):
+        case {"reduce": reduce, "from": finer}:
+            unit += f" ({reduce} over {finer})"
+        case _:
+            pass
+    parts = [method_text(att), f"{att.model.name}{revision} ({att.model.dtype})", unit, f"seed {att.seed}"]
     return [label(part) for part in parts]
+
+
+def method_text(att: AttributionRecord) -> str:
+    """The method, and what it explains where that is not the prediction itself."""
+    of = f" of {_short(att.info['of'])}" if "of" in att.info else ""
+    return f"{att.method}{of}{' through the continuation' if 'through' in att.info else ''}"
 
 
 def parameter_texts(att: AttributionRecord) -> list[str]:
@@ -327,7 +347,7 @@ def headings(attributions: Sequence[AttributionRecord]) -> list[str]:
         same = [other.parameters for other in attributions if other.method == att.method]
         values = {name: _short(value) for name, value in att.parameters.items()}
         differing = [name for name in values if any(values[name] != _short(other.get(name)) for other in same)]
-        texts.append(label(" ".join([att.method, *(f"{name}={values[name]}" for name in differing)])))
+        texts.append(label(" ".join([method_text(att), *(f"{name}={values[name]}" for name in differing)])))
     return texts
 
 

@@ -32,6 +32,7 @@ from noiser.attribution.display import (
     parameter_texts,
     provenance,
     score_table,
+    shared_legend,
 )
 from noiser.attribution.record import AttributionRecord
 from noiser.pages import html_page
@@ -169,15 +170,15 @@ def _single(attributions: Sequence[AttributionRecord], row: int, most: int | Non
 
 def _compared(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
     first, maps = attributions[0], [heat_map(att, row) for att in attributions]
+    common = shared_legend(maps)
     rows = "".join(
-        f"<div class=row><h3>{escape(heading)}</h3>{_map(att, row, heat)}</div>"
+        f"<div class=row><h3>{escape(heading)}</h3>{_map(att, row, heat)}{'' if common else _legend(heat)}</div>"
         for att, heat, heading in zip(attributions, maps, headings(attributions), strict=True)
     )
     same = all(att.units == first.units for att in attributions)
     tables = [joint_table(attributions, row, most)] if same else [score_table(att, row, most) for att in attributions]
-    legend = _legend(max(maps, key=lambda heat: len(heat.meaning)))
     question = f"<p class=facts>{_target(maps[0])} {escape(' · '.join(maps[0].question))}</p>"
-    return f"{question}{rows}<p class=facts>{legend}</p>{_numbers(tables)}"
+    return f"{question}{rows}{_legend(common) if common else ''}{_numbers(tables)}"
 
 
 def _target(heat: HeatMap) -> str:
@@ -224,13 +225,17 @@ def _facts(heat: HeatMap) -> str:
     if heat.largest:
         low, kind = (f"-{heat.largest}", "scale") if len(heat.meaning) > 1 else ("0", "scale one")
         bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
-        scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_legend(heat)}"
+        scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat)}"
     best = [f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in heat.highest]
     lines = [" · ".join(facts), scale, f"highest: {' · '.join(best)}" if best else ""]
     return "".join(f"<p class=facts>{line}</p>" for line in lines if line)
 
 
 def _legend(heat: HeatMap) -> str:
+    return f"<p class=facts>{_key(heat)}</p>"
+
+
+def _key(heat: HeatMap) -> str:
     """The colours in words."""
     return "; ".join(
         f'<i class="key {sign}"></i>{colour}: {escape(meaning)}'

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.attribution import figure, html, inseq, reasoning, store, through
 from noiser.attribution.aggregate import aggregate
-from noiser.attribution.display import label
+from noiser.attribution.display import label, method_text
 from noiser.attribution.markdown import markdown
 from noiser.attribution.normalize import normalize
 from noiser.attribution.record import AttributionRecord
@@ -283,6 +283,6 @@ class Attribution(AttributionRecord):
         prompt = self.text[: self.prompt_length]
         prompt = prompt if len(prompt) <= 50 else prompt[:49] + "…"
         continuation = "".join(target.text for target in self.targets)
-        names = ", ".join(label(name) for name in (self.method, self.model.name))
+        names = ", ".join(label(name) for name in (method_text(self), self.model.name))
         shape = f"{len(self.targets)} × {len(self.units)} {label(self.unit)}"
         return f"Attribution({prompt!r} → {continuation!r}, {names}, {shape})"

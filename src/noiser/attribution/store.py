@@ -73,6 +73,7 @@ class _Place(BaseModel, strict=True, extra="allow"):
 
 class _Info(BaseModel, strict=True, extra="allow"):
     sources: list[_Place] = []
+    aggregated: dict[str, str] = {}
 
 
 class SavedAttribution(BaseModel):

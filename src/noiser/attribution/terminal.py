@@ -30,6 +30,7 @@ from noiser.attribution.display import (
     joint_table,
     provenance,
     score_table,
+    shared_legend,
     tint,
     visible,
 )
@@ -143,10 +144,12 @@ def _compared(attributions: Sequence[AttributionRecord], row: int, width: int | 
         most = None if len(first.units) <= _MOST_UNITS else max(1, _MOST_UNITS // len(attributions))
         yield from _columns(joint_table(attributions, row, most), width)
         return
+    common = shared_legend(maps)
     for att, heat, heading in zip(attributions, maps, headings(attributions), strict=True):
         yield _line(heading, indent=2) if width else _line(heading, "bold", indent=1)
         yield from _bars(att, row) if width else (_heat_map(heat), *_highest(heat))
-    yield from _legend(max(maps, key=lambda heat: len(heat.meaning)), width)
+        yield from () if common else _legend(heat, width)
+    yield from _legend(common, width) if common else ()
 
 
 def _line(text: str, style: str = "", *, indent: int = 0) -> RenderableType:

@@ -86,6 +86,12 @@ class Sentence(NamedTuple):
             return "(from memory)"
         return "".join(f"[{citation.number}]" for citation in self.citations) or "(no source)"
 
+    @property
+    def numbers(self) -> str:
+        """Its log-probability with all sources and with none."""
+        without = self.log_probability - self.loss
+        return f"log-probability {self.log_probability:.2f}, without any source {without:.2f}"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Citations:
@@ -195,7 +201,7 @@ class Citations:
                 score = show.with_error(citation.score, citation.stderr)
                 lines.append(f"  [{citation.number}]{name} {score} ({citation.share:.0%})")
                 lines += [f"      “{label(quote.text)}” {show(quote.score)}" for quote in citation.quotes[:_QUOTED]]
-            lines.append(f"  without any source: log-probability {-sentence.loss:+.2f}")
+            lines.append(f"  {sentence.numbers}")
         if self.answer_without is not None:
             lines += ["", f"Answer without the sources: {label(self.answer_without)}"]
         return "\n".join([*lines, "", *self.footnotes])

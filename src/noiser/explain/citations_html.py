@@ -79,7 +79,7 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
         mark = "".join(links)
     else:
         mark = f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
-    title = f"log-probability {sentence.log_probability:.2f}, without any source {-sentence.loss:+.2f}"
+    title = sentence.numbers
     space = escape(text[: len(text) - len(body)])
     return f'{space}<span class="s s{row}" title="{escape(title)}">{escape(body)} {mark}</span>'
 

@@ -46,6 +46,9 @@ def measure_capabilities(lm: CausalModel) -> Capabilities:
     """What a model can do; to be called while it runs without gradients.
 
     An exception that is not the architecture's own refusal, such as a stop, passes through.
+
+    Raises:
+        UnsupportedModelError: the model reads the tokens that follow, as BERT and XLNet do.
     """
     embedding = lm.model.get_input_embeddings()
     size = embedding_table(embedding).shape[0]
@@ -126,9 +129,18 @@ def _reads_embeddings(lm: CausalModel, ids: Int[Tensor, " length"], embeddings: 
         return logits_agree(logits, expected, lm.dtype)
 
     with uncompiled(lm.model):  # one pass is not worth compiling for
-        expected = lm.model(input_ids=ids[None], use_cache=False).logits
-        damaged = not bool(expected.isfinite().all())  # which is reported where the weights are used
-        return damaged or _succeeds(agrees)
+        half = len(ids) // 2
+        other = torch.cat([ids[:half], ids[:half]])  # another second half
+        expected, moved = lm.model(input_ids=torch.stack([ids, other]), use_cache=False).logits.split(1)
+        if not bool(expected.isfinite().all()):
+            return True  # damaged weights are reported where they are used
+        if not logits_agree(moved[:, :-half], expected[:, :-half], lm.dtype):
+            raise UnsupportedModelError(
+                f"{type(lm.model).__name__} predicts a token from those that follow it too, as masked language models "
+                "do; expected a causal language model. Take another model, or load this one with `is_decoder=True` "
+                "where it was trained as a decoder."
+            )
+        return _succeeds(agrees)
 
 
 def _reuses_prefix(lm: CausalModel, embeddings: Float[Tensor, "length dim"]) -> bool:

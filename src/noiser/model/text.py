@@ -14,6 +14,7 @@ from noiser.errors import PromptError, TargetError
 from noiser.model.chat import content_offsets, render_chat
 from noiser.model.offsets import Offset, cover, join_overlapping
 from noiser.model.tokenizing import (
+    Tokens,
     content_ids,
     continuation_offsets,
     continuation_text,
@@ -81,8 +82,9 @@ def encode(
 
     Args:
         tokenizer: a Hugging Face tokenizer, fast or not; its settings are left as they are.
-        prompt: a text, tokenised with the tokenizer's own special tokens; or chat messages, rendered with its
-            template and tokenised without further special tokens.
+        prompt: a text, tokenised with the tokenizer's own special tokens but those that end a text, such as "</s>",
+            as the model is to go on from there; or chat messages, rendered with its template and tokenised without
+            further special tokens.
         context_length: the most tokens that the model can read. A text of more characters than so many of the
             vocabulary's longest tokens have is refused before it is tokenised.
         rendered: what chat messages were rendered as before, if they were; a template may print the date.
@@ -167,6 +169,9 @@ def _encode_text(
     tokenizer: Any, text: str, contents: Sequence[Offset], context_length: int | None, *, add_special_tokens: bool
 ) -> Encoding:
     tokens = tokenize(tokenizer, text, add_special_tokens=add_special_tokens)
+    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    while any(tokens.added[-1:]) and tokens.token_ids[-1] in ends:
+        tokens = Tokens(tokens.token_ids[:-1], tokens.offsets[:-1], tokens.added[:-1])
     if context_length is not None and len(tokens.token_ids) > context_length:
         count = len(tokens.token_ids)
         raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
