@@ -492,10 +492,16 @@ def test_a_very_long_continuation_is_cut_with_a_note_and_the_rest_can_be_asked_f
     assert len(Page(make((" w",) * 30_000, ((0.5,) * 30_000,)).to_html()).maps) == 1
 
 
-@pytest.mark.parametrize("targets", [[], [2], [-1], range(3)])
+@pytest.mark.parametrize("targets", [[], [2], [-3], range(3), 0])
 def test_targets_that_are_not_there_are_not_shown(targets):
     with pytest.raises(ParameterError, match="indices of the 2 targets, 0 to 1"):
         rich_example().to_html(targets=targets)
+
+
+def test_targets_are_counted_from_the_end_too():
+    att = rich_example()
+    assert att.to_html(targets=[-1]) == att.to_html(targets=[1])
+    assert att.plot(target=-1).axes[0].texts[-1].get_text() == att.plot(target=1).axes[0].texts[-1].get_text()
 
 
 def test_two_fragments_on_one_page_do_not_share_their_chooser():

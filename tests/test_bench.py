@@ -492,7 +492,7 @@ def test_a_judge_that_is_one_of_the_models_is_loaded_as_the_plan_says(tmp_path, 
         ("masks = 2", "rates = [0.2, 0.4]", "metrics, 'soft_scores': rates would change nothing"),
         ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
         ('name = "localisation"', 'name = "minimum_top_k"\njudge = "local"\nnormalization = "sum"',
-         "normalization would change nothing; expected judge or judge_args"),
+         "normalization would change nothing; expected judge for this metric"),
         *(('name = "localisation"', f'name = "answerability"\n{judge}', f"metrics, 'answerability': {said}")
           for judge, said in [
             ('judge = "locl"', "Unknown judge 'locl'. Did you mean 'local'"),

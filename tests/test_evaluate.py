@@ -29,7 +29,9 @@ FAST = noiser.Noiser(samples=2, bounding=0.5)
 
 
 def evaluated(examples=PROMPTS, metrics="soft_scores", **options):
-    return noiser.evaluate(tiny("llama"), examples, metrics=metrics, **({"method": FAST, "masks": 2} | options))
+    named = [metrics] if isinstance(metrics, str) else metrics
+    masks = {"masks": 2} if any("masks" in (METRICS.get(name).factory().reads or ()) for name in named) else {}
+    return noiser.evaluate(tiny("llama"), examples, metrics=metrics, **({"method": FAST} | masks | options))
 
 
 def test_numbers_are_those_of_the_metrics_alone():
@@ -150,9 +152,10 @@ def test_two_methods_are_compared_prompt_by_prompt():
 )
 def test_what_was_measured_otherwise_is_not_compared(other):
     (name,) = other
-    one = evaluated(PROMPTS[:1], method="occlusion")
+    metrics = ["soft_scores", "mass_matched"]
+    one = evaluated(PROMPTS[:1], metrics, method="occlusion")
     with pytest.raises(ParameterError, match=f"different settings: {name} is"):
-        one.minus(evaluated(PROMPTS[:1], method="occlusion", **other))
+        one.minus(evaluated(PROMPTS[:1], metrics, method="occlusion", **other))
 
 
 def test_attributions_are_compared_by_what_they_are_of():
@@ -178,7 +181,7 @@ def test_different_targets_and_judges_are_not_compared():
     second.settings["judge"] = "magpie"
     with pytest.raises(ParameterError, match="judge is 'parrot' and 'magpie'"):
         first.minus(second)
-    assert first.minus(evaluated(PROMPTS[:1])) == {}
+    assert first.minus(evaluated(PROMPTS[:1], masks=None)) == {}
 
 
 def test_a_comparison_says_what_clear_is():
@@ -563,7 +566,7 @@ def test_the_command_takes_a_data_set(command, monkeypatch):
         (("-",), "There is no prompt"),
         ((PROMPTS[0], "--metrics", ","), "metrics is empty"),
         ((PROMPTS[0], "--category", "river"), "--category and --sample-seed choose from a data set"),
-        ((PROMPTS[0], "--metrics", "soft_scores", "-k", "7", "--removal", "delete"), "-k and --removal would change"),
+        ((PROMPTS[0], "--metrics", "soft_scores", "-k", "7", "--removal", "delete"), "--removal and -k would change"),
         ((PROMPTS[0], "--metrics", "lds", "--normalization", "softmax"), "--normalization would change nothing"),
         ((PROMPTS[0], "--metrics", "lds", "--judge", "local"), "--judge would change nothing"),
         ((PROMPTS[0], "--metrics", "stability", "--masks", "3"), "--masks would change nothing"),
@@ -647,3 +650,17 @@ def test_a_reply_that_never_came_is_an_error_and_an_unreadable_one_a_number(metr
     assert (found[unscored].value, found[unscored].n) == (1, 1)
     if metric == "minimum_top_k":
         assert found["unanswerable"].n == 0, "nobody knows whether it can be answered"
+
+
+def test_settings_are_numbers_of_numpy_too_and_those_that_change_nothing_are_refused():
+    ours = evaluated(metrics="top_k", masks=None, k=2, seed=1)
+    numpys = evaluated(metrics="top_k", masks=None, k=np.array([2]), seed=np.int64(1))
+    assert ours.dumps() == numpys.dumps()
+    with pytest.raises(ParameterError, match="k would change nothing; expected draws or masks or normalization for"):
+        evaluated(k=2)
+    with pytest.raises(ParameterError, match="judge would change nothing; expected draws or k or removal for"):
+        evaluated(metrics="top_k", masks=None, judge="local")
+    with pytest.raises(ParameterError, match=r"rates is 0\.5; expected 2 or more numbers"):
+        evaluated(metrics="mass_matched", rates=0.5)
+    with pytest.raises(ParameterError, match="There is no example"):
+        evaluated([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -171,3 +172,36 @@ def test_a_bert_that_is_a_decoder_is_not():
     )
     lm = noiser.wrap(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer())
     assert noiser.attribute(lm, PROMPT, method="occlusion").scores.isfinite().all()
+
+
+def test_numpy_and_tensors_are_lists_and_numbers():
+    lm, method = tiny("llama"), noiser.Occlusion()
+    spans, one = np.array([[0, 3], [4, 9]]), np.int64
+    pairs = [
+        ({"unit": spans}, {"unit": spans.tolist()}),
+        ({"target": " dog sings", "target_unit": torch.tensor([[0, 4], [4, 10]])},
+         {"target": " dog sings", "target_unit": [(0, 4), (4, 10)]}),
+        ({"target": one(7), "foil": torch.tensor(8), "seed": one(3)}, {"target": 7, "foil": 8, "seed": 3}),
+        ({"max_new_tokens": one(2)}, {"max_new_tokens": 2}),
+        ({"method": noiser.Noiser(samples=one(3), bounding=np.float64(0.5))},
+         {"method": noiser.Noiser(samples=3, bounding=0.5)}),
+    ]  # fmt: skip
+    for given, plain in pairs:
+        atts = [noiser.attribute(lm, PROMPT, **({"method": method} | options)) for options in (given, plain)]
+        assert atts[0].to_dict() == atts[1].to_dict()
+    both = noiser.attribute(lm, np.array([PROMPT, "A dog"]), method=method, target=np.array([7, 8]), seed=np.arange(2))
+    assert [(att.targets[0].token_id, att.seed) for att in both] == [(7, 0), (8, 1)]
+    with pytest.raises(ParameterError, match="seed is np"):
+        noiser.attribute(lm, PROMPT, seed=np.float64(1))
+
+
+def test_what_is_no_model_tokenizer_or_attribution_is_named():
+    lm = tiny("llama")
+    with pytest.raises(ParameterError, match="tokenizer is 'gpt2'; expected a tokenizer"):
+        noiser.wrap(lm.model, "gpt2")
+    with pytest.raises(ParameterError, match=r"The model is None; expected a name"):
+        noiser.load_model(None)
+    with pytest.raises(ParameterError, match=r"att is 'text'; expected what noiser\.attribute returns"):
+        noiser.tolerance(lm, "text", 1)
+    with pytest.raises(ParameterError, match="seed is 'a'"):
+        noiser.cite(lm, "Who?", ["A fox."], seed="a")

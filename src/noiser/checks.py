@@ -5,10 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
 
 from noiser.errors import ParameterError, UnknownNameError
+
+
+def plain(value: Any) -> Any:
+    """A NumPy array or number, a tensor, or a column of pandas as lists and numbers; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def check_choice(kind: str, got: object, known: Collection[str], hint: str = "") -> None:
@@ -19,9 +26,21 @@ def check_choice(kind: str, got: object, known: Collection[str], hint: str = "")
 
 def check_count(name: str, got: object, least: int = 1) -> int:
     """The number. Raises ParameterError unless it is an integer of at least `least`."""
-    if not isinstance(got, int) or isinstance(got, bool) or got < least:
+    if not isinstance(got, Integral) or isinstance(got, bool) or int(got) < least:
         raise ParameterError(f"{name} is {got!r}; expected an integer of at least {least}.")
-    return got
+    return int(got)
+
+
+def set_count(parameters: object, name: str, least: int = 1) -> None:
+    """Makes a field of a frozen dataclass the integer that it is. Raises what `check_count` does."""
+    object.__setattr__(parameters, name, check_count(name, getattr(parameters, name), least))
+
+
+def check_seed(got: object) -> int:
+    """The number. Raises ParameterError unless it is a seed that torch takes."""
+    if not isinstance(got, Integral) or isinstance(got, bool) or not -(2**63) <= int(got) < 2**64:
+        raise ParameterError(f"seed is {got!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
+    return int(got)
 
 
 def check_positive(name: str, got: object) -> None:
@@ -42,9 +61,12 @@ def check_probability(name: str, got: object) -> None:
         raise ParameterError(f"{name} is {got!r}; expected a number between 0 and 1, both excluded.")
 
 
-def check_shares(name: str, values: Sequence[float], *, at_least: int = 1) -> tuple[float, ...]:
+def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, ...]:
     """The numbers. Raises ParameterError unless they are above 0, at most 1, ascending, and `at_least` so many."""
-    shares = tuple(float(value) for value in values)
+    try:
+        shares = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        shares = ()
     ascending = all(a < b for a, b in itertools.pairwise(shares))
     if len(shares) < at_least or not ascending or not all(math.isfinite(x) and 0 < x <= 1 for x in shares):
         raise ParameterError(

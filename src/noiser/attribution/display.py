@@ -378,12 +378,19 @@ def check_comparable(attributions: Sequence[AttributionRecord]) -> None:
         )
 
 
-def check_targets(att: AttributionRecord, targets: Sequence[int] | None) -> Sequence[int] | None:
-    """Indices of targets as they are. Raises ParameterError unless there is at least one and `att` has them all."""
+def check_targets(att: AttributionRecord, targets: Iterable[int]) -> list[int]:
+    """Indices of targets from 0 on; those below 0 count from the end.
+
+    Raises:
+        ParameterError: there is none, or `att` does not have them all.
+    """
     count = len(att.targets)
-    if targets is not None and not (len(targets) and all(0 <= row < count for row in targets)):
-        raise ParameterError(f"targets is {targets!r}; expected indices of the {count} targets, 0 to {count - 1}.")
-    return targets
+    rows = list(targets) if isinstance(targets, Iterable) else []  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not rows or not all(-count <= row < count for row in rows):
+        raise ParameterError(
+            f"targets is {targets!r}; expected indices of the {count} targets, 0 to {count - 1}, or from the end."
+        )
+    return [row % count for row in rows]
 
 
 def tint(weight: float, paper: Colour) -> Colour:

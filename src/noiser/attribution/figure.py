@@ -53,13 +53,12 @@ def figure(attributions: Sequence[AttributionRecord], target: int, width: float)
     from matplotlib.patches import Rectangle
 
     check_comparable(attributions)
-    for att in attributions:
-        check_targets(att, [target])
+    (row,) = {row for att in attributions for row in check_targets(att, [target])}
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
     page = _Page(72 * width)
     for att, heading in zip(attributions, headings(attributions), strict=True):
-        page.add(heat_map(att, target), heading if len(attributions) > 1 else "")
+        page.add(heat_map(att, row), heading if len(attributions) > 1 else "")
     drawing = page_class(figsize=(width, page.y / 72))
     axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, page.width), ylim=(page.y, 0))
     axes.set_axis_off()

@@ -57,7 +57,8 @@ def page(att: AttributionRecord, targets: Sequence[int] | None = None) -> str:
     Raises:
         ParameterError: there is no such target.
     """
-    return _page(_card([att], _single, "noiser", check_targets(att, targets)), att, label(att.method))
+    rows = None if targets is None else check_targets(att, targets)
+    return _page(_card([att], _single, "noiser", rows), att, label(att.method))
 
 
 def fragment(att: AttributionRecord) -> str:

@@ -49,7 +49,7 @@ def reasoning_figure(att: AttributionRecord, target: int, width: float, least: f
     from matplotlib.patches import Arc
 
     check_probability("least", least)
-    check_targets(att, [target])
+    (target,) = check_targets(att, [target])
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 6.5 for a page.")
     graph = paths(att)

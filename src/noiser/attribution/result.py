@@ -212,8 +212,8 @@ class Attribution(AttributionRecord):
 
         Args:
             path: if given, the page is also written to this file.
-            targets: indices of the targets to show. None for all; of a very long continuation, for the first ones,
-                as many as a browser shows without delay, and the page says so.
+            targets: indices of the targets to show; those below 0 count from the end. None for all; of a very long
+                continuation, for the first ones, as many as a browser shows without delay, and the page says so.
 
         Raises:
             ParameterError: there is no such target. OSError: the file cannot be written.
@@ -236,7 +236,7 @@ class Attribution(AttributionRecord):
         Args:
             others: attributions of the same prompt, by other methods, shown below this one. Each has a scale of its
                 own, as methods have no common unit.
-            target: index of the target.
+            target: index of the target; below 0 it counts from the end.
             width: in inches: 6.5 for a page, 3.3 for one of two columns. The height follows from the text.
 
         Raises:
@@ -262,7 +262,7 @@ class Attribution(AttributionRecord):
             DependencyError: matplotlib is not installed.
             ParameterError: no such target, or what `through` raises.
         """
-        return reasoning.reasoning_figure(self, target + len(self.targets) if target < 0 else target, width, least)
+        return reasoning.reasoning_figure(self, target, width, least)
 
     def _repr_html_(self) -> str:
         return html.fragment(self)

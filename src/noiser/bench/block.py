@@ -24,7 +24,7 @@ from noiser.evaluation.measuring import Attributor, measure_one, measure_togethe
 from noiser.judges import Judge
 from noiser.metrics import METRICS
 from noiser.metrics.judged import JudgeStoppedError
-from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured
+from noiser.metrics.metric import SETTINGS, Case, Measured
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
 
@@ -144,16 +144,8 @@ class _Block:
         registered = METRICS.get(metric.name).factory()
         found: dict[str, Measured | str] = {}
         spent: dict[str, _Spent] = {}
-        settings = {
-            "seed": self.plan.seed,
-            "masks": metric.masks,
-            "normalization": metric.normalization,
-            "rates": metric.rates or RATES,
-            "draws": metric.draws or DRAWS,
-            "removal": metric.removal or "zero",
-            "k": metric.k or TOP,
-            "judge": judge,
-        }
+        given = {name: value for name in SETTINGS if (value := getattr(metric, name)) is not None}
+        settings = {"seed": self.plan.seed, "judge": judge, **SETTINGS, **given}
         usable = [sampled for sampled in lacking if self.stored[sampled.id]["error"] is None]
         together = registered.measure is None
         groups = [usable] if together else [[sampled] for sampled in usable]

@@ -25,7 +25,8 @@ from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
 from noiser.judges import check_judge, kind_of
 from noiser.methods import METHODS, Method, describe, make_method
-from noiser.metrics import METRICS, Metric
+from noiser.metrics import METRICS
+from noiser.metrics.metric import SETTINGS, check_read
 from noiser.metrics.top_k import check_top
 from noiser.registry import unversioned
 
@@ -84,7 +85,8 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
 
     registered = METRICS.get(entry.name)
     metric = registered.factory()
-    _check_read(entry, metric)
+    settings = {name: getattr(entry, name) for name in (*SETTINGS, "judge")}
+    check_read([metric], settings | {"judge": entry.judge or entry.judge_args or None})
     if entry.rates is not None:
         check_shares("rates", entry.rates, at_least=2)
     if entry.k is not None:
@@ -104,20 +106,6 @@ def _judge_address(entry: MetricEntry) -> dict[str, str]:
         address = urlsplit((os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1").rstrip("/"))
         return {"judge_address": f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"}
     return {}
-
-
-def _check_read(entry: MetricEntry, metric: Metric) -> None:
-    """Whether the metric reads all that the entry sets."""
-    if metric.reads is None:
-        return
-    read = [*sorted(metric.reads), *(("judge", "judge_args") if metric.needs_judge else ())]
-    settings = ("masks", "normalization", "rates", "draws", "removal", "k", "judge", "judge_args")
-    ignored = [name for name in settings if getattr(entry, name) not in (None, {}) and name not in read]
-    if ignored:
-        raise ParameterError(
-            f"{' and '.join(ignored)} would change nothing; expected {' or '.join(read) or 'no setting'} for this "
-            f"metric. Leave {'it' if len(ignored) == 1 else 'them'} out."
-        )
 
 
 def fingerprint(resolved: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -89,7 +89,7 @@ def evaluate(
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
-    from noiser.metrics.metric import DRAWS, TOP
+    from noiser.metrics.metric import TOP, check_read
 
     typed = judge_parameters.get("base_url")
     if judge and kind_of(judge) == "openai" and typed and "api_key_env" not in judge_parameters:
@@ -102,21 +102,14 @@ def evaluate(
     if len(chosen) <= len(others):
         raise ParameterError(f"--against is {against!r} and --method {method!r}; expected each method once.")
     known = [METRICS.get(name).factory() for name in names]  # before the model is loaded
-    given = {
+    settings: dict[str, Any] = {
         "masks": masks,
-        "draws": draws != DRAWS,
+        "draws": draws,
         "normalization": normalization,
-        "k": k,
-        "removal": removal != "zero",
+        "removal": removal,
+        "k": tuple(k or TOP),
     }
-    read = {name for name in given for one in known if one.reads is None or name in one.reads}
-    ignored = [f"-{'-' * (len(name) > 1)}{name}" for name, value in given.items() if value and name not in read]
-    ignored += ["--judge"] if judge and not any(one.needs_judge for one in known) else []
-    if names and ignored:
-        raise ParameterError(
-            f"{' and '.join(ignored)} would change nothing; expected settings that one of the metrics ({metrics}) "
-            f"reads, as `noiser metrics` lists them. Leave {'it' if len(ignored) == 1 else 'them'} out."
-        )
+    check_read(known, settings | {"judge": judge}, lambda name: f"-{'-' * (len(name) > 1)}{name}")
     lm = loading.load(model)
     made_judge = make_judge(judge, lm=lm, **judge_parameters) if judge else None
     results: dict[str, Evaluation] = {}
@@ -132,11 +125,7 @@ def evaluate(
                 max_new_tokens=max_new_tokens or 1,
                 target_unit=target_unit,
                 seed=seed,
-                masks=masks,
-                draws=draws,
-                normalization=normalization,
-                removal=removal,
-                k=k or TOP,
+                **settings,
                 profile=profile,
                 progress=progress,
             )

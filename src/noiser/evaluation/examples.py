@@ -57,7 +57,7 @@ def read_examples(examples: object) -> list[Item]:
     perhaps `target` and `spans`.
 
     Raises:
-        ParameterError: something else.
+        ParameterError: something else, or none.
     """
     if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
         return [_item(0, examples)]
@@ -66,7 +66,10 @@ def read_examples(examples: object) -> list[Item]:
             f"The examples are a {type(examples).__name__}; expected texts, chats, attributions or "
             "objects with `prompt`."
         )
-    return [_item(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
+    items = [_item(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
+    if not items:
+        raise ParameterError("There is no example; expected at least one text, chat or attribution.")
+    return items
 
 
 def _is_chat(example: object) -> bool:

@@ -17,7 +17,17 @@ from noiser.evaluation.measuring import Attributor, SpanUnit, in_profile, measur
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
 from noiser.metrics import METRICS
-from noiser.metrics.metric import DRAWS, RATES, TOP, Case, Measured, Metric, Summary, measure_passes
+from noiser.metrics.metric import (
+    DRAWS,
+    RATES,
+    TOP,
+    Case,
+    Measured,
+    Metric,
+    Summary,
+    check_read,
+    measure_passes,
+)
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
@@ -40,7 +50,7 @@ def evaluate(
     rates: Sequence[float] = RATES,
     draws: int = DRAWS,
     removal: RemovalName = "zero",
-    k: Sequence[int] = TOP,
+    k: int | Sequence[int] = TOP,
     profile: Profile = "paper",
     confidence: float = 0.95,
     progress: Progress | None = None,
@@ -67,7 +77,7 @@ def evaluate(
         rates: of the mass-matched curves.
         draws: random scores, and permutations of a method's own, that each reference is the mean of.
         removal: how metrics that remove whole units do it: "zero", "mean", "noise" or "delete".
-        k: numbers of the highest units, of "top_k" and "gold_spans".
+        k: number or numbers of the highest units, of "top_k" and "gold_spans".
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
         progress: called with (done, expected) prompts; a prompt that is attributed and not yet measured counts half.
@@ -80,7 +90,16 @@ def evaluate(
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     if not names:
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
-    _check(seed, masks, confidence, profile, normalization, removal, unit, max_new_tokens, target_unit)
+    chosen = {
+        "masks": None if masks is None else check_count("masks", masks),
+        "normalization": normalization,
+        "rates": check_shares("rates", rates, at_least=2),
+        "draws": check_count("draws", draws),
+        "removal": removal,
+        "k": check_top(k),
+    }
+    _check(confidence, profile, normalization, removal, unit, max_new_tokens, target_unit)
+    check_read(entries.values(), chosen | {"judge": judge})
     run = _Run(
         Attributor(
             lm=lm,
@@ -91,13 +110,8 @@ def evaluate(
             profile=profile,
         ),
         settings={
-            "seed": seed,
-            "masks": masks,
-            "normalization": normalization,
-            "rates": check_shares("rates", rates, at_least=2),
-            "draws": check_count("draws", draws),
-            "removal": removal,
-            "k": check_top(tuple(k)),
+            "seed": check_count("seed", seed, least=0),
+            **chosen,
             "judge": _judge(judge, lm, entries),
         },
         metrics=entries,
@@ -137,8 +151,6 @@ def evaluate(
 
 
 def _check(
-    seed: int,
-    masks: int | None,
     confidence: float,
     profile: str,
     normalization: str | None,
@@ -148,9 +160,6 @@ def _check(
     target_unit: TargetUnit,
 ) -> None:
     """What every prompt would fail at."""
-    check_count("seed", seed, least=0)
-    if masks is not None:
-        check_count("masks", masks)
     check_probability("confidence", confidence)
     check_choice("profile", profile, get_args(Profile))
     check_choice("removal", removal, REMOVALS)

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, TypeVar, get_args, overload
 import torch
 
 from noiser.attribution import Attribution
-from noiser.checks import check_choice
+from noiser.checks import check_choice, check_seed, plain
 from noiser.engine import Clean, CleanStats, Counters, LocalEngine, Query, SharedProgress, Spent, Steps, run_interleaved
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import BY_DEFAULT, Budget, SplitRule, refine
@@ -147,6 +147,7 @@ def attribute(
         "special_tokens": special_tokens,
         "of": of,
     }
+    prompt = plain(prompt)
     many = is_many(prompt)
     prompts: list[Any] = list(prompt) if many else [prompt]
     given: dict[str, Any] = {"target": target, "foil": foil, "seed": seed, "sources": sources}
@@ -204,8 +205,7 @@ def attribution_passes(
     progress: Progress | None = None,
 ) -> Passes[Attribution]:
     """The attribution of one prompt as a coroutine, for `noiser.engine.run_interleaved`; see `attribute`."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-        raise ParameterError(f"seed is {seed!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
+    seed = check_seed(seed)
     if special_tokens is not None:
         check_choice("special_tokens", special_tokens, get_args(SpecialTokens))
     check_answers(method, engine.lm.identity.name, engine.lm.looks_inside)
@@ -288,6 +288,7 @@ def attribution_steps(
 
 def one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:
     """One value for each prompt."""
+    value = plain(value)
     if not isinstance(value, list | tuple):
         return [value] * count
     if len(value) != count:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 from noiser.attribution import Attribution
-from noiser.checks import check_choice, check_probability
+from noiser.checks import check_choice, check_probability, check_seed, plain
 from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, SharedProgress, Steps, without
 from noiser.errors import ParameterError, TargetError
 from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
@@ -154,6 +154,7 @@ def cite(
         "budget": Budget.of(max_forwards, max_seconds, unit),
         "seed": seed,
     }
+    question, sources = plain(question), plain(sources)
     many = is_many(question)
     questions: list[Any] = list(question) if many else [question]
     documents: Sequence[Any] = one_for_each("sources", sources, len(questions)) if many else [sources]
@@ -188,6 +189,7 @@ def _citation_passes(
 ) -> Passes[Citations]:
     """The citations of one answer; see `cite`."""
     check_choice("unit", unit, ("auto", "source", "sentence"))
+    seed = check_seed(seed)
     check_probability("least_share", least_share)
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")

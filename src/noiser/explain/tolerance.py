@@ -126,6 +126,8 @@ def tolerance(
 
 
 def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:
+    if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ParameterError(f"att is {att!r:.200}; expected what noiser.attribute returns.")
     if not isinstance(unit_index, SupportsIndex) or not 0 <= unit_index < len(att.units):  # pyright: ignore
         raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
     if not isinstance(ks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]

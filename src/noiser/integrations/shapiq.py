@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count, random_state_kept
+from noiser.checks import check_choice, random_state_kept, set_count
 from noiser.engine import ABSENCES, Absence, Call, Query, Session, Steps
 from noiser.errors import DependencyError, UnknownNameError
 from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, explained, names_of
@@ -63,7 +63,7 @@ class ShapiqMethod:
     def __post_init__(self) -> None:
         cls = _class_of(self.name)
         if self.budget is not None:
-            check_count("budget", self.budget, least=2)
+            set_count(self, "budget", least=2)
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScaleName))
         check_keywords(f"{self.name}.approximate", self.arguments, names_of(cls.approximate, *OURS))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count, check_not_negative
+from noiser.checks import check_choice, check_not_negative, set_count
 from noiser.engine import (
     BASELINES,
     Baseline,
@@ -89,7 +89,7 @@ class IntegratedGradients:
     score: GradientScore = "prob"
 
     def __post_init__(self) -> None:
-        check_count("n_steps", self.n_steps)
+        set_count(self, "n_steps")
         _check_path(self)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
@@ -136,7 +136,7 @@ class GradientShap:
     score: GradientScore = "prob"
 
     def __post_init__(self) -> None:
-        check_count("samples", self.samples)
+        set_count(self, "samples")
         check_not_negative("stdev", self.stdev)
         _check_path(self)
 

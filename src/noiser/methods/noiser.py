@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count, check_positive
+from noiser.checks import check_choice, check_positive, set_count
 from noiser.engine import AddNoise, Effect, Effects, EffectTable, NormName, Query, ScoreName, Steps, expected_norm
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
@@ -85,12 +85,12 @@ class Noiser:
     noise: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("samples", self.samples)
+        set_count(self, "samples")
         if self.noise is not None:
             samples = None if self.samples == Noiser.samples else self.samples
             object.__setattr__(self, "noise", as_noise(self.noise))
             object.__setattr__(self, "samples", count_samples(self.noise, samples))
-        check_count("steps", self.steps)
+        set_count(self, "steps")
         if isinstance(self.bounding, str):
             check_choice("bounding", self.bounding, get_args(Bounding), "A number is also accepted, as k itself.")
         else:

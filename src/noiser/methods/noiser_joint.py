@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count
+from noiser.checks import check_choice, set_count
 from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, in_query_order
 from noiser.methods.protocol import Scores
@@ -65,7 +65,7 @@ class NoiserJoint:
 
     def __post_init__(self) -> None:
         if self.samples is not None:
-            check_count("samples", self.samples, least=2)
+            set_count(self, "samples", least=2)
         check_choice("removal", self.removal, REMOVALS)
         check_choice("score", self.score, get_args(JointScore))
 

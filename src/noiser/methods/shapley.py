@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count
+from noiser.checks import check_choice, set_count
 from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, in_query_order
 from noiser.methods.protocol import Scores
@@ -51,7 +51,7 @@ class KernelShap:
 
     def __post_init__(self) -> None:
         if self.samples is not None:
-            check_count("samples", self.samples, least=2)
+            set_count(self, "samples", least=2)
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScaleName))
 
@@ -104,7 +104,7 @@ class ShapleySampling:
     score: ScaleName = "prob"
 
     def __post_init__(self) -> None:
-        check_count("permutations", self.permutations)
+        set_count(self, "permutations")
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScaleName))
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count, check_positive, check_probability, random_state_kept
+from noiser.checks import check_choice, check_positive, check_probability, random_state_kept, set_count
 from noiser.engine import ABSENCES, Absence, Query, Steps
 from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
 from noiser.methods.protocol import Scores
@@ -54,7 +54,7 @@ class Lime:
     score: ScaleName = "prob"
 
     def __post_init__(self) -> None:
-        check_count("samples", self.samples)
+        set_count(self, "samples")
         check_probability("mask_probability", self.mask_probability)
         check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
@@ -112,7 +112,7 @@ class ContextCite:
     score: ScaleName = "logit"
 
     def __post_init__(self) -> None:
-        check_count("samples", self.samples)
+        set_count(self, "samples")
         check_probability("keep_probability", self.keep_probability)
         check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)

@@ -45,7 +45,9 @@ class GoldSpans:
     shares: Float64[Tensor, " targets"]
 
 
-def gold_spans(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]], k: tuple[int, ...] = TOP) -> GoldSpans:
+def gold_spans(
+    att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]], k: int | Sequence[int] = TOP
+) -> GoldSpans:
     """Recall@k, AUPRC and reciprocal rank of the units on the spans named "gold" (of LongRA, "antecedent").
 
     A unit is gold as a whole if any of its visible characters is; of several names it goes to the one that has most, as
@@ -59,7 +61,7 @@ def gold_spans(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]],
     Raises:
         ParameterError: there is no gold span, or a k is below 1. UnitError: a span is not one of the text.
     """
-    name = next((name for name in GOLD if spans.get(name)), None)
+    name = next((name for name in GOLD if isinstance(spans, Mapping) and spans.get(name)), None)
     if name is None:
         raise ParameterError(
             f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}, "
@@ -68,9 +70,10 @@ def gold_spans(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]],
         )
     gold = torch.zeros(len(att.units), dtype=torch.bool)
     gold[list(units_by_name(att, spans)[name])] = True
-    rows = [_of_target(scores, gold, check_top(tuple(k))) for scores in att.scores.detach().double().cpu()]
+    numbers = check_top(k)
+    rows = [_of_target(scores, gold, numbers) for scores in att.scores.detach().double().cpu()]
     recalls, precisions, ranks, shares = map(torch.stack, zip(*rows, strict=True))
-    return GoldSpans(k=tuple(k), recalls=recalls, precisions=precisions, reciprocal_ranks=ranks, shares=shares)
+    return GoldSpans(k=numbers, recalls=recalls, precisions=precisions, reciprocal_ranks=ranks, shares=shares)
 
 
 def _of_target(

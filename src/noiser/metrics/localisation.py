@@ -84,6 +84,8 @@ def units_by_name(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]
 
 
 def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    if not isinstance(spans, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UnitError(f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}.")
     if REST in spans:
         raise UnitError(f"A span is named {REST!r}, which is what remains; expected another name.")
     if not any(spans.values()):

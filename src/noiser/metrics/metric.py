@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -27,6 +27,16 @@ DRAWS = 10
 
 TOP = (1, 3, 5)
 """Numbers k of the highest units, for metrics of the top k."""
+
+SETTINGS: Mapping[str, Any] = {
+    "masks": None,
+    "normalization": None,
+    "rates": RATES,
+    "draws": DRAWS,
+    "removal": "zero",
+    "k": TOP,
+}
+"""What can be set for metrics, and what holds where it is not; see `Case`."""
 
 Measured = Mapping[str, Any]
 """Columns of a row: numbers, and texts worth keeping beside them."""
@@ -239,6 +249,30 @@ class Metric:
             if column not in named and column.startswith(beginning)
         }
         return mean_of_columns(**scales)
+
+
+def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: Callable[[str], str] = str) -> None:
+    """Whether at least one of the metrics reads each of the settings, and a judge, that is given.
+
+    Args:
+        metrics: that are to be measured.
+        settings: by name; None and what holds anyway are not given.
+        shown: how a setting is called where it was given.
+
+    Raises:
+        ParameterError: none does.
+    """
+    if not metrics or any(metric.reads is None for metric in metrics):
+        return
+    read = {name for metric in metrics for name in [*(metric.reads or ()), *["judge"] * metric.needs_judge]}
+    given = [name for name, value in settings.items() if value is not None and value != SETTINGS.get(name)]
+    if ignored := [shown(name) for name in given if name not in read]:
+        expected = " or ".join(map(shown, sorted(read))) or "no setting"
+        raise ParameterError(
+            f"{' and '.join(ignored)} would change nothing; expected {expected} for "
+            f"{'this metric' if len(metrics) == 1 else 'these metrics'}. "
+            f"Leave {'it' if len(ignored) == 1 else 'them'} out."
+        )
 
 
 def joined(*metrics: Metric) -> Metric:

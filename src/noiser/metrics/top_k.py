@@ -6,6 +6,7 @@ The drop is that of Cohen-Wang et al. 2024 (ContextCite, arXiv 2409.00729, secti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -74,13 +75,12 @@ def top_k(
     return case.run(_falls(case, case.probe.scores[None]), progress)[0]
 
 
-def check_top(k: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers. Raises ParameterError unless there is one, all are integers of at least 1, and none is twice."""
-    for number in k:
-        check_count("k", number)
-    if not k or len(set(k)) < len(k):
+def check_top(k: int | Iterable[int]) -> tuple[int, ...]:
+    """The number or numbers. Raises ParameterError unless all are integers of at least 1, and none is twice."""
+    numbers = tuple(check_count("k", number) for number in (k if isinstance(k, Iterable) else [k]))
+    if not numbers or len(set(numbers)) < len(numbers):
         raise ParameterError(f"k is {k!r}; expected at least one number of units, and none of them twice.")
-    return k
+    return numbers
 
 
 def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[list[TopK]]:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from noiser.checks import check_count
-from noiser.errors import NumericalError, UnsupportedModelError
+from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
 from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
@@ -44,7 +44,7 @@ class LanguageModel:
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, has no language-modelling head, or only one token.
-        ParameterError: batch_tokens is below 1.
+        ParameterError: `tokenizer` is none, or batch_tokens is below 1.
 
     Attributes:
         looks_inside: whether the layers are in this process, for gradients, attention and relevance.
@@ -64,7 +64,11 @@ class LanguageModel:
     ) -> None:
         _check_is_causal(model)
         if batch_tokens is not None:
-            check_count("batch_tokens", batch_tokens)
+            batch_tokens = check_count("batch_tokens", batch_tokens)
+        if not hasattr(tokenizer, "convert_ids_to_tokens"):
+            raise ParameterError(
+                f"tokenizer is {tokenizer!r:.200}; expected a tokenizer, as transformers.AutoTokenizer loads it."
+            )
         self.model: Any = model
         if self.vocabulary_size < 2:
             raise UnsupportedModelError(

@@ -60,7 +60,8 @@ def load_model(
         ModelError: the checkpoint or the GGUF file is damaged.
         CacheError: no room for the converted model, or no permission.
         DependencyError: a package is missing; the message has the command that installs it.
-        ParameterError: a dtype or device that does not exist. UnknownNameError: a server takes no such argument.
+        ParameterError: no name, or a dtype or device that does not exist. UnknownNameError: a server takes no such
+            argument.
     """
     chosen = choose_device(device, device_map)
     options = Options(
@@ -71,6 +72,8 @@ def load_model(
         trust_remote_code=trust_remote_code,
         attn_implementation=attn_implementation,
     )
+    if not isinstance(name_or_path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ParameterError(f"The model is {name_or_path!r}; expected a name, a path or an address.")
     kind, _, rest = os.fspath(name_or_path).partition(":")
     if kind == "vllm":
         from noiser.model.vllm import load_vllm

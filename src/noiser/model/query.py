@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from noiser.checks import check_count
+from noiser.checks import check_count, plain
 from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
@@ -160,7 +160,8 @@ def query_passes(
         UnitError: spans or sources that overlap, are empty or leave their text, or target spans that cut a token.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
-    check_count("max_new_tokens", max_new_tokens)
+    target, foil, target_unit, unit = map(plain, (target, foil, target_unit, unit))
+    max_new_tokens = check_count("max_new_tokens", max_new_tokens)
     if of is not None and not callable(of):
         raise ParameterError(f"of is {of!r}; expected a function of log-probabilities, as noiser.objectives has them.")
     if of is not None and foil is not None:
