@@ -473,6 +473,15 @@ def test_the_command(command, tmp_path):
     assert page.count("<table>") == page.count("</html>") == 1
 
 
+def test_a_line_of_stdin_that_is_a_dash_is_a_prompt(command):
+    stdin = f"{PROMPTS[0]}\n-\n{PROMPTS[1]}\n"
+    lines = command(
+        "-", "--format", "json", "--metrics", "soft_scores", "--masks", "1", "--method", "random", stdin=stdin
+    )
+    assert lines.exit_code == 0, lines.output
+    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [PROMPTS[0], "-", PROMPTS[1]]
+
+
 def sign_flip(differences):
     """The share of all sign changes whose mean is at least as far from 0."""
     flipped = [np.mean(signs * np.array(differences)) for signs in itertools.product((1, -1), repeat=len(differences))]

@@ -160,7 +160,7 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
 def _read(typed: list[str], *, chat: bool) -> list[Prompt]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
     texts = [text for prompt in typed for text in (re.split(r"\r?\n", o.read_stdin()) if prompt == "-" else [prompt])]
-    prompts = [o.parse_prompt(text, chat=chat) for text in texts if text.strip()]
+    prompts = [o.to_prompt(text, chat=chat) for text in texts if text.strip()]
     if not prompts:
         raise ParameterError(
             "There is no prompt; expected at least one, as an argument, a line on stdin, or by --data."

@@ -223,12 +223,16 @@ def parse_names(option: str, typed: str) -> list[str]:
 
 
 def parse_prompt(typed: str, *, chat: bool) -> Prompt:
-    """The prompt: `-` stands for stdin. With `chat`, a JSON list of messages, or the text of one user message.
+    """The prompt as `to_prompt` makes it; `-` stands for stdin. Raises PromptError where `to_prompt` does."""
+    return to_prompt(read_stdin().removesuffix("\n") if typed == "-" else typed, chat=chat)
+
+
+def to_prompt(text: str, *, chat: bool) -> Prompt:
+    """The text as a prompt. With `chat`, a JSON list of messages, or the text of one user message.
 
     Raises:
         PromptError: it is not valid Unicode.
     """
-    text = read_stdin().removesuffix("\n") if typed == "-" else typed
     if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
         raise not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
     if not chat:
