@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -165,6 +166,27 @@ def test_a_stdout_that_is_not_utf_8(noiser_command, format_):
     else:
         assert found.stdout_bytes == expected
         assert "👋".encode() in expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/fd")
+def test_output_to_a_pipe(noiser_command):
+    shown = noiser_command("attribute", PROMPT).stdout
+    reader, writer = os.pipe()
+    result = noiser_command("attribute", PROMPT, "-o", f"/dev/fd/{writer}")
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        assert (result.exit_code, pipe.read()) == (0, shown), result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/fd")
+def test_output_to_an_open_file_adds_to_it(tmp_path):
+    """As `-o /dev/stdout >> out` does, of which stdout is one."""
+    file = tmp_path / "out"
+    file.write_text("before\n", encoding="utf-8")
+    with file.open("ab") as opened:
+        terminal.write("after\n", Path(f"/dev/fd/{opened.fileno()}"), "text")
+    assert file.read_text(encoding="utf-8") == "before\nafter\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_two_methods_of_one_class_have_their_own_names(noiser_command):

@@ -61,13 +61,14 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
 
-    A pipe or a device, such as /dev/null, is written to directly.
+    A stream (`is_stream`) is written to directly.
 
     Raises:
         OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
     """
-    if Path(path).exists() and not Path(path).is_file():
-        Path(path).write_bytes(content)
+    if is_stream(path):
+        with Path(path).open("ab") as stream:  # what /dev/stdout was redirected to keeps what it has
+            stream.write(content)
         return
     destination = Path(os.path.realpath(path))
     draft = destination.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
@@ -81,6 +82,12 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
         draft.replace(destination)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def is_stream(path: str | PathLike[str]) -> bool:
+    """Whether a path is a pipe, a device or, such as /dev/stdout, an open file: something that no file may replace."""
+    path = Path(path)
+    return path.exists() and (not path.is_file() or str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"))
 
 
 # ---- the cache folder, for converted models, fetched files and answers of judges ------------------------------------

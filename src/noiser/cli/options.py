@@ -19,6 +19,7 @@ import typer
 
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
+from noiser.files import is_stream
 from noiser.types import Prompt
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class Output:
             return
         if self.output.is_dir():
             raise ParameterError(f"--output: got the folder {self.output}, expected a file. Add a file name.")
+        if is_stream(self.output):
+            return
         folder = self.output.absolute().parent
         if not folder.is_dir():
             raise ParameterError(f"--output: the folder {folder} does not exist. Make it first.")

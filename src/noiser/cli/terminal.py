@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from noiser.files import write_text
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -39,8 +41,6 @@ def say(text: object, *, err: bool = False) -> None:
 
 def write(text: str, output: Path | None, format_: str) -> None:
     """A result to a file, all or nothing, or to stdout: text in its encoding, JSON and HTML in UTF-8 always."""
-    from noiser.files import write_text
-
     if output is not None:
         write_text(output, text)
         return
