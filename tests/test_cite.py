@@ -514,6 +514,8 @@ def test_command(tmp_path, monkeypatch):
     assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
     assert run("--format", "html").stdout.startswith("<!doctype html>")
     assert run("--proxy", "small").exit_code == 0
+    files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")
+    assert "\ufeff" not in json.loads(run("--format", "json").stdout)["attribution"]["text"]
     files[0].write_bytes(b"\xff\xfe")
     assert "expected UTF-8" in run().output
     files[0].unlink()

@@ -205,6 +205,13 @@ def test_stdin_that_is_no_text_is_refused(noiser_command, monkeypatch, errors):
     assert (refused.exit_code, refused.stdout) == (2, "")
 
 
+def test_a_byte_order_mark_on_stdin_is_no_part_of_the_prompt(monkeypatch):
+    for chat, prompt in ((False, "[]"), (True, MESSAGES)):
+        typed = b"\xef\xbb\xbf" + (json.dumps(prompt) if chat else prompt).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), "utf-8"))
+        assert parse_prompt("-", chat=chat) == prompt
+
+
 def test_prompt_from_stdin(noiser_command):
     typed = noiser_command("attribute", "-", "--format", "json", input=f"{PROMPT}\n")
     assert typed.stdout == noiser_command("attribute", PROMPT, "--format", "json").stdout

@@ -20,6 +20,11 @@ DRAFTS = ".noiser-*.tmp"
 _DEEPEST = 100
 
 
+def unmarked(text: str) -> str:
+    """A user's text without the byte-order mark that some editors write before it."""
+    return text.removeprefix("\ufeff")
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
@@ -29,7 +34,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(unmarked(text), parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise ValueError(f"nested more than {_DEEPEST} levels deep") from None
     level = [value]

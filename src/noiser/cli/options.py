@@ -19,7 +19,7 @@ import typer
 
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.files import is_stream
+from noiser.files import is_stream, unmarked
 from noiser.types import Prompt
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def to_prompt(text: str, *, chat: bool) -> Prompt:
 def read_stdin() -> str:
     """All of stdin. Raises PromptError where it is not in the encoding that Python expects."""
     try:
-        return sys.stdin.read()
+        return unmarked(sys.stdin.read())
     except UnicodeDecodeError as error:
         raise not_text(f"stdin has bytes that are not text, such as {error.object[error.start]:#04x}") from None
 
