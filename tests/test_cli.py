@@ -427,6 +427,30 @@ app()
     assert (process.returncode, errors) == (141, "")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the command lines are for sh")
+@pytest.mark.parametrize(
+    ("typed", "status", "says"),
+    [
+        (
+            "methods >&-",
+            2,
+            "noiser: error: stdout is closed; expected it open. Send it to a file, a pipe or /dev/null.\n",
+        ),
+        ("attribute - <&-", 2, "noiser: error: stdin is closed; expected the prompt there. "),
+        ("attribute x --method nosier <&- >&-", 2, "noiser: error: Unknown method 'nosier'."),
+        ("attribute x --method nosier 2>&-", 2, ""),
+        ("metrics 2>&-", 0, ""),
+    ],
+)
+def test_closed_streams(typed, status, says):
+    ran = subprocess.run(
+        f"'{sys.executable}' -m noiser {typed}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == status
+    assert ran.stderr.startswith(says)
+    assert len(ran.stderr.splitlines()) == bool(says)
+
+
 # ---- parsing ---------------------------------------------------------------------------------------------------------
 
 

@@ -185,15 +185,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
     def wrapped(*, debug: bool, **given: Any) -> None:
+        if sys.stderr is None:  # closed
+            sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
                 for name, group in groups.items():
                     given[name] = group(**{option.name: given.pop(option.name) for option in fields(group)})
                 function(**given)
-                sys.stdout.flush()
+                if sys.stdout is not None:
+                    sys.stdout.flush()
             except BrokenPipeError:  # what is still buffered would raise again when Python exits
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if sys.stdout is not None:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(PIPE_CLOSED) from None
             except KeyboardInterrupt:
                 raise typer.Exit(INTERRUPTED) from None
@@ -246,7 +250,9 @@ def to_prompt(text: str, *, chat: bool) -> Prompt:
 
 
 def read_stdin() -> str:
-    """All of stdin. Raises PromptError where it is not in the encoding that Python expects."""
+    """All of stdin. Raises PromptError where it is closed, or not in the encoding that Python expects."""
+    if sys.stdin is None:
+        raise PromptError("stdin is closed; expected the prompt there. Give it as an argument, or through a pipe.")
     try:
         return unmarked(sys.stdin.read())
     except UnicodeDecodeError as error:
