@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
+from noiser.types import AutoUnit, UnitName
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"
@@ -240,6 +242,20 @@ def test_options_reach_the_question(noiser_command):
     result = noiser_command("attribute", PROMPT, "--target", " fox", "--foil", " dog", "--format", "json")
     att = json.loads(result.stdout)
     assert att["foil"] is not None
+
+
+def test_units_are_those_of_the_library(noiser_command):
+    names = [*get_args(UnitName), *get_args(AutoUnit)]
+    for command, method, units in (
+        ("attribute", "--method", names),
+        ("compare", "--methods", names),
+        ("evaluate", "--method", [*names, "spans"]),
+    ):
+        for unit in units:
+            refused = noiser_command(command, PROMPT, "--unit", unit, method, "nosier")
+            assert refused.stderr.startswith("noiser: error: Unknown method"), (command, unit)
+    found = noiser_command("attribute", PROMPT, "--unit", "turn", "--method", "occlusion", "--format", "json")
+    assert [unit["text"] for unit in json.loads(found.stdout)["units"]] == [PROMPT]
 
 
 @pytest.mark.parametrize("command", ["attribute", "compare"])

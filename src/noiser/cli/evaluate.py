@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
-from noiser.types import Profile, Prompt, RemovalName
+from noiser.types import AutoUnit, Profile, Prompt, RemovalName, SpanUnit, UnitName
 
 if TYPE_CHECKING:
     from noiser.data import Example
@@ -46,7 +46,10 @@ def evaluate(
     sample_seed: Annotated[
         int | None, typer.Option("--sample-seed", help="Of --data a random sample of --limit, not the first ones.")
     ] = None,
-    unit: o.UnitName = "token",
+    unit: Annotated[
+        Literal[UnitName, AutoUnit, SpanUnit],
+        typer.Option(help="What gets a score; turn: each message of a chat; spans: those that --data names."),
+    ] = "token",
     max_new_tokens: o.MaxNewTokens = None,
     target_unit: o.TargetUnitName = "token",
     masks: Annotated[

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.files import is_stream, unmarked
-from noiser.types import Prompt
+from noiser.types import AutoUnit, Prompt
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -36,9 +37,8 @@ MaxNewTokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", min=1, help="Tokens of the greedy continuation to explain; 1 unless given."),
 ]
-UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit", help="What gets a score.")]
 TargetUnitName = Annotated[
-    Literal["token", "word", "sentence", "all"],
+    types.TargetUnitName,
     typer.Option("--target-unit", help="What is explained: each of these of the continuation, or all of it."),
 ]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
@@ -98,8 +98,11 @@ class Question:
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
     unit: Annotated[
-        Literal["token", "word", "sentence", "auto"],
-        typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
+        Literal[types.UnitName, AutoUnit],
+        typer.Option(
+            help="What gets a score; turn: each message of a chat; auto: sentences, then parts of those that carry the "
+            "score."
+        ),
     ] = "token"
     chat: Chat = False
     seed: Seed = 0
