@@ -512,6 +512,7 @@ def test_command(tmp_path, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
+    assert run("--format", "csv").stdout.startswith("target_index,target,unit_index,unit,")
     assert run("--format", "html").stdout.startswith("<!doctype html>")
     assert run("--proxy", "small").exit_code == 0
     files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import io
 import json
@@ -129,7 +130,7 @@ def test_text_is_what_print_shows(noiser_command, capsys):
     assert result.stdout == capsys.readouterr().out
 
 
-@pytest.mark.parametrize("format_", ["text", "json", "html"])
+@pytest.mark.parametrize("format_", ["text", "json", "html", "csv"])
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     shown = noiser_command("attribute", PROMPT, "--format", format_).stdout
     result = noiser_command("attribute", PROMPT, "--format", format_, "-o", str(tmp_path / "out"))
@@ -138,12 +139,29 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(("ending", "form"), [("json", "json"), ("HTML", "html"), ("txt", "text"), ("json", "text")])
+@pytest.mark.parametrize(
+    ("ending", "form"), [("json", "json"), ("HTML", "html"), ("csv", "csv"), ("txt", "text"), ("json", "text")]
+)
 def test_the_form_is_what_the_output_ends_in_unless_given(noiser_command, tmp_path, ending, form):
     given = ["--format", form] if ending == "json" and form == "text" else []
     noiser_command("attribute", PROMPT, *given, "-o", str(tmp_path / f"out.{ending}"))
     shown = noiser_command("attribute", PROMPT, "--format", form).stdout
     assert (tmp_path / f"out.{ending}").read_text(encoding="utf-8") == shown
+
+
+def test_csv_has_every_score(noiser_command):
+    quick = ["--format", "csv", "--max-new-tokens", "2"]
+    shown = noiser_command("attribute", "=1 + two", "--method", "occlusion", *quick)
+    att = noiser.attribute(tiny("llama"), "=1 + two", method="occlusion", max_new_tokens=2)
+    lines = [*csv.DictReader(io.StringIO(shown.stdout))]
+    assert [float(line["score"] or "nan") for line in lines] == pytest.approx(
+        att.scores.flatten().tolist(), nan_ok=True
+    )
+    assert lines[0]["unit"].startswith("'="), "no text is a formula"
+    compared = noiser_command("compare", PROMPT, "--methods", "occlusion,position", *quick)
+    methods = [line["method"] for line in csv.DictReader(io.StringIO(compared.stdout))]
+    assert sorted(set(methods)) == ["occlusion@1", "position@1"]
+    assert len(methods) == 2 * methods.count("position@1")
 
 
 @pytest.mark.parametrize("command", [["attribute", PROMPT], ["compare", PROMPT, "--methods", "noiser,occlusion"]])
@@ -288,6 +306,7 @@ def test_target_and_foil_by_token_id(noiser_command, command):
         (["attribute", PROMPT, "--target-id", "99999999"], "99999999"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "/"], "expected a file"),
+        (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected a name that ends in .txt, .json, .html, .csv, or"),
         (["attribute", PROMPT, "--chat"], "chat"),
     ],
 )

@@ -58,6 +58,16 @@ def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
+def csv_text(frame: Any) -> str:
+    """A pandas DataFrame as CSV, in which no text is a formula that a spreadsheet runs; what is missing is empty."""
+    texts = {name: values.map(_no_formula) for name, values in frame.items() if any(isinstance(v, str) for v in values)}
+    return frame.assign(**texts).to_csv(index=False, lineterminator="\n")
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def write_text(path: str | PathLike[str], text: str) -> None:
     """As `write_bytes`, in UTF-8; half of a surrogate pair becomes its JSON escape."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))

@@ -9,7 +9,7 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
-from noiser.files import unmarked
+from noiser.files import csv_text, unmarked
 from noiser.types import CitedUnit
 
 
@@ -67,7 +67,14 @@ def cite(
             seed=seed,
             progress=progress,
         )
-    output.write({"text": lambda: str(citations), "json": citations.to_json, "html": citations.to_html})
+    output.write(
+        {
+            "text": lambda: str(citations),
+            "json": citations.to_json,
+            "html": citations.to_html,
+            "csv": lambda: csv_text(citations.attribution.to_dataframe()),
+        }
+    )
 
 
 def _read(path: Path) -> str:

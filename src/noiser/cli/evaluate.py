@@ -87,8 +87,11 @@ def evaluate(
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     parameters, judge_parameters = o.parse_parameters(set_), o.parse_parameters(judge_set)
 
+    import pandas as pd
+
     from noiser.evaluation import Comparison
     from noiser.evaluation import evaluate as run
+    from noiser.files import csv_text
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
@@ -146,7 +149,14 @@ def evaluate(
     if bill := getattr(made_judge, "bill", None):  # what an endpoint was asked, and what it cost
         say(bill, err=True)
     result = Comparison(evaluations=results) if others else results[method]
-    output.write({"text": lambda: str(result), "json": result.dumps, "html": lambda: result.to_html(page=True)})
+    output.write(
+        {
+            "text": lambda: str(result),
+            "json": result.dumps,
+            "html": lambda: result.to_html(page=True),
+            "csv": lambda: csv_text(pd.concat([each.rows for each in results.values()])),
+        }
+    )
 
 
 def _load(name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None) -> list[Example]:

@@ -128,12 +128,21 @@ class Question:
         }
 
 
+_ENDINGS: dict[str, Literal["text", "json", "html", "csv"]] = {
+    "": "text",
+    ".txt": "text",
+    ".json": "json",
+    ".html": "html",
+    ".csv": "csv",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Where a result goes, and in which form; a file that cannot be written is refused before the work."""
 
     format_: Annotated[
-        Literal["text", "json", "html"] | None,
+        Literal["text", "json", "html", "csv"] | None,
         typer.Option("--format", help="Form of the result; unless given, what --output ends in says it, else text."),
     ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None
@@ -143,6 +152,11 @@ class Output:
             return
         if self.output.is_dir():
             raise ParameterError(f"--output: got the folder {self.output}, expected a file. Add a file name.")
+        if self.format_ is None and self.output.suffix.lower() not in _ENDINGS:
+            raise ParameterError(
+                f"--output: got {self.output.name}, expected a name that ends in {', '.join(filter(None, _ENDINGS))}, "
+                "or in nothing for text. Rename it, or add --format."
+            )
         if is_stream(self.output):
             return
         folder = self.output.absolute().parent
@@ -157,8 +171,7 @@ class Output:
 
     def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
         """Writes the result in its form, with one newline at the end."""
-        ending = self.output.suffix.lower().removeprefix(".") if self.output else ""
-        form = self.format_ or (ending if ending in ("json", "html") else "text")
+        form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
         write(forms[form]().rstrip("\n") + "\n", self.output, form)
 
 

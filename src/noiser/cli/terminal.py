@@ -49,7 +49,7 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def write(text: str, output: Path | None, format_: str) -> None:
-    """A result to a file, all or nothing, or to stdout: text in its encoding, JSON and HTML in UTF-8 always."""
+    """A result to a file, all or nothing, or to stdout: text in its encoding, the rest in UTF-8."""
     if output is not None:
         write_text(output, text)
         return
