@@ -17,7 +17,7 @@ from rich.console import Console
 
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
-from noiser.attribution.display import cells, dark_ink, headings, label, number_format, tint, visible
+from noiser.attribution.display import cells, dark_ink, headings, heat_map, label, number_format, tint, visible
 from noiser.attribution.html import compare_html
 from noiser.attribution.terminal import Comparison, compare_text, to_text
 from noiser.errors import ParameterError
@@ -184,6 +184,12 @@ def test_the_colours_are_explained_in_words():
     distance = replace(positive, parameters={"score": "hellinger"})
     assert "orange: without it the model's prediction changes" in "".join(Page(distance.to_html()).texts)
     assert "orange: speaks for “ball”; blue: speaks for “foot”" in "".join(Page(rich_example().to_html()).texts)
+
+
+def test_the_end_of_the_scale_is_the_strongest_score_whatever_its_error():
+    att = make(("a", " b"), ((0.04, -0.01),), stderr=torch.tensor([[0.6, 0.5]]))
+    assert "-0.0400" in att.to_html()
+    assert [heat_map(att, 0).largest, heat_map(att, 0).highest] == ["0.0400", [("a", "0.0 ± 0.6")]]
 
 
 def test_text_that_is_no_terminal_has_no_escape_codes(capsys):
