@@ -17,7 +17,7 @@ from rich.console import Console
 
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
-from noiser.attribution.display import cells, dark_ink, headings, label, number_format, tint, visible
+from noiser.attribution.display import cells, dark_ink, headings, heat_map, label, number_format, tint, visible
 from noiser.attribution.html import compare_html
 from noiser.attribution.terminal import Comparison, compare_text, to_text
 from noiser.errors import ParameterError
@@ -209,6 +209,12 @@ def test_what_was_asked_and_how_parts_were_joined_is_shown():
     ).through()  # fmt: skip
     assert "noiser@1 through the continuation" in str(paths)
     assert "the target was written from it" in "".join(Page(paths.to_html()).texts)
+
+
+def test_the_end_of_the_scale_is_the_strongest_score_whatever_its_error():
+    att = make(("a", " b"), ((0.04, -0.01),), stderr=torch.tensor([[0.6, 0.5]]))
+    assert "-0.0400" in att.to_html()
+    assert [heat_map(att, 0).largest, heat_map(att, 0).highest] == ["0.0400", [("a", "0.0 ± 0.6")]]
 
 
 def test_text_that_is_no_terminal_has_no_escape_codes(capsys):

@@ -54,6 +54,11 @@ def test_every_field_comes_back(tmp_path):
     assert_same(make(), Attribution.load(path))
 
 
+def test_a_file_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.json").write_text(dumps(make()), encoding="utf-8-sig")
+    assert_same(make(), Attribution.load(tmp_path / "a.json"))
+
+
 def test_the_file_is_plain_json_that_a_person_can_read(tmp_path):
     rich_example().save(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text(encoding="utf-8")

@@ -512,8 +512,11 @@ def test_command(tmp_path, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
+    assert run("--format", "csv").stdout.startswith("target_index,target,unit_index,unit,")
     assert run("--format", "html").stdout.startswith("<!doctype html>")
     assert run("--proxy", "small").exit_code == 0
+    files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")
+    assert "\ufeff" not in json.loads(run("--format", "json").stdout)["attribution"]["text"]
     files[0].write_bytes(b"\xff\xfe")
     assert "expected UTF-8" in run().output
     files[0].unlink()

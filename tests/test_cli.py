@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import io
 import json
@@ -9,6 +10,8 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +23,7 @@ from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
+from noiser.types import AutoUnit, UnitName
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"
@@ -126,7 +130,7 @@ def test_text_is_what_print_shows(noiser_command, capsys):
     assert result.stdout == capsys.readouterr().out
 
 
-@pytest.mark.parametrize("format_", ["text", "json", "html"])
+@pytest.mark.parametrize("format_", ["text", "json", "html", "csv"])
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     shown = noiser_command("attribute", PROMPT, "--format", format_).stdout
     result = noiser_command("attribute", PROMPT, "--format", format_, "-o", str(tmp_path / "out"))
@@ -135,12 +139,29 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(("ending", "form"), [("json", "json"), ("HTML", "html"), ("txt", "text"), ("json", "text")])
+@pytest.mark.parametrize(
+    ("ending", "form"), [("json", "json"), ("HTML", "html"), ("csv", "csv"), ("txt", "text"), ("json", "text")]
+)
 def test_the_form_is_what_the_output_ends_in_unless_given(noiser_command, tmp_path, ending, form):
     given = ["--format", form] if ending == "json" and form == "text" else []
     noiser_command("attribute", PROMPT, *given, "-o", str(tmp_path / f"out.{ending}"))
     shown = noiser_command("attribute", PROMPT, "--format", form).stdout
     assert (tmp_path / f"out.{ending}").read_text(encoding="utf-8") == shown
+
+
+def test_csv_has_every_score(noiser_command):
+    quick = ["--format", "csv", "--max-new-tokens", "2"]
+    shown = noiser_command("attribute", "=1 + two", "--method", "occlusion", *quick)
+    att = noiser.attribute(tiny("llama"), "=1 + two", method="occlusion", max_new_tokens=2)
+    lines = [*csv.DictReader(io.StringIO(shown.stdout))]
+    assert [float(line["score"] or "nan") for line in lines] == pytest.approx(
+        att.scores.flatten().tolist(), nan_ok=True
+    )
+    assert lines[0]["unit"].startswith("'="), "no text is a formula"
+    compared = noiser_command("compare", PROMPT, "--methods", "occlusion,position", *quick)
+    methods = [line["method"] for line in csv.DictReader(io.StringIO(compared.stdout))]
+    assert sorted(set(methods)) == ["occlusion@1", "position@1"]
+    assert len(methods) == 2 * methods.count("position@1")
 
 
 @pytest.mark.parametrize("command", [["attribute", PROMPT], ["compare", PROMPT, "--methods", "noiser,occlusion"]])
@@ -167,6 +188,27 @@ def test_a_stdout_that_is_not_utf_8(noiser_command, format_):
         assert "👋".encode() in expected
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/fd")
+def test_output_to_a_pipe(noiser_command):
+    shown = noiser_command("attribute", PROMPT).stdout
+    reader, writer = os.pipe()
+    result = noiser_command("attribute", PROMPT, "-o", f"/dev/fd/{writer}")
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        assert (result.exit_code, pipe.read()) == (0, shown), result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/fd")
+def test_output_to_an_open_file_adds_to_it(tmp_path):
+    """As `-o /dev/stdout >> out` does, of which stdout is one."""
+    file = tmp_path / "out"
+    file.write_text("before\n", encoding="utf-8")
+    with file.open("ab") as opened:
+        terminal.write("after\n", Path(f"/dev/fd/{opened.fileno()}"), "text")
+    assert file.read_text(encoding="utf-8") == "before\nafter\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_two_methods_of_one_class_have_their_own_names(noiser_command):
     first, second = json.loads(
         noiser_command("compare", PROMPT, "--methods", "noiser,noiser_relative", "--format", "json").stdout
@@ -181,6 +223,13 @@ def test_stdin_that_is_no_text_is_refused(noiser_command, monkeypatch, errors):
         parse_prompt("-", chat=False)
     refused = noiser_command("attribute", "-", input=b"caf\xe9 is")
     assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+def test_a_byte_order_mark_on_stdin_is_no_part_of_the_prompt(monkeypatch):
+    for chat, prompt in ((False, "[]"), (True, MESSAGES)):
+        typed = b"\xef\xbb\xbf" + (json.dumps(prompt) if chat else prompt).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), "utf-8"))
+        assert parse_prompt("-", chat=chat) == prompt
 
 
 def test_prompt_from_stdin(noiser_command):
@@ -213,6 +262,20 @@ def test_options_reach_the_question(noiser_command):
     assert att["foil"] is not None
 
 
+def test_units_are_those_of_the_library(noiser_command):
+    names = [*get_args(UnitName), *get_args(AutoUnit)]
+    for command, method, units in (
+        ("attribute", "--method", names),
+        ("compare", "--methods", names),
+        ("evaluate", "--method", [*names, "spans"]),
+    ):
+        for unit in units:
+            refused = noiser_command(command, PROMPT, "--unit", unit, method, "nosier")
+            assert refused.stderr.startswith("noiser: error: Unknown method"), (command, unit)
+    found = noiser_command("attribute", PROMPT, "--unit", "turn", "--method", "occlusion", "--format", "json")
+    assert [unit["text"] for unit in json.loads(found.stdout)["units"]] == [PROMPT]
+
+
 @pytest.mark.parametrize("command", ["attribute", "compare"])
 def test_target_and_foil_by_token_id(noiser_command, command):
     ids = ["--target-id", "7", "--foil-id", "9"]
@@ -243,6 +306,7 @@ def test_target_and_foil_by_token_id(noiser_command, command):
         (["attribute", PROMPT, "--target-id", "99999999"], "99999999"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "/"], "expected a file"),
+        (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected a name that ends in .txt, .json, .html, .csv, or"),
         (["attribute", PROMPT, "--chat"], "chat"),
     ],
 )
@@ -396,6 +460,30 @@ app()
     os.close(reader)
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (141, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the command lines are for sh")
+@pytest.mark.parametrize(
+    ("typed", "status", "says"),
+    [
+        (
+            "methods >&-",
+            2,
+            "noiser: error: stdout is closed; expected it open. Send it to a file, a pipe or /dev/null.\n",
+        ),
+        ("attribute - <&-", 2, "noiser: error: stdin is closed; expected the prompt there. "),
+        ("attribute x --method nosier <&- >&-", 2, "noiser: error: Unknown method 'nosier'."),
+        ("attribute x --method nosier 2>&-", 2, ""),
+        ("metrics 2>&-", 0, ""),
+    ],
+)
+def test_closed_streams(typed, status, says):
+    ran = subprocess.run(
+        f"'{sys.executable}' -m noiser {typed}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == status
+    assert ran.stderr.startswith(says)
+    assert len(ran.stderr.splitlines()) == bool(says)
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
@@ -470,10 +472,22 @@ def test_the_command(command, tmp_path):
     assert [row["prompt"] for row in data["rows"]] == PROMPTS[:2]
     lines = command("-", "--format", "json", *quick, stdin=f"{PROMPTS[0]}\u2028and\x85on\r\n{PROMPTS[1]}\n")
     assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPTS[0]}\u2028and\x85on", PROMPTS[1]]
+    table = command(*PROMPTS[:2], "--against", "random", "--format", "csv", *quick).stdout
+    rows = [(row["prompt"], row["method"]) for row in csv.DictReader(io.StringIO(table))]
+    assert rows == [(prompt, method) for method in ("occlusion@1", "random@1") for prompt in PROMPTS[:2]]
     command(PROMPTS[0], "--format", "html", "-o", str(tmp_path / "e.html"), *quick)
     page = (tmp_path / "e.html").read_text(encoding="utf-8")
     assert page.startswith('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
     assert page.count("<table>") == page.count("</html>") == 1
+
+
+def test_a_line_of_stdin_that_is_a_dash_is_a_prompt(command):
+    stdin = f"{PROMPTS[0]}\n-\n{PROMPTS[1]}\n"
+    lines = command(
+        "-", "--format", "json", "--metrics", "soft_scores", "--masks", "1", "--method", "random", stdin=stdin
+    )
+    assert lines.exit_code == 0, lines.output
+    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [PROMPTS[0], "-", PROMPTS[1]]
 
 
 def sign_flip(differences):

@@ -20,6 +20,11 @@ DRAFTS = ".noiser-*.tmp"
 _DEEPEST = 100
 
 
+def unmarked(text: str) -> str:
+    """A user's text without the byte-order mark that some editors write before it."""
+    return text.removeprefix("\ufeff")
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
@@ -29,7 +34,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(unmarked(text), parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise ValueError(f"nested more than {_DEEPEST} levels deep") from None
     level = [value]
@@ -53,6 +58,19 @@ def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
+def csv_text(*frames: Any) -> str:
+    """DataFrames as one CSV, in which no text is a formula that a spreadsheet runs; what is missing is empty."""
+    import pandas as pd
+
+    frame: Any = pd.concat(frames)
+    texts = {name: values.map(_no_formula) for name, values in frame.items() if any(isinstance(v, str) for v in values)}
+    return frame.assign(**texts).to_csv(index=False, lineterminator="\n")
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def write_text(path: str | PathLike[str], text: str) -> None:
     """As `write_bytes`, in UTF-8; half of a surrogate pair becomes its JSON escape."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
@@ -61,13 +79,14 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
 
-    A pipe or a device, such as /dev/null, is written to directly.
+    A stream (`is_stream`) is written to directly.
 
     Raises:
         OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
     """
-    if Path(path).exists() and not Path(path).is_file():
-        Path(path).write_bytes(content)
+    if is_stream(path):
+        with Path(path).open("ab") as stream:  # what /dev/stdout was redirected to keeps what it has
+            stream.write(content)
         return
     destination = Path(os.path.realpath(path))
     draft = destination.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
@@ -81,6 +100,12 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
         draft.replace(destination)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def is_stream(path: str | PathLike[str]) -> bool:
+    """Whether a path is a pipe, a device or, such as /dev/stdout, an open file: something that no file may replace."""
+    path = Path(path)
+    return path.exists() and (not path.is_file() or str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"))
 
 
 # ---- the cache folder, for converted models, fetched files and answers of judges ------------------------------------

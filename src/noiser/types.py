@@ -18,6 +18,7 @@ __all__ = [
     "Source",
     "Sources",
     "Span",
+    "SpanUnit",
     "SpecialTokens",
     "Target",
     "TargetUnit",
@@ -46,6 +47,9 @@ Unit = UnitName | Sequence[tuple[int, int]]
 
 AutoUnit = Literal["auto"]
 """Coarse units first, then smaller ones inside those that carry the score."""
+
+SpanUnit = Literal["spans"]
+"""The spans that an example names are its units."""
 
 CitedUnit = Literal["auto", "source", "sentence"]
 """What is cited: sources, sentences of them, or sources first and then sentences of those that matter."""

@@ -136,7 +136,7 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
     strongest = max(shown, key=lambda cell: abs(cell.score or 0.0), default=None)
     largest = ""
     if strongest is not None and strongest.score:
-        largest = show(abs(strongest.score), math.hypot(*(stderr[column] for column in strongest.columns)))
+        largest = show(abs(strongest.score))  # not cut at its error: the weights are exact shares of it
     top = [unit for unit in att.top(5, row) if unit.score > 0]
     k_min = math.nan if att.k_min is None else float(att.k_min[row])
     return HeatMap(

@@ -35,12 +35,20 @@ def attribute(
 
     from noiser.attribution.store import dumps
     from noiser.attribution.terminal import to_text
+    from noiser.files import csv_text
     from noiser.methods import make_method
 
     chosen = make_method(method, **parameters)
     att = _attribute(loading.load(model), chosen, arguments, "Attributing")
     plain = output.output is not None
-    output.write({"text": lambda: to_text(att, plain=plain), "json": lambda: dumps(att), "html": att.to_html})
+    output.write(
+        {
+            "text": lambda: to_text(att, plain=plain),
+            "json": lambda: dumps(att),
+            "html": att.to_html,
+            "csv": lambda: csv_text(att.to_dataframe()),
+        }
+    )
 
 
 def compare(
@@ -56,9 +64,10 @@ def compare(
     arguments = question.arguments()
     names = o.parse_names("--methods", methods)
 
+    from noiser.attribution.display import headings
     from noiser.attribution.html import compare_html
     from noiser.attribution.terminal import compare_text
-    from noiser.files import json_text
+    from noiser.files import csv_text, json_text
     from noiser.methods import make_method
 
     chosen = [make_method(name) for name in names]
@@ -70,6 +79,12 @@ def compare(
             "text": lambda: compare_text(attributions, plain=plain),
             "json": lambda: json_text([att.to_dict() for att in attributions]),
             "html": lambda: compare_html(attributions),
+            "csv": lambda: csv_text(
+                *(
+                    att.to_dataframe().assign(method=heading)
+                    for att, heading in zip(attributions, headings(attributions), strict=True)
+                )
+            ),
         }
     )
 

@@ -9,6 +9,7 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
+from noiser.files import csv_text, unmarked
 from noiser.types import CitedUnit
 
 
@@ -66,12 +67,19 @@ def cite(
             seed=seed,
             progress=progress,
         )
-    output.write({"text": lambda: str(citations), "json": citations.to_json, "html": citations.to_html})
+    output.write(
+        {
+            "text": lambda: str(citations),
+            "json": citations.to_json,
+            "html": citations.to_html,
+            "csv": lambda: csv_text(citations.attribution.to_dataframe()),
+        }
+    )
 
 
 def _read(path: Path) -> str:
     """A file's text. Raises PromptError where it is not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return unmarked(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise o.not_text(f"--source: {path} is not valid text at byte {error.start}") from None

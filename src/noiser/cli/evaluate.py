@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
-from noiser.types import Profile, Prompt, RemovalName
+from noiser.types import AutoUnit, Profile, Prompt, RemovalName, SpanUnit, UnitName
 
 if TYPE_CHECKING:
     from noiser.data import Example
@@ -46,7 +46,10 @@ def evaluate(
     sample_seed: Annotated[
         int | None, typer.Option("--sample-seed", help="Of --data a random sample of --limit, not the first ones.")
     ] = None,
-    unit: o.UnitName = "token",
+    unit: Annotated[
+        Literal[UnitName, AutoUnit, SpanUnit],
+        typer.Option(help="What gets a score; turn: each message of a chat; spans: those that --data names."),
+    ] = "token",
     max_new_tokens: o.MaxNewTokens = None,
     target_unit: o.TargetUnitName = "token",
     masks: Annotated[
@@ -86,6 +89,7 @@ def evaluate(
 
     from noiser.evaluation import Comparison
     from noiser.evaluation import evaluate as run
+    from noiser.files import csv_text
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
@@ -132,7 +136,14 @@ def evaluate(
     if bill := getattr(made_judge, "bill", None):  # what an endpoint was asked, and what it cost
         say(bill, err=True)
     result = Comparison(evaluations=results) if others else results[method]
-    output.write({"text": lambda: str(result), "json": result.dumps, "html": lambda: result.to_html(page=True)})
+    output.write(
+        {
+            "text": lambda: str(result),
+            "json": result.dumps,
+            "html": lambda: result.to_html(page=True),
+            "csv": lambda: csv_text(*(each.rows for each in results.values())),
+        }
+    )
 
 
 def _load(name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None) -> list[Example]:
@@ -149,7 +160,7 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
 def _read(typed: list[str], *, chat: bool) -> list[Prompt]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
     texts = [text for prompt in typed for text in (re.split(r"\r?\n", o.read_stdin()) if prompt == "-" else [prompt])]
-    prompts = [o.parse_prompt(text, chat=chat) for text in texts if text.strip()]
+    prompts = [o.to_prompt(text, chat=chat) for text in texts if text.strip()]
     if not prompts:
         raise ParameterError(
             "There is no prompt; expected at least one, as an argument, a line on stdin, or by --data."

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.types import Prompt
+from noiser.files import is_stream, unmarked
+from noiser.types import AutoUnit, Prompt
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -35,9 +37,8 @@ MaxNewTokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", min=1, help="Tokens of the greedy continuation to explain; 1 unless given."),
 ]
-UnitName = Annotated[Literal["token", "word", "sentence"], typer.Option("--unit", help="What gets a score.")]
 TargetUnitName = Annotated[
-    Literal["token", "word", "sentence", "all"],
+    types.TargetUnitName,
     typer.Option("--target-unit", help="What is explained: each of these of the continuation, or all of it."),
 ]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
@@ -97,8 +98,11 @@ class Question:
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
     unit: Annotated[
-        Literal["token", "word", "sentence", "auto"],
-        typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
+        Literal[types.UnitName, AutoUnit],
+        typer.Option(
+            help="What gets a score; turn: each message of a chat; auto: sentences, then parts of those that carry the "
+            "score."
+        ),
     ] = "token"
     chat: Chat = False
     seed: Seed = 0
@@ -124,12 +128,21 @@ class Question:
         }
 
 
+_ENDINGS: dict[str, Literal["text", "json", "html", "csv"]] = {
+    "": "text",
+    ".txt": "text",
+    ".json": "json",
+    ".html": "html",
+    ".csv": "csv",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Where a result goes, and in which form; a file that cannot be written is refused before the work."""
 
     format_: Annotated[
-        Literal["text", "json", "html"] | None,
+        Literal["text", "json", "html", "csv"] | None,
         typer.Option("--format", help="Form of the result; unless given, what --output ends in says it, else text."),
     ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None
@@ -139,6 +152,13 @@ class Output:
             return
         if self.output.is_dir():
             raise ParameterError(f"--output: got the folder {self.output}, expected a file. Add a file name.")
+        if self.format_ is None and self.output.suffix.lower() not in _ENDINGS:
+            raise ParameterError(
+                f"--output: got {self.output.name}, expected a name that ends in {', '.join(filter(None, _ENDINGS))}, "
+                "or in nothing for text. Rename it, or add --format."
+            )
+        if is_stream(self.output):
+            return
         folder = self.output.absolute().parent
         if not folder.is_dir():
             raise ParameterError(f"--output: the folder {folder} does not exist. Make it first.")
@@ -151,8 +171,7 @@ class Output:
 
     def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
         """Writes the result in its form, with one newline at the end."""
-        ending = self.output.suffix.lower().removeprefix(".") if self.output else ""
-        form = self.format_ or (ending if ending in ("json", "html") else "text")
+        form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
         write(forms[form]().rstrip("\n") + "\n", self.output, form)
 
 
@@ -182,15 +201,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters.append(Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug))
 
     def wrapped(*, debug: bool, **given: Any) -> None:
+        if sys.stderr is None:  # closed
+            sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
                 for name, group in groups.items():
                     given[name] = group(**{option.name: given.pop(option.name) for option in fields(group)})
                 function(**given)
-                sys.stdout.flush()
+                if sys.stdout is not None:
+                    sys.stdout.flush()
             except BrokenPipeError:  # what is still buffered would raise again when Python exits
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if sys.stdout is not None:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(PIPE_CLOSED) from None
             except KeyboardInterrupt:
                 raise typer.Exit(INTERRUPTED) from None
@@ -223,12 +246,16 @@ def parse_names(option: str, typed: str) -> list[str]:
 
 
 def parse_prompt(typed: str, *, chat: bool) -> Prompt:
-    """The prompt: `-` stands for stdin. With `chat`, a JSON list of messages, or the text of one user message.
+    """The prompt as `to_prompt` makes it; `-` stands for stdin. Raises PromptError where `to_prompt` does."""
+    return to_prompt(read_stdin().removesuffix("\n") if typed == "-" else typed, chat=chat)
+
+
+def to_prompt(text: str, *, chat: bool) -> Prompt:
+    """The text as a prompt. With `chat`, a JSON list of messages, or the text of one user message.
 
     Raises:
         PromptError: it is not valid Unicode.
     """
-    text = read_stdin().removesuffix("\n") if typed == "-" else typed
     if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
         raise not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
     if not chat:
@@ -239,9 +266,11 @@ def parse_prompt(typed: str, *, chat: bool) -> Prompt:
 
 
 def read_stdin() -> str:
-    """All of stdin. Raises PromptError where it is not in the encoding that Python expects."""
+    """All of stdin. Raises PromptError where it is closed, or not in the encoding that Python expects."""
+    if sys.stdin is None:
+        raise PromptError("stdin is closed; expected the prompt there. Give it as an argument, or through a pipe.")
     try:
-        return sys.stdin.read()
+        return unmarked(sys.stdin.read())
     except UnicodeDecodeError as error:
         raise not_text(f"stdin has bytes that are not text, such as {error.object[error.start]:#04x}") from None
 

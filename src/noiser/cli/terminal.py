@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from noiser.errors import ParameterError
+from noiser.files import write_text
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -31,19 +34,26 @@ def printable(text: str) -> str:
     return _OBEYED.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
+def _check_stdout() -> None:
+    """Raises ParameterError where whoever started the command has closed stdout."""
+    if sys.stdout is None:
+        raise ParameterError("stdout is closed; expected it open. Send it to a file, a pipe or /dev/null.")
+
+
 def say(text: object, *, err: bool = False) -> None:
-    """Prints a line, on stderr with `err`."""
+    """Prints a line, on stderr with `err`. Raises ParameterError where stdout is closed."""
+    if not err:
+        _check_stdout()
     encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
     typer.echo(printable(str(text)).encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
 def write(text: str, output: Path | None, format_: str) -> None:
-    """A result to a file, all or nothing, or to stdout: text in its encoding, JSON and HTML in UTF-8 always."""
-    from noiser.files import write_text
-
+    """A result to a file, all or nothing, or to stdout: text in its encoding, the rest in UTF-8."""
     if output is not None:
         write_text(output, text)
         return
+    _check_stdout()
     if format_ != "text" and sys.stdout.isatty():  # a text has colours, and its own characters are safe already
         text = printable(text)
     encoding = sys.stdout.encoding if format_ == "text" else "utf-8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from noiser.attribution import Attribution
 from noiser.engine import LocalEngine, complete
@@ -15,10 +15,7 @@ from noiser.methods import Method
 from noiser.metrics.metric import Case, Measured, Metric, measure_passes
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import Profile, Progress, TargetUnit, Unit
-
-SpanUnit = Literal["spans"]
-"""The spans that an example names are its units."""
+from noiser.types import AutoUnit, Profile, Progress, SpanUnit, TargetUnit, Unit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +33,7 @@ class Attributor:
 
     lm: LanguageModel
     method: Method
-    unit: Unit | SpanUnit = "token"
+    unit: Unit | AutoUnit | SpanUnit = "token"
     max_new_tokens: int = 1
     target_unit: TargetUnit = "token"
     profile: Profile = "paper"
@@ -58,7 +55,7 @@ class Attributor:
             progress=progress,
         )
 
-    def _unit_of(self, item: Item) -> Unit:
+    def _unit_of(self, item: Item) -> Unit | AutoUnit:
         if self.unit != "spans":
             return self.unit
         if not item.spans:

@@ -13,7 +13,7 @@ from noiser.checks import check_choice, check_count, check_probability, check_sh
 from noiser.engine import REMOVALS, LocalEngine, RemovalName, SharedProgress, run_interleaved
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, SpanUnit, in_profile, measure_together
+from noiser.evaluation.measuring import Attributor, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, make_method
 from noiser.metrics import METRICS
@@ -31,7 +31,7 @@ from noiser.metrics.metric import (
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
 from noiser.model.clean import Passes
-from noiser.types import AutoUnit, Profile, Progress, TargetUnit, TargetUnitName, Unit, UnitName
+from noiser.types import AutoUnit, Profile, Progress, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
 
 
 def evaluate(
@@ -41,7 +41,7 @@ def evaluate(
     metrics: str | Iterable[str] = ("faithfulness",),
     *,
     judge: Any = None,
-    unit: Unit | SpanUnit = "token",
+    unit: Unit | AutoUnit | SpanUnit = "token",
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     seed: int = 0,
@@ -155,7 +155,7 @@ def _check(
     profile: str,
     normalization: str | None,
     removal: str,
-    unit: Unit | SpanUnit,
+    unit: Unit | AutoUnit | SpanUnit,
     max_new_tokens: int,
     target_unit: TargetUnit,
 ) -> None:

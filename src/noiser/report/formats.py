@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from noiser import files
 from noiser.report.table import Table, Value, cells_frame, clean, format_cell, reading
-
-_TEXTS = ["row", "group", "column", "text"]
 
 
 def csv_text(tables: Iterable[Table]) -> str:
@@ -14,14 +13,7 @@ def csv_text(tables: Iterable[Table]) -> str:
 
     Numbers that are not there are empty, never 0; `n` is then 0, or `reason` says why.
     """
-    cells = cells_frame(tables)
-    cells[_TEXTS] = cells[_TEXTS].map(_no_formula)
-    return cells.to_csv(index=False, lineterminator="\n")
-
-
-def _no_formula(value: object) -> object:
-    """A text that a spreadsheet does not run: labels come from whoever made the rows."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return files.csv_text(cells_frame(tables))
 
 
 # ---- Markdown -------------------------------------------------------------------------------------------------------
