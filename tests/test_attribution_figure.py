@@ -13,6 +13,7 @@ import pytest
 from attribution_for_tests import make, rich_example
 from noiser.attribution.display import tint
 from noiser.errors import DependencyError, ParameterError
+from noiser.types import Target
 
 matplotlib = pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
@@ -60,6 +61,52 @@ def test_long_text_is_wrapped_and_nothing_overlaps(width):
     assert all(x + w <= 72 * width for x, _, w in boxes)
     assert all(after[1] > before[1] or after[0] >= before[0] + before[2] for before, after in pairwise(boxes))
     assert drawing.get_figheight() * 72 > boxes[-1][1]
+
+
+@pytest.mark.parametrize("width", [1.1, 2.5])
+def test_words_wider_than_the_page_are_broken(width):
+    word, target = "https://example.org/" + "W" * 60 + "e\u0301" * 30, "verylongtarget" * 5
+    drawing = make(("See ", word), ((0.1, -0.3),), targets=(Target(target, 1, 0.5, 1),)).plot(width=width)
+    shown = "".join(texts(drawing))
+    assert word in shown
+    assert target in shown
+    assert not any(text.startswith("\u0301") for text in texts(drawing))
+    drawing.set_dpi(200)
+    renderer = FigureCanvasAgg(drawing).get_renderer()
+    extents = [drawn.get_window_extent(renderer) for drawn in (*drawing.axes[0].texts, *drawing.axes[0].patches)]
+    assert max(extent.x1 for extent in extents) <= 200 * width
+    low, high = drawing.axes[0].texts[-2:]
+    assert low.get_position()[1] == high.get_position()[1], "the scale is one line"
+
+
+def words_from_the_left(drawing) -> list[list[str]]:
+    """The texts of each line, in the order of their places."""
+    lines: dict[float, list[tuple[float, str]]] = {}
+    for text in drawing.axes[0].texts:
+        x, y = text.get_position()
+        lines.setdefault(y, []).append((x, text.get_text()))
+    return [[text for _, text in sorted(line)] for line in lines.values()]
+
+
+HEBREW = ("\u05d0\u05d1", " \u05d2", " Paris", " France", " \u05d3", " 12", "345")
+
+
+def test_a_text_from_right_to_left_begins_on_the_right():
+    att = make(HEBREW, ((0.1, 0.3, 0.2, 0.4, 0.1, 0.2, 0.3),), targets=(Target(" \u05d4", 1, 0.5, 1),))
+    drawing = att.plot(width=6)
+    assert " ".join(words_from_the_left(drawing)[0]) == "\u05d4 ← 12 345 \u05d3 Paris France \u05d2 \u05d0\u05d1"
+    first = drawing.axes[0].patches[[text.get_text() for text in drawing.axes[0].texts].index("\u05d0\u05d1")]
+    assert first.get_x() + first.get_width() == pytest.approx(6 * 72)
+    assert words_from_the_left(drawing)[-1] == ["0", "0.400"]
+    narrow = words_from_the_left(att.plot(width=1.1))
+    assert narrow[0][-1] == "\u05d0\u05d1", "the first line is the beginning"
+    assert narrow[-2][0] == "\u05d4"
+
+
+def test_words_from_right_to_left_inside_of_a_text_from_left_to_right():
+    pieces = ("Say", " \u05d0", " \u05d1", ",", " 12", " now")
+    drawing = make(pieces, ((0.1, 0.3, 0.2, 0.4, 0.1, 0.2),)).plot(width=6)
+    assert words_from_the_left(drawing)[0] == ["Say", "12", ",", "\u05d1", "\u05d0", "now", "→", "target0"]
 
 
 def test_methods_below_each_other():

@@ -1,12 +1,20 @@
-"""Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays."""
+"""Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays.
+
+Arabic, Hebrew and other text from right to left is set in the order of the Unicode Bidirectional Algorithm, word by
+word, with tokens as they are: letters are not joined across two tokens, brackets are neither paired nor mirrored, and
+explicit direction marks are shown, not obeyed. Inside a token matplotlib sets the letters; before 3.11 it neither
+orders nor joins them.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from noiser.attribution.bidi import is_right_to_left, visual_order
 from noiser.attribution.display import (
     Colour,
     HeatMap,
@@ -28,6 +36,8 @@ _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
 _ABOVE, _BELOW = 1.05, 0.4
 """How far a tint reaches above and below the baseline, in sizes of the text."""
 _SCALE_WIDTH, _SCALE_STEPS = 90.0, 60
+_FULL = 0.98
+"""How much of a line is filled to its end: hinting makes letters a little wider than planned."""
 
 
 class _Box(NamedTuple):
@@ -84,55 +94,87 @@ def figure_class() -> type[Figure]:
 
 @dataclass
 class _Page:
-    """Boxes laid out so far, and where the next one goes."""
+    """Boxes laid out so far, the first of this line, where the next one goes, and whether lines begin on the right."""
 
     width: float
     boxes: list[_Box] = field(default_factory=list[_Box])
+    line: int = 0
     x: float = 0.0
     y: float = _LINE
+    rtl: bool = False
 
     def add(self, heat: HeatMap, heading: str) -> None:
         """A heading, the text before the target with its colours, the target, and the colour scale."""
         if heading:
             self.write(heading, bold=True)
             self.new_line()
+        self.rtl = is_right_to_left("".join(cell.text for cell in heat.cells))
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
             self.write(body, None if cell.score is None else tint(cell.weight, _PAPER))
-        self.write(" → ")
+        self.write(" ← " if self.rtl else " → ")
         self.write(heat.target, bold=True)
         self.new_line()
+        self.rtl = False
         self._scale(heat)
 
     def write(self, text: str, fill: Colour | None = None, *, size: float = _TEXT_SIZE, bold: bool = False) -> None:
         """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
-        for piece in re.findall(r"\n|[^\S\n]+|\S+", text):
-            width = _text_width(piece, size, bold)
-            if piece == "\n" or (self.x and self.x + width > self.width):
-                self.new_line()
-            if piece.strip() or self.x:
-                self.boxes.append(_Box(self.x, self.y, width, piece, fill, size, bold))
-                self.x += width
+        for word in re.findall(r"\n|[^\S\n]+|\S+", text):
+            for piece in _broken(word, _FULL * self.width, size, bold):
+                width = _text_width(piece, size, bold)
+                if piece == "\n" or (self.x and self.x + width > self.width):
+                    self.new_line()
+                if piece.strip() or self.x:
+                    self.boxes.append(_Box(self.x, self.y, width, piece, fill, size, bold))
+                    self.x += width
 
     def new_line(self) -> None:
+        """Puts the boxes of the line in the order in which they are read, and goes to the next."""
+        boxes = self.boxes[self.line :]
+        order = visual_order([box.text for box in boxes], rtl=self.rtl)
+        if self.rtl or order != sorted(order):
+            x = self.width - self.x if self.rtl else 0.0
+            for index in order:
+                self.boxes[self.line + index] = boxes[index]._replace(x=x)
+                x += boxes[index].width
+        self.line = len(self.boxes)
         self.x, self.y = 0.0, self.y + _LINE
 
     def _scale(self, heat: HeatMap) -> None:
         """The colours from the lowest to the highest score, as long as there are scores."""
         if heat.largest:
             low = -1.0 if any(cell.weight < 0 for cell in heat.cells) else 0.0
-            self.write(f"{f'-{heat.largest}' if low else '0'} ", size=_SMALL_SIZE)
-            step = _SCALE_WIDTH / _SCALE_STEPS
+            lowest = f"-{heat.largest}" if low else "0"
+            ends = sum(_text_width(text, _SMALL_SIZE, bold=False) for text in (lowest, " ", " ", heat.largest))
+            step = max(0.0, min(_SCALE_WIDTH, _FULL * self.width - ends)) / (_SCALE_STEPS + 1)
+            self.write(f"{lowest} ", size=_SMALL_SIZE)
             for index in range(_SCALE_STEPS):
                 weight = low + (1 - low) * index / (_SCALE_STEPS - 1)
                 # A little wider than a step: viewers show a seam between rectangles that only touch.
                 x, colour = self.x + index * step, tint(weight, _PAPER)
                 self.boxes.append(_Box(x, self.y, 1.5 * step, fill=colour, size=_SMALL_SIZE))
-            self.x += _SCALE_WIDTH + step
+            self.x += (_SCALE_STEPS + 1) * step
             self.write(f" {heat.largest}", size=_SMALL_SIZE)
             self.new_line()
         self.y += _GAP
+
+
+def _broken(word: str, width: float, size: float, bold: bool) -> list[str]:
+    """A word in parts that are not wider than a line; a letter and its marks stay together."""
+    if _text_width(word, size, bold) <= width:
+        return [word]
+    widths = {letter: _text_width(letter, size, bold) for letter in set(word)}
+    parts, used = [""], 0.0
+    for letter in word:
+        is_mark = unicodedata.category(letter).startswith("M")
+        if parts[-1] and not is_mark and used + widths[letter] > width:
+            parts.append("")
+            used = 0.0
+        parts[-1] += letter
+        used += widths[letter]
+    return parts
 
 
 def _text_width(text: str, size: float, bold: bool) -> float:

@@ -231,7 +231,9 @@ class Attribution(AttributionRecord):
         """A figure for a paper: the text with its colours and a colour scale, with matplotlib.
 
         `att.plot().savefig("figure.pdf")` writes it as vector graphics with real text. Fonts are those of
-        `matplotlib.rcParams`. A notebook shows it after `%matplotlib inline`.
+        `matplotlib.rcParams`. A notebook shows it after `%matplotlib inline`. Words of Arabic and Hebrew are set from
+        right to left; letters are not joined across two tokens, and matplotlib before 3.11 neither orders nor joins
+        those of one token.
 
         Args:
             others: attributions of the same prompt, by other methods, shown below this one. Each has a scale of its
