@@ -63,6 +63,7 @@ def ask(handlers, longest_wait=None, **fields):
         {"prompt": "user: a\nassistant: b", "chat": True, "model": "m", "unit": "sentence", "seed": 7},
         {"methods": ("noiser", "occlusion"), "target": " fox ", "foil": "\n", "max_new_tokens": 5},
         {"all_thresholds": False},
+        {"seed": 2**53 - 1},
         {"target_unit": "sentence"},
         {"sources": "A fox.\n---\nA dog."},
     ],
@@ -87,6 +88,8 @@ def test_parameters_of_others_are_no_link_and_leave_what_was_typed():
     page.handlers, page.fields = Handlers(Models({"llama": lambda: tiny("llama")})), {"prompt": None}
     assert page.restore("?__theme=dark&utm_source=x") == page.restore("")
     assert page.restore("?prompt=fox")[1] == "?prompt=fox"
+    for seed in (10**20, 2**53):
+        assert "expected an integer from" in page.restore(f"?prompt=fox&seed={seed}")[0]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +100,20 @@ def test_parameters_of_others_are_no_link_and_leave_what_was_typed():
         ({"unit": "letter"}, UnknownNameError, "Known: sentence, token, word"),
         ({"max_new_tokens": "900"}, ParameterError, f"expected 1 to {MOST_TARGETS}"),
         ({"seed": "x" * 1000}, ParameterError, "expected an integer"),
+        ({"seed": str(2**53)}, ParameterError, "seed is 9007199254740992; expected an integer from -9007199254740991"),
+        ({"seed": "-" + "9" * 1000}, ParameterError, "seed is -999.*; expected an integer from"),
+        ({"chat": "yes"}, ParameterError, "chat='yes'; expected 0 or 1"),
+        ({"all_thresholds": ""}, ParameterError, "all_thresholds=''; expected 0 or 1"),
     ],
 )
 def test_a_damaged_link_says_what_is_wrong(parameters, error, message):
     with pytest.raises(error, match=message) as caught:
         Question.from_query(parameters)
     assert len(str(caught.value)) < 600
+
+
+def test_a_method_that_is_given_twice_counts_once():
+    assert Question.from_query({"methods": "noiser,occlusion,noiser"}).methods == ("noiser", "occlusion")
 
 
 def test_chat_as_a_transcript_or_as_json():
@@ -504,7 +515,6 @@ def test_one_method_that_fails_does_not_take_the_others_with_it(handlers):
         ({"prompt": "hello", "chat": True}, "chat template"),
         ({"model": "gpt-9"}, "Only models that the server offers"),
         ({"target": "a", "foil": "a"}, "expected a foil that differs"),
-        ({"seed": 10**20}, "expected an integer that torch takes"),
     ],
 )
 def test_errors_are_shown(handlers, fields, message):
