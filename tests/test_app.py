@@ -476,7 +476,7 @@ def test_what_is_asked_about_scores_waits_for_the_thresholds(handlers, monkeypat
     end = last(views)
     assert "Done" in end.status
     assert not end.answer.attributions[0].thresholds.isnan().any()
-    assert "Stopped" in last(drawn).status
+    assert last(drawn) == (None, False, None)  # what was asked aside after it has the status
     shown = last(measured)
     assert "Measured" in shown.status
     assert "faithfulness" in shown.answer
@@ -581,6 +581,15 @@ def test_a_stop_of_the_first_question_leaves_nothing_behind(method, passes):
     (att,) = last(handlers.ask("visitor", question, None)).answer.attributions
     expected = noiser.attribute(noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer()), PROMPT, method=method)
     assert torch.equal(att.scores, expected.scores)
+
+
+def test_a_new_question_replaces_the_one_that_is_being_answered(handlers):
+    first = handlers.ask("visitor", Question(prompt="The quick brown fox " * 20, methods=("shapley_sampling",)), None)
+    next(first)
+    second = handlers.ask("visitor", Question(prompt=PROMPT, methods=("occlusion",)), None)
+    next(second)
+    assert last(first) == (None, False, None)  # no "Stopped." over the state of the second
+    assert last(second).answer.attributions[0].text.startswith(PROMPT)
 
 
 def test_leaving_the_page_ends_the_work(handlers):

@@ -22,7 +22,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
@@ -424,6 +424,21 @@ def test_stop(visit):
     page.locator("#noiser-stop").click()
     sync_api.expect(page.locator("#noiser-status")).to_contain_text("Stopped.")
     ask(page)
+
+
+@pytest.mark.parametrize("key", [None, "Shift+Enter"])
+def test_a_new_question_replaces_the_one_that_is_being_answered(visit, key):
+    page = visit("?methods=shapley_sampling&model=long")
+    ask(page, "The quick fox jumps over the lazy dog. " * 40, wait=False)
+    page.locator("#noiser-status progress").wait_for()
+    page.locator("#noiser-prompt textarea").fill(PROMPT)
+    if key:
+        page.locator("#noiser-prompt textarea").press(key)
+    else:
+        page.locator("#noiser-run").click()
+    done(page)
+    sync_api.expect(page.locator("#noiser-result .map .u")).to_have_text(PROMPT.split())
+    assert parse_qs(urlsplit(link_of(page)).query)["prompt"] == [PROMPT]
 
 
 def test_a_unit_clicked_while_thresholds_are_searched_does_not_end_the_search(visit):

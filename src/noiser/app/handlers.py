@@ -77,7 +77,7 @@ class View(NamedTuple):
     """What to show while a question is answered, and then.
 
     Attributes:
-        status: a line about the work, or the error; None where that of the visitor's question stays.
+        status: a line about the work, or the error; None where that of the visitor's other work stays.
         busy: whether it goes on.
         answer: the result; None as long as there is nothing new to show.
     """
@@ -102,7 +102,7 @@ class Handlers:
         self.models, self.jobs = models, Jobs()
 
     def ask(self, visitor: str, question: Question, longest_wait: float | None) -> Iterator[View]:
-        """Answers a question: first states, then a view with the `Answer`.
+        """Answers a question: first states, then a view with the `Answer`, or with nothing if another question came.
 
         Args:
             visitor: who asks.
@@ -162,7 +162,7 @@ class Handlers:
                 view = View(note("Stopped."))
             except Exception as error:
                 view = View(explain(error))
-        yield self._with_status(visitor, view, aside)
+        yield self._with_status(visitor, View(None) if job.replaced else view, aside)
 
     def _with_status(self, visitor: str, view: View, aside: bool) -> View:
         """The view of a job; as long as there is a question, it alone has the status, and says what waits for it."""

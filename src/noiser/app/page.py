@@ -113,8 +113,9 @@ class _Page:
             for name, question in offered_examples(models).items():
                 self.examples[gr.Button(name, size="sm", min_width=0, scale=0)] = question
         with gr.Row():
+            # Always ready: a new question replaces one that is being answered, and updates that cross on a busy machine
+            # can leave a button as it was.
             self.run = gr.Button("Ask", variant="primary", min_width=100, elem_id="noiser-run")
-            # Always ready: updates that cross on a busy machine can leave a button as it was; this one must work then.
             self.stop_button = gr.Button("Stop", min_width=100, elem_id="noiser-stop")
         with gr.Accordion("Answer from sources, and cite them", open=False, elem_id="noiser-sources") as self.sources:
             fields["sources"] = gr.Textbox(
@@ -223,12 +224,12 @@ class _Page:
         # Models have a queue of their own (`Turns`); Gradio's would hold back one model's visitors for another's.
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         asking = [self.longest_wait, *self.fields.values()]
-        work = [self.status, self.run]
-        shown = [*work, self.result, self.answer, self.showing, self.query, self.after, self.probes]
+        shown = [self.status, self.result, self.answer, self.showing, self.query, self.after, self.probes]
         shown += [self.unit, self.target, self.chart, self.evaluation]
 
         ask = [self.run.click, self.fields["prompt"].submit]
-        asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
+        again: dict[str, Any] = {**options, "trigger_mode": "multiple"}  # also while one runs: the last one counts
+        asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **again)
         filled = [self.settings, self.sources, *self.fields.values()]
         for button, question in self.examples.items():
             button.click(partial(self._filled, question), None, filled, queue=False, **options)
@@ -243,18 +244,16 @@ class _Page:
         self.stop_button.click(self.stop, queue=False, **options)
         blocks.unload(self.stop)
 
-        # Also while one waits for the question: the last one counts.
-        aside: dict[str, Any] = {**options, "trigger_mode": "multiple"}
         held = [self.answer, self.showing]
-        picked = self.result.pick(self.pick, None, [self.unit, self.target], **aside)
+        picked = self.result.pick(self.pick, None, [self.unit, self.target], **again)
         for draw in (self.draw.click, picked.then):
-            draw(self.tolerance, [*held, self.unit, self.target], [*work, self.chart], **aside)
-        self.measure.click(self.measured, [*held, self.metrics], [*work, self.evaluation], **aside)
+            draw(self.tolerance, [*held, self.unit, self.target], [self.status, self.chart], **again)
+        self.measure.click(self.measured, [*held, self.metrics], [self.status, self.evaluation], **again)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
-        copied = self.copy.click(self._saving("md"), held, [*work, self.file], **options)
+        copied = self.copy.click(self._saving("md"), held, [self.status, self.file], **options)
         copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
         for form in ("json", "html"):
-            saved = self.save[form].click(self._saving(form), held, [*work, self.file], **options)
+            saved = self.save[form].click(self._saving(form), held, [self.status, self.file], **options)
             saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
@@ -313,10 +312,10 @@ class _Page:
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
         if answer is None:
-            return *_work(view), *_nothing(10)
+            return _status(view), *_nothing(10)
         units, targets = unit_choices(answer), target_choices(answer)
         return (
-            *_work(view),
+            _status(view),
             result_html(answer),
             answer,
             "answer",
@@ -330,7 +329,7 @@ class _Page:
         )
 
     def _cleared(self) -> Shown:
-        return *_nothing(2), "", None, "", "", gr.update(visible=False), *_nothing(3), "", ""
+        return gr.skip(), "", None, "", "", gr.update(visible=False), *_nothing(3), "", ""
 
     # ---- afterwards -----------------------------------------------------------------------------------------------
 
@@ -366,7 +365,7 @@ class _Page:
 
         def save(answer: Answer | None, showing: str) -> Shown:
             (view,) = self._about(answer, showing, packed)
-            return *_work(view), view.answer or ""
+            return _status(view), view.answer or ""
 
         return save
 
@@ -384,9 +383,9 @@ def _nothing(components: int) -> Shown:
     return (gr.skip(),) * components
 
 
-def _work(view: View) -> Shown:
-    return _nothing(2) if view.status is None else (view.status, gr.update(interactive=not view.busy))
+def _status(view: View) -> Any:
+    return gr.skip() if view.status is None else view.status
 
 
 def _aside(view: View) -> Shown:
-    return *_work(view), gr.skip() if view.answer is None else view.answer
+    return _status(view), gr.skip() if view.answer is None else view.answer
