@@ -17,7 +17,7 @@ from noiser.app.examples import FACT, example_answer, offered_examples
 from noiser.app.handlers import METRICS, Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
 from noiser.app.question import MOST_TARGETS, Question
 from noiser.app.show import example_note, explain, problem
-from noiser.checks import check_choice
+from noiser.checks import check_choice, check_not_negative
 from noiser.errors import NoiserError
 from noiser.methods import METHODS
 from noiser.types import TargetUnitName
@@ -175,9 +175,8 @@ class _Page:
                 info="Noiser; off is faster, with the same scores.",
             )
             fields["seed"] = gr.Number(begin.seed, precision=0, label="Seed")
-            self.longest_wait = gr.Number(
-                LONGEST_WAIT, minimum=0, label="Longest wait (minutes)", info="0: however long."
-            )
+            # Without `minimum`, whose error is Gradio's.
+            self.longest_wait = gr.Number(LONGEST_WAIT, label="Longest wait (minutes)", info="0: however long.")
         self.fields = fields
 
     def _lay_out_results(self, example: Answer) -> None:
@@ -248,7 +247,8 @@ class _Page:
         picked = self.result.pick(self.pick, None, [self.unit, self.target], **again)
         for draw in (self.draw.click, picked.then):
             draw(self.tolerance, [*held, self.unit, self.target], [self.status, self.chart], **again)
-        self.measure.click(self.measured, [*held, self.metrics], [self.status, self.evaluation], **again)
+        measuring = [*held, self.metrics, self.longest_wait]
+        self.measure.click(self.measured, measuring, [self.status, self.evaluation], **again)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
         copied = self.copy.click(self._saving("md"), held, [self.status, self.file], **options)
         copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
@@ -261,13 +261,12 @@ class _Page:
     def ask(self, request: gr.Request, minutes: float | None, *values: Any) -> Iterator[Shown]:
         """States of the work, then the heat map and what comes with it."""
         try:
-            question = self._question(values)
+            wait, question = _seconds(minutes), self._question(values)
         except NoiserError as error:
             yield self._show(View(explain(error)))
             return
         yield self._cleared()  # what is on the page belongs to the question that was asked last
-        views = self.handlers.ask(_visitor(request), question, minutes * 60 if minutes else None)
-        yield from map(self._show, views)
+        yield from map(self._show, self.handlers.ask(_visitor(request), question, wait))
 
     def restore(self, search: str) -> list[Any]:
         """The fields as a link has them; what is wrong with it, if something is.
@@ -345,9 +344,16 @@ class _Page:
         work = partial(self.handlers.tolerance, _visitor(request), unit_index=int(unit or 0), row=int(target or 0))
         yield from map(_aside, self._about(answer, showing, work))
 
-    def measured(self, request: gr.Request, answer: Answer | None, showing: str, metrics: list[str]) -> Iterator[Shown]:
+    def measured(
+        self, request: gr.Request, answer: Answer | None, showing: str, metrics: list[str], minutes: float | None
+    ) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
-        work = partial(self.handlers.measure, _visitor(request), metrics=metrics)
+        try:
+            wait = _seconds(minutes)
+        except NoiserError as error:
+            yield _aside(View(explain(error)))
+            return
+        work = partial(self.handlers.measure, _visitor(request), metrics=metrics, longest_wait=wait)
         yield from map(_aside, self._about(answer, showing, work))
 
     def _about(self, answer: Answer | None, showing: str, work: Callable[[Answer], Iterable[View]]) -> Iterable[View]:
@@ -376,6 +382,12 @@ def _html(value: str | None, elem_id: str | None = None, **options: Any) -> gr.H
 
 def _visitor(request: gr.Request) -> str:
     return str(request.session_hash)
+
+
+def _seconds(minutes: float | None) -> float | None:
+    """The longest wait; None for no limit. Raises ParameterError for less than nothing."""
+    check_not_negative("The longest wait", minutes or 0)
+    return minutes * 60 if minutes else None
 
 
 def _nothing(components: int) -> Shown:
