@@ -324,6 +324,17 @@ def test_an_answer_that_is_no_longer_kept_is_not_taken_for_another(browser):
             page.locator("#noiser-json").click()
 
 
+def test_a_unit_of_an_answer_whose_visitor_is_forgotten_is_no_bare_error(browser):
+    with served() as address, opened(browser, address) as page:
+        ask(page, " ".join([PROMPT] * 4))  # more units than the example has
+        others = app_for_tests.Visitors(address)
+        for number in range(101):
+            others.stop(f"other{number}")
+        page.locator("#noiser-result .map .u").last.click()
+        alert = page.locator("#noiser-status [role=alert]")
+        sync_api.expect(alert).to_contain_text("no longer kept on the server. Press Ask")
+
+
 def test_downloads(visit, tmp_path):
     from PIL import Image
 

@@ -246,7 +246,9 @@ class _Page:
         held = [self.answer, self.showing]
         picked = self.result.pick(self.pick, None, [self.unit, self.target], **again)
         for draw in (self.draw.click, picked.then):
-            draw(self.tolerance, [*held, self.unit, self.target], [self.status, self.chart], **again)
+            # As the page has them: Gradio would look for them among choices that it may have forgotten.
+            chosen = [*held, self.unit, self.target]
+            draw(self.tolerance, chosen, [self.status, self.chart], preprocess=False, **again)
         measuring = [*held, self.metrics, self.longest_wait]
         self.measure.click(self.measured, measuring, [self.status, self.evaluation], **again)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
