@@ -377,6 +377,22 @@ def test_a_question_with_sources_is_answered_with_citations(visit):
     page.wait_for_function("navigator.clipboard.readText().then(text => text.includes('| token | score |'))")
 
 
+def test_a_citation_leads_to_its_source_on_the_same_page(visit):
+    page = visit("?unit=word")  # as after a question; without a query Gradio's <base> is the page's own address
+    card = page.locator("#noiser-result .noiser-att")
+    card.evaluate("(e, html) => { e.outerHTML = html; }", citations()._repr_html_())
+    source = page.locator("#noiser-result .source").nth(1)
+    source.evaluate("e => { e.style.marginTop = '3000px'; }")
+    shown = "e => { const box = e.getBoundingClientRect(); return box.top >= 0 && box.bottom < innerHeight + 1; }"
+    for _ in range(2):
+        page.evaluate("scrollTo(0, 0)")
+        assert not source.evaluate(shown)
+        page.locator("#noiser-result .answer a", has_text="[2]").click()
+        assert source.evaluate(shown)
+        assert source.evaluate("e => e.matches(':target')")
+    assert "?unit=word#" in page.url
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 
