@@ -714,6 +714,7 @@ def test_a_question_with_sources_is_answered_as_the_library_cites(handlers):
         file = file_of(answer, form)
         assert file.name == f"noiser-cite.{form}"
         assert part in file.text
+    assert file_of(answer, "md").text == answer.citations.to_markdown()
     assert not tiny("llama").model._forward_pre_hooks
 
 

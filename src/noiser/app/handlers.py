@@ -339,7 +339,8 @@ def file_of(answer: Answer, form: Literal["json", "html", "md"]) -> File:
     given, cited = answer.attributions, answer.citations
     name = f"noiser-{'cite' if cited else '-'.join(answer.question.methods)[:60]}.{form}"
     if form == "md":
-        return File(name, "text/markdown", str(cited) if cited else "\n".join(att.to_markdown() for att in given))
+        shown = [cited] if cited else given
+        return File(name, "text/markdown", "\n".join(each.to_markdown() for each in shown))
     if cited is not None:
         return File(name, _TYPES[form], cited.to_html() if form == "html" else cited.to_json())
     if form == "html":
