@@ -63,6 +63,7 @@ def ask(handlers, longest_wait=None, **fields):
         {"prompt": "user: a\nassistant: b", "chat": True, "model": "m", "unit": "sentence", "seed": 7},
         {"methods": ("noiser", "occlusion"), "target": " fox ", "foil": "\n", "max_new_tokens": 5},
         {"all_thresholds": False},
+        {"seed": 2**53 - 1},
         {"target_unit": "sentence"},
         {"sources": "A fox.\n---\nA dog."},
     ],
@@ -87,6 +88,8 @@ def test_parameters_of_others_are_no_link_and_leave_what_was_typed():
     page.handlers, page.fields = Handlers(Models({"llama": lambda: tiny("llama")})), {"prompt": None}
     assert page.restore("?__theme=dark&utm_source=x") == page.restore("")
     assert page.restore("?prompt=fox")[1] == "?prompt=fox"
+    for seed in (10**20, 2**53):
+        assert "expected an integer from" in page.restore(f"?prompt=fox&seed={seed}")[0]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +100,30 @@ def test_parameters_of_others_are_no_link_and_leave_what_was_typed():
         ({"unit": "letter"}, UnknownNameError, "Known: sentence, token, word"),
         ({"max_new_tokens": "900"}, ParameterError, f"expected 1 to {MOST_TARGETS}"),
         ({"seed": "x" * 1000}, ParameterError, "expected an integer"),
+        ({"seed": str(2**53)}, ParameterError, "seed is 9007199254740992; expected an integer from -9007199254740991"),
+        ({"seed": "-" + "9" * 1000}, ParameterError, "seed is -999.*; expected an integer from"),
+        ({"chat": "yes"}, ParameterError, "chat='yes'; expected 0 or 1"),
+        ({"all_thresholds": ""}, ParameterError, "all_thresholds=''; expected 0 or 1"),
     ],
 )
 def test_a_damaged_link_says_what_is_wrong(parameters, error, message):
     with pytest.raises(error, match=message) as caught:
         Question.from_query(parameters)
     assert len(str(caught.value)) < 600
+
+
+def test_a_negative_wait_is_an_error():
+    pytest.importorskip("gradio")
+    from noiser.app.page import _Page
+
+    page = object.__new__(_Page)
+    for shown in (page.ask(None, -1.0), page.measured(None, None, "answer", [], -1.0)):
+        ((status, *_),) = shown
+        assert "The longest wait is -1.0; expected a finite number of at least 0." in status
+
+
+def test_a_method_that_is_given_twice_counts_once():
+    assert Question.from_query({"methods": "noiser,occlusion,noiser"}).methods == ("noiser", "occlusion")
 
 
 def test_chat_as_a_transcript_or_as_json():
@@ -378,7 +399,7 @@ def test_visitors_see_no_folders(monkeypatch, tmp_path):
         views = list(handlers.ask("visitor", Question(prompt=PROMPT, model=name, methods=("random",)), None))
         if answer := views[-1].answer:
             assert answer.attributions[0].model.name == "llama"
-            views += [view._replace(answer=None) for view in handlers.measure("visitor", answer, METRICS[:1])]
+            views += [view._replace(answer=None) for view in handlers.measure("visitor", answer, METRICS[:1], None)]
             shown = result_html(answer) + "".join(file_of(answer, form).text for form in ("json", "html"))
             assert str(tmp_path) not in shown
         assert [view.status for view in views if str(tmp_path) in (view.status or "")] == []
@@ -456,7 +477,7 @@ def test_what_is_asked_about_scores_waits_for_the_thresholds(handlers, monkeypat
     monkeypatch.setattr(Job, "offer", offer_and_wait)
     views = handlers.ask("visitor", Question(prompt=PROMPT), None)
     early = next(view.answer for view in views if view.answer is not None)
-    drawn, measured = handlers.tolerance("visitor", early, 1, 0), handlers.measure("visitor", early, METRICS[:1])
+    drawn, measured = handlers.tolerance("visitor", early, 1, 0), handlers.measure("visitor", early, METRICS[:1], None)
     assert next(drawn)[:2] == (None, True)
     assert "comes next" in next(views).status
     assert next(measured)[:2] == (None, True)
@@ -465,7 +486,7 @@ def test_what_is_asked_about_scores_waits_for_the_thresholds(handlers, monkeypat
     end = last(views)
     assert "Done" in end.status
     assert not end.answer.attributions[0].thresholds.isnan().any()
-    assert "Stopped" in last(drawn).status
+    assert last(drawn) == (None, False, None)  # what was asked aside after it has the status
     shown = last(measured)
     assert "Measured" in shown.status
     assert "faithfulness" in shown.answer
@@ -504,7 +525,6 @@ def test_one_method_that_fails_does_not_take_the_others_with_it(handlers):
         ({"prompt": "hello", "chat": True}, "chat template"),
         ({"model": "gpt-9"}, "Only models that the server offers"),
         ({"target": "a", "foil": "a"}, "expected a foil that differs"),
-        ({"seed": 10**20}, "expected an integer that torch takes"),
     ],
 )
 def test_errors_are_shown(handlers, fields, message):
@@ -543,6 +563,42 @@ def test_what_would_take_too_long_says_what_to_do(handlers, monkeypatch):
     assert issubclass(TooLongError, NoiserError)
 
 
+def test_the_advice_leaves_out_what_is_chosen_already(handlers, monkeypatch):
+    monkeypatch.setattr(jobs_module, "SETTLED", 0.0)
+
+    def faster(*methods):
+        status = ask(handlers, longest_wait=1e-9, prompt=PROMPT * 3, methods=methods).status
+        assert "shorten the prompt" in status
+        return re.findall("such as (.*?);", status)
+
+    assert faster("noiser") == ["occlusion or input_x_gradient"]
+    assert faster("occlusion") == ["input_x_gradient"]
+    assert faster("lime", "input_x_gradient") == ["occlusion"]
+    assert faster("lime", "occlusion", "input_x_gradient") == []
+
+
+def test_measuring_says_how_far_it_is_and_has_a_longest_wait(handlers, monkeypatch):
+    seen, progress = [], Job.progress
+
+    def note(job, done, expected):
+        progress(job, done, expected)
+        seen.append((job.label, job.state.share))
+
+    answer = ask(handlers, methods=("occlusion", "random")).answer
+    monkeypatch.setattr(Job, "progress", note)
+    assert last(handlers.measure("v", answer, METRICS[:1], 3600)).answer is not None
+    for method in ("occlusion@1", "random@1"):
+        shares = [share for label, share in seen if label == f"Metrics of {method}"]
+        assert shares == sorted(shares)
+        assert shares[0] == 0
+        assert len({*shares}) > 5  # not done after the first of its requests
+    monkeypatch.setattr(jobs_module, "SETTLED", 0.0)
+    view = last(handlers.measure("v", answer, METRICS[:1], 1e-9))
+    assert view.answer is None
+    assert "Measuring faithfulness would take" in view.status
+    assert "Choose fewer metrics" in view.status
+
+
 def test_stopping_ends_the_work_within_a_pass(handlers):
     views = handlers.ask("visitor", Question(prompt="The quick brown fox " * 20, methods=("shapley_sampling",)), None)
     next(views)
@@ -571,6 +627,15 @@ def test_a_stop_of_the_first_question_leaves_nothing_behind(method, passes):
     (att,) = last(handlers.ask("visitor", question, None)).answer.attributions
     expected = noiser.attribute(noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer()), PROMPT, method=method)
     assert torch.equal(att.scores, expected.scores)
+
+
+def test_a_new_question_replaces_the_one_that_is_being_answered(handlers):
+    first = handlers.ask("visitor", Question(prompt="The quick brown fox " * 20, methods=("shapley_sampling",)), None)
+    next(first)
+    second = handlers.ask("visitor", Question(prompt=PROMPT, methods=("occlusion",)), None)
+    next(second)
+    assert last(first) == (None, False, None)  # no "Stopped." over the state of the second
+    assert last(second).answer.attributions[0].text.startswith(PROMPT)
 
 
 def test_leaving_the_page_ends_the_work(handlers):
@@ -649,6 +714,7 @@ def test_a_question_with_sources_is_answered_as_the_library_cites(handlers):
         file = file_of(answer, form)
         assert file.name == f"noiser-cite.{form}"
         assert part in file.text
+    assert file_of(answer, "md").text == answer.citations.to_markdown()
     assert not tiny("llama").model._forward_pre_hooks
 
 
@@ -698,7 +764,7 @@ def test_hostile_text_is_text_everywhere(handlers):
     answer = ask(handlers, prompt=HOSTILE, methods=("occlusion", "random"), max_new_tokens=2).answer
     shown = [result_html(answer)]
     shown += [last(handlers.tolerance("v", answer, unit, 1)).answer for unit in (0, 5)]
-    shown += [last(handlers.measure("v", answer, METRICS[:1])).answer]
+    shown += [last(handlers.measure("v", answer, METRICS[:1], None)).answer]
     shown += [explain(PromptError(HOSTILE), HOSTILE), explain(ValueError(HOSTILE))]
     shown += [progress_line(Job(lambda job: None, HOSTILE).state)]
     for text in shown:
@@ -756,7 +822,7 @@ def test_a_unit_after_the_target_has_no_chart(handlers):
 
 def test_faithfulness_is_that_of_the_library(handlers):
     answer = ask(handlers, methods=("occlusion", "random")).answer
-    shown = last(handlers.measure("v", answer, METRICS[:1])).answer
+    shown = last(handlers.measure("v", answer, METRICS[:1], None)).answer
     columns = [noiser.evaluate(tiny("llama"), att).estimates for att in answer.attributions]
     for name, estimate in columns[0].items():
         values = [f"{estimate.value:.3f}", f"{columns[1][name].value:.3f}"]
@@ -771,12 +837,12 @@ def test_faithfulness_is_that_of_the_library(handlers):
 
 def test_other_metrics_can_be_chosen(handlers):
     answer = ask(handlers, methods=("occlusion",)).answer
-    shown = last(handlers.measure("v", answer, ["lds", "top_k"])).answer
+    shown = last(handlers.measure("v", answer, ["lds", "top_k"], None)).answer
     found = noiser.evaluate(tiny("llama"), answer.attributions[0], metrics=["lds", "top_k"]).estimates
     for name in ("lds", "lds_minus_permuted", "drop"):
         assert f"<small>{name}</small></th><td>{found[name].value:.3f}</td>" in shown
     assert "<details>" not in shown
-    assert "No metric is chosen" in last(handlers.measure("v", answer, [])).status
+    assert "No metric is chosen" in last(handlers.measure("v", answer, [], None)).status
 
 
 def test_files_are_what_the_commands_write(handlers, tmp_path):

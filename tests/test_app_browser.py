@@ -22,7 +22,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
@@ -324,6 +324,17 @@ def test_an_answer_that_is_no_longer_kept_is_not_taken_for_another(browser):
             page.locator("#noiser-json").click()
 
 
+def test_a_unit_of_an_answer_whose_visitor_is_forgotten_is_no_bare_error(browser):
+    with served() as address, opened(browser, address) as page:
+        ask(page, " ".join([PROMPT] * 4))  # more units than the example has
+        others = app_for_tests.Visitors(address)
+        for number in range(101):
+            others.stop(f"other{number}")
+        page.locator("#noiser-result .map .u").last.click()
+        alert = page.locator("#noiser-status [role=alert]")
+        sync_api.expect(alert).to_contain_text("no longer kept on the server. Press Ask")
+
+
 def test_downloads(visit, tmp_path):
     from PIL import Image
 
@@ -364,6 +375,22 @@ def test_a_question_with_sources_is_answered_with_citations(visit):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator("#noiser-markdown").click()
     page.wait_for_function("navigator.clipboard.readText().then(text => text.includes('| token | score |'))")
+
+
+def test_a_citation_leads_to_its_source_on_the_same_page(visit):
+    page = visit("?unit=word")  # as after a question; without a query Gradio's <base> is the page's own address
+    card = page.locator("#noiser-result .noiser-att")
+    card.evaluate("(e, html) => { e.outerHTML = html; }", citations()._repr_html_())
+    source = page.locator("#noiser-result .source").nth(1)
+    source.evaluate("e => { e.style.marginTop = '3000px'; }")
+    shown = "e => { const box = e.getBoundingClientRect(); return box.top >= 0 && box.bottom < innerHeight + 1; }"
+    for _ in range(2):
+        page.evaluate("scrollTo(0, 0)")
+        assert not source.evaluate(shown)
+        page.locator("#noiser-result .answer a", has_text="[2]").click()
+        assert source.evaluate(shown)
+        assert source.evaluate("e => e.matches(':target')")
+    assert "?unit=word#" in page.url
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
@@ -424,6 +451,21 @@ def test_stop(visit):
     page.locator("#noiser-stop").click()
     sync_api.expect(page.locator("#noiser-status")).to_contain_text("Stopped.")
     ask(page)
+
+
+@pytest.mark.parametrize("key", [None, "Shift+Enter"])
+def test_a_new_question_replaces_the_one_that_is_being_answered(visit, key):
+    page = visit("?methods=shapley_sampling&model=long")
+    ask(page, "The quick fox jumps over the lazy dog. " * 40, wait=False)
+    page.locator("#noiser-status progress").wait_for()
+    page.locator("#noiser-prompt textarea").fill(PROMPT)
+    if key:
+        page.locator("#noiser-prompt textarea").press(key)
+    else:
+        page.locator("#noiser-run").click()
+    done(page)
+    sync_api.expect(page.locator("#noiser-result .map .u")).to_have_text(PROMPT.split())
+    assert parse_qs(urlsplit(link_of(page)).query)["prompt"] == [PROMPT]
 
 
 def test_a_unit_clicked_while_thresholds_are_searched_does_not_end_the_search(visit):

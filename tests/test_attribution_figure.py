@@ -153,6 +153,11 @@ def test_markdown():
     )
 
 
+@pytest.mark.parametrize(("prompt", "line"), [("- a", "\\- a"), ("12. a", "12\\. a"), ("===", "\\===")])
+def test_a_prompt_begins_no_list_or_heading_in_markdown(prompt, line):
+    assert make((prompt,), ((0.1,),)).to_markdown().startswith(f"{line} → ")
+
+
 def test_markdown_of_every_target():
     shown = rich_example().to_markdown()
     assert shown.count("| token | score | ± | threshold |") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -89,6 +90,33 @@ def test_text_has_marks_numbers_and_rules():
     assert "  log-probability -1.50, without any source -6.50" in text
     assert "less than 3 nats" in text
     assert "Answer without the sources: I sing." in text
+
+
+def test_markdown():
+    shown = citations().to_markdown()
+    assert shown.startswith("It sings. \\[1\\]\\[2\\] Now. (from memory)\n\n- It sings. \\[1\\]\\[2\\]\n")
+    assert "\n  - \\[1\\] 4.0 ± 0.5 (89%)\n    - “A fox.” 3.00\n" in shown
+    assert "\n  - \\[2\\] Rain: 0.5" in shown
+    assert "\n\nAnswer without the sources: I sing.\n\nA score is" in shown
+
+
+def test_no_text_is_markdown():
+    plain = citations()
+    (title, *others), (it, now) = plain.sources, plain.attribution.targets
+    targets = it._replace(text="- a\n==="), now._replace(text="\n2) b\n***")
+    shown = citations(
+        sources=(title._replace(title="[t](x) <b>|"), *others),
+        answer_without="1. ![i](http://example.org/)\n# h",
+        attribution=dataclasses.replace(plain.attribution, targets=targets),
+    ).to_markdown()
+    assert "\\[t\\](x) \\<b\\>\\|:" in shown
+    assert "1. !\\[i\\](http" in shown  # within a line
+    lines = shown.split("\n")
+    assert lines[0] == "\\- a↵"
+    assert lines[1].startswith("\\=== \\[1")
+    assert lines[2].startswith("2\\) b")
+    assert lines[3].startswith("\\*\\*\\* (from memory)")
+    assert not re.search(r"(?<!\\)[\[\]<>#*_`|]", shown)
 
 
 # ---- pages and files -------------------------------------------------------------------------------------------------

@@ -366,6 +366,9 @@ def test_progress_and_wrong_arguments(unchecked):
     assert len({done for done, _ in seen}) > 4  # parts of prompts count
     assert seen[-1] == (3, 3)
     assert {total for _, total in seen} == {3}
+    given, seen[:] = noiser.attribute(tiny("llama"), PROMPTS[0], method="random"), []
+    evaluated(given, progress=lambda done, total: seen.append((done, total)))
+    assert seen[0][0] < 0.5  # nothing is attributed first
     for options, message in [
         ({"metrics": "faithfullness"}, "Did you mean 'faithfulness'"),
         ({"metrics": []}, "metrics is empty"),

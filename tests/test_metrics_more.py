@@ -546,8 +546,21 @@ def test_metrics_of_one_case_share_the_clean_run(monkeypatch):
     assert len(opened) == 1
     assert {name for name, _, _ in told} == {"faithfulness", "erasure"}
     assert all(done <= expected for _, done, expected in told)
+    assert next(done for name, done, _ in told if name == "erasure") == 0  # not what the first metric took
     measured("localisation", dataclasses.replace(case, prepared={}, spans={"first": [(0, 3)]}))
     assert len(opened) == 1  # needs no model
+
+
+@pytest.mark.parametrize("masks", [None, 2, 20])
+@pytest.mark.parametrize("name", ["soft_scores", "mass_matched", "mass_matched_rank", "faithfulness"])
+def test_a_metric_of_several_requests_knows_how_much_they_are_together(name, masks):
+    lm, att = attributed(max_new_tokens=2)
+    case, told = Case(lm=lm, att=att, masks=masks), []
+    metric = METRICS.get(name).factory()
+    complete(LocalEngine(lm), measure_passes(LocalEngine(lm), metric, case, lambda *part: told.append(part)))
+    done, expected = told[-1]
+    assert {part[1] for part in told} == {expected}  # from the first report on
+    assert 0.7 < done / expected <= 1
 
 
 def test_scores_of_the_callers_own_number_are_not_measured_by_the_targets_probability():

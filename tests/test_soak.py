@@ -413,7 +413,7 @@ def test_visitors_at_once_each_get_their_own_answer_or_are_told_to_wait():
             return "stopped"
         question = questions[number]
         att = noiser.attribute(tiny("llama"), method=question.methods[0], **question.asked)
-        return "right" if data[2] == result_html(Answer(question, "llama", (att,), (), 0.0)) else "wrong"
+        return "right" if data[1] == result_html(Answer(question, "llama", (att,), (), 0.0)) else "wrong"
 
     with served() as address, ThreadPoolExecutor(count) as pool:
         visitors = Visitors(address)

@@ -44,6 +44,8 @@ NEXT = "What you asked for meanwhile comes next."
 LONG = 20_000
 """Characters of a prompt that is read before it waits for the model: one that is too long must not hold up others."""
 
+_FASTER = {"occlusion": ("input_x_gradient",), "input_x_gradient": ()}
+"""Methods to choose in place of a slow one, and those that are faster still than each."""
 
 MOST_CITED = 96
 """Tokens of an answer from sources."""
@@ -77,7 +79,7 @@ class View(NamedTuple):
     """What to show while a question is answered, and then.
 
     Attributes:
-        status: a line about the work, or the error; None where that of the visitor's question stays.
+        status: a line about the work, or the error; None where that of the visitor's other work stays.
         busy: whether it goes on.
         answer: the result; None as long as there is nothing new to show.
     """
@@ -102,7 +104,7 @@ class Handlers:
         self.models, self.jobs = models, Jobs()
 
     def ask(self, visitor: str, question: Question, longest_wait: float | None) -> Iterator[View]:
-        """Answers a question: first states, then a view with the `Answer`.
+        """Answers a question: first states, then a view with the `Answer`, or with nothing if another question came.
 
         Args:
             visitor: who asks.
@@ -112,17 +114,28 @@ class Handlers:
         work = _cited_answer if question.documents else _answer
         return self._watched(visitor, lambda job: work(self.models, question, job, longest_wait), _show_answer)
 
-    def measure(self, visitor: str, answer: Answer, metrics: Sequence[str]) -> Iterator[View]:
-        """Measures the attributions; the view's answer is HTML."""
+    def measure(
+        self, visitor: str, answer: Answer, metrics: Sequence[str], longest_wait: float | None
+    ) -> Iterator[View]:
+        """Measures the attributions; the view's answer is HTML. For `longest_wait` see `ask`."""
+
+        def advice(seconds: float, longest_wait: float) -> str:
+            return (
+                f"Measuring {', '.join(metrics)} would take {duration(seconds)}, and the longest wait is "
+                f"{duration(longest_wait)}. Choose fewer metrics, ask for a coarser unit, or allow a longer wait under "
+                "“Settings”."
+            )
 
         def work(job: Job[list[Evaluation]]) -> list[Evaluation]:
             evaluations: list[Evaluation] = []
             if not metrics:
                 raise ParameterError(f"No metric is chosen; expected some of {', '.join(METRICS)}.")
             with self.models.use(answer.model, job) as lm:
+                progress = _impatient(job, time.monotonic(), longest_wait, advice)
                 for att in answer.attributions:
                     job.step(f"Metrics of {att.method}")
-                    evaluations.append(evaluate(lm, att, metrics=metrics, seed=answer.question.seed))
+                    seed = answer.question.seed
+                    evaluations.append(evaluate(lm, att, metrics=metrics, seed=seed, progress=progress))
             return evaluations
 
         def show(evaluations: list[Evaluation]) -> View:
@@ -162,7 +175,7 @@ class Handlers:
                 view = View(note("Stopped."))
             except Exception as error:
                 view = View(explain(error))
-        yield self._with_status(visitor, view, aside)
+        yield self._with_status(visitor, View(None) if job.replaced else view, aside)
 
     def _with_status(self, visitor: str, view: View, aside: bool) -> View:
         """The view of a job; as long as there is a question, it alone has the status, and says what waits for it."""
@@ -280,7 +293,9 @@ def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, lo
     ]
     remedies = [f"choose unit {' or '.join(coarser)}"] if coarser else []
     remedies += ["leave out the thresholds of all units"] if name == "noiser" and question.all_thresholds else []
-    remedies += ["choose a faster method, such as occlusion or input_x_gradient", "shorten the prompt"]
+    faster = [each for each in _FASTER.get(name, tuple(_FASTER)) if each not in question.methods]
+    remedies += [f"choose a faster method, such as {' or '.join(faster)}"] if faster else []
+    remedies += ["shorten the prompt"]
     return (
         f"{name} by {question.unit} would take {duration(seconds)} for this prompt of {len(encoding.token_ids)} "
         f"tokens, and the longest wait is {duration(longest_wait)}. You can {'; '.join(remedies)}; "
@@ -324,7 +339,8 @@ def file_of(answer: Answer, form: Literal["json", "html", "md"]) -> File:
     given, cited = answer.attributions, answer.citations
     name = f"noiser-{'cite' if cited else '-'.join(answer.question.methods)[:60]}.{form}"
     if form == "md":
-        return File(name, "text/markdown", str(cited) if cited else "\n".join(att.to_markdown() for att in given))
+        shown = [cited] if cited else given
+        return File(name, "text/markdown", "\n".join(each.to_markdown() for each in shown))
     if cited is not None:
         return File(name, _TYPES[form], cited.to_html() if form == "html" else cited.to_json())
     if form == "html":

@@ -61,10 +61,16 @@ class State(NamedTuple):
 
 
 class Job(Generic[T]):
-    """One piece of work: `work(job)` in a thread. Every report of its progress raises `StoppedError` after a stop."""
+    """One piece of work: `work(job)` in a thread. Every report of its progress raises `StoppedError` after a stop.
+
+    Attributes:
+        label: the present step.
+        ahead: how many jobs the model does first.
+        replaced: whether the visitor's next job stopped it, and shows its own states by now.
+    """
 
     def __init__(self, work: Callable[[Job[T]], T], label: str = "Starting") -> None:
-        self.label, self.ahead = label, 0
+        self.label, self.ahead, self.replaced = label, 0, False
         self._share: float | None = None
         self._began = time.monotonic()
         self._first: tuple[float, float] | None = None  # when the step first reported, and its share then
@@ -159,6 +165,7 @@ class Jobs:
         with self._lock:
             for kind in {aside, True}:
                 if before := self._jobs.pop((visitor, kind), None):
+                    before.replaced = True
                     before.stop()
             job = self._jobs[key] = Job(work)
         try:

@@ -83,6 +83,16 @@ const noiserPage = (() => {
     }
   }).observe(document.documentElement, { childList: true, subtree: true });
 
+  // Gradio's <base> makes "#..." of a citation the address of another page, which would be loaded in place of this one.
+  document.addEventListener("click", (event) => {
+    const link = event.target instanceof Element && event.target.closest('.noiser-att a[href^="#"]');
+    const target = link && document.getElementById(link.getAttribute("href").slice(1));
+    if (!target) return;
+    event.preventDefault();
+    location.hash = target.id; // `:target` marks it
+    target.scrollIntoView({ block: "nearest" }); // also the second time
+  });
+
   // A click, Enter or the space bar on a unit of the heat map asks how much noise it tolerates.
   function onPick(element, report) {
     const pick = (unit) => {

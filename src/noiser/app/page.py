@@ -17,7 +17,7 @@ from noiser.app.examples import FACT, example_answer, offered_examples
 from noiser.app.handlers import METRICS, Answer, Handlers, View, file_of, result_html, target_choices, unit_choices
 from noiser.app.question import MOST_TARGETS, Question
 from noiser.app.show import example_note, explain, problem
-from noiser.checks import check_choice
+from noiser.checks import check_choice, check_not_negative
 from noiser.errors import NoiserError
 from noiser.methods import METHODS
 from noiser.types import TargetUnitName
@@ -113,8 +113,9 @@ class _Page:
             for name, question in offered_examples(models).items():
                 self.examples[gr.Button(name, size="sm", min_width=0, scale=0)] = question
         with gr.Row():
+            # Always ready: a new question replaces one that is being answered, and updates that cross on a busy machine
+            # can leave a button as it was.
             self.run = gr.Button("Ask", variant="primary", min_width=100, elem_id="noiser-run")
-            # Always ready: updates that cross on a busy machine can leave a button as it was; this one must work then.
             self.stop_button = gr.Button("Stop", min_width=100, elem_id="noiser-stop")
         with gr.Accordion("Answer from sources, and cite them", open=False, elem_id="noiser-sources") as self.sources:
             fields["sources"] = gr.Textbox(
@@ -174,9 +175,8 @@ class _Page:
                 info="Noiser; off is faster, with the same scores.",
             )
             fields["seed"] = gr.Number(begin.seed, precision=0, label="Seed")
-            self.longest_wait = gr.Number(
-                LONGEST_WAIT, minimum=0, label="Longest wait (minutes)", info="0: however long."
-            )
+            # Without `minimum`, whose error is Gradio's.
+            self.longest_wait = gr.Number(LONGEST_WAIT, label="Longest wait (minutes)", info="0: however long.")
         self.fields = fields
 
     def _lay_out_results(self, example: Answer) -> None:
@@ -223,12 +223,12 @@ class _Page:
         # Models have a queue of their own (`Turns`); Gradio's would hold back one model's visitors for another's.
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         asking = [self.longest_wait, *self.fields.values()]
-        work = [self.status, self.run]
-        shown = [*work, self.result, self.answer, self.showing, self.query, self.after, self.probes]
+        shown = [self.status, self.result, self.answer, self.showing, self.query, self.after, self.probes]
         shown += [self.unit, self.target, self.chart, self.evaluation]
 
         ask = [self.run.click, self.fields["prompt"].submit]
-        asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **options)
+        again: dict[str, Any] = {**options, "trigger_mode": "multiple"}  # also while one runs: the last one counts
+        asked = gr.on(ask, self.ask, asking, shown, scroll_to_output=True, **again)
         filled = [self.settings, self.sources, *self.fields.values()]
         for button, question in self.examples.items():
             button.click(partial(self._filled, question), None, filled, queue=False, **options)
@@ -243,18 +243,19 @@ class _Page:
         self.stop_button.click(self.stop, queue=False, **options)
         blocks.unload(self.stop)
 
-        # Also while one waits for the question: the last one counts.
-        aside: dict[str, Any] = {**options, "trigger_mode": "multiple"}
         held = [self.answer, self.showing]
-        picked = self.result.pick(self.pick, None, [self.unit, self.target], **aside)
+        picked = self.result.pick(self.pick, None, [self.unit, self.target], **again)
         for draw in (self.draw.click, picked.then):
-            draw(self.tolerance, [*held, self.unit, self.target], [*work, self.chart], **aside)
-        self.measure.click(self.measured, [*held, self.metrics], [*work, self.evaluation], **aside)
+            # As the page has them: Gradio would look for them among choices that it may have forgotten.
+            chosen = [*held, self.unit, self.target]
+            draw(self.tolerance, chosen, [self.status, self.chart], preprocess=False, **again)
+        measuring = [*held, self.metrics, self.longest_wait]
+        self.measure.click(self.measured, measuring, [self.status, self.evaluation], **again)
         self.save["png"].click(None, js="() => noiserPage.savePicture()", **options)
-        copied = self.copy.click(self._saving("md"), held, [*work, self.file], **options)
+        copied = self.copy.click(self._saving("md"), held, [self.status, self.file], **options)
         copied.then(None, self.file, self.file, js="(file) => noiserPage.copyText(file)", **options)
         for form in ("json", "html"):
-            saved = self.save[form].click(self._saving(form), held, [*work, self.file], **options)
+            saved = self.save[form].click(self._saving(form), held, [self.status, self.file], **options)
             saved.then(None, self.file, self.file, js="(file) => noiserPage.saveFile(file)", **options)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
@@ -262,13 +263,12 @@ class _Page:
     def ask(self, request: gr.Request, minutes: float | None, *values: Any) -> Iterator[Shown]:
         """States of the work, then the heat map and what comes with it."""
         try:
-            question = self._question(values)
+            wait, question = _seconds(minutes), self._question(values)
         except NoiserError as error:
             yield self._show(View(explain(error)))
             return
         yield self._cleared()  # what is on the page belongs to the question that was asked last
-        views = self.handlers.ask(_visitor(request), question, minutes * 60 if minutes else None)
-        yield from map(self._show, views)
+        yield from map(self._show, self.handlers.ask(_visitor(request), question, wait))
 
     def restore(self, search: str) -> list[Any]:
         """The fields as a link has them; what is wrong with it, if something is.
@@ -313,10 +313,10 @@ class _Page:
     def _show(self, view: View) -> Shown:
         answer: Answer | None = view.answer
         if answer is None:
-            return *_work(view), *_nothing(10)
+            return _status(view), *_nothing(10)
         units, targets = unit_choices(answer), target_choices(answer)
         return (
-            *_work(view),
+            _status(view),
             result_html(answer),
             answer,
             "answer",
@@ -330,7 +330,7 @@ class _Page:
         )
 
     def _cleared(self) -> Shown:
-        return *_nothing(2), "", None, "", "", gr.update(visible=False), *_nothing(3), "", ""
+        return gr.skip(), "", None, "", "", gr.update(visible=False), *_nothing(3), "", ""
 
     # ---- afterwards -----------------------------------------------------------------------------------------------
 
@@ -346,9 +346,16 @@ class _Page:
         work = partial(self.handlers.tolerance, _visitor(request), unit_index=int(unit or 0), row=int(target or 0))
         yield from map(_aside, self._about(answer, showing, work))
 
-    def measured(self, request: gr.Request, answer: Answer | None, showing: str, metrics: list[str]) -> Iterator[Shown]:
+    def measured(
+        self, request: gr.Request, answer: Answer | None, showing: str, metrics: list[str], minutes: float | None
+    ) -> Iterator[Shown]:
         """Numbers that say whether to believe the heat map."""
-        work = partial(self.handlers.measure, _visitor(request), metrics=metrics)
+        try:
+            wait = _seconds(minutes)
+        except NoiserError as error:
+            yield _aside(View(explain(error)))
+            return
+        work = partial(self.handlers.measure, _visitor(request), metrics=metrics, longest_wait=wait)
         yield from map(_aside, self._about(answer, showing, work))
 
     def _about(self, answer: Answer | None, showing: str, work: Callable[[Answer], Iterable[View]]) -> Iterable[View]:
@@ -366,7 +373,7 @@ class _Page:
 
         def save(answer: Answer | None, showing: str) -> Shown:
             (view,) = self._about(answer, showing, packed)
-            return *_work(view), view.answer or ""
+            return _status(view), view.answer or ""
 
         return save
 
@@ -379,14 +386,20 @@ def _visitor(request: gr.Request) -> str:
     return str(request.session_hash)
 
 
+def _seconds(minutes: float | None) -> float | None:
+    """The longest wait; None for no limit. Raises ParameterError for less than nothing."""
+    check_not_negative("The longest wait", minutes or 0)
+    return minutes * 60 if minutes else None
+
+
 def _nothing(components: int) -> Shown:
     """Leaves components as they are; from a generator that yields nothing at all, Gradio would empty them."""
     return (gr.skip(),) * components
 
 
-def _work(view: View) -> Shown:
-    return _nothing(2) if view.status is None else (view.status, gr.update(interactive=not view.busy))
+def _status(view: View) -> Any:
+    return gr.skip() if view.status is None else view.status
 
 
 def _aside(view: View) -> Shown:
-    return *_work(view), gr.skip() if view.answer is None else view.answer
+    return _status(view), gr.skip() if view.answer is None else view.answer

@@ -19,6 +19,9 @@ MOST_TARGETS = 20
 MOST_CHARACTERS = 200_000
 """Of a prompt, a target, a foil or all sources: about 50,000 tokens, which take a tokenizer a second."""
 
+LARGEST_SEED = 2**53 - 1
+"""In magnitude: the page's script would round a larger integer, and so ask with another seed."""
+
 _ROLE = re.compile(r"^(system|user|assistant):[ \t]*", re.MULTILINE | re.IGNORECASE)
 
 _RULE = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE)
@@ -32,13 +35,13 @@ class Question:
         prompt: the text; with `chat`, messages as `parse_chat` reads them.
         chat: whether the prompt is a chat.
         model: the name of a model that is served; empty for the first.
-        methods: registry names.
+        methods: registry names; one that is given twice counts once.
         target: the continuation to explain; empty for the greedy one.
         max_new_tokens: how many tokens of the greedy continuation.
         target_unit: what is explained of the continuation: each "token", "word" or "sentence", or "all" of it.
         foil: "why the target rather than this?"; empty for none.
         unit: "token", "word" or "sentence".
-        seed: of all random numbers.
+        seed: of all random numbers; at most `LARGEST_SEED` in magnitude.
         all_thresholds: whether Noiser searches every unit's threshold, or only the smallest.
         sources: texts between lines of `---`; if there are any, the prompt is answered from them and they are cited.
     """
@@ -61,6 +64,7 @@ class Question:
             raise ParameterError("No method is chosen; expected at least one, such as noiser.")
         for name in self.methods:
             METHODS.get(name)
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
         texts = {"prompt": self.prompt, "target": self.target, "foil": self.foil, "list of sources": self.sources}
         for name, text in texts.items():
             if len(text) > MOST_CHARACTERS:
@@ -70,6 +74,10 @@ class Question:
                 )
         if not 1 <= self.max_new_tokens <= MOST_TARGETS:
             raise ParameterError(f"{self.max_new_tokens} tokens of continuation; expected 1 to {MOST_TARGETS}.")
+        if abs(self.seed) > LARGEST_SEED:
+            raise ParameterError(
+                f"The seed is {str(self.seed)[:40]}; expected an integer from -{LARGEST_SEED} to {LARGEST_SEED}."
+            )
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -131,7 +139,9 @@ def _from_text(name: str, text: str, default: Any) -> Any:
     if text not in choices:
         raise UnknownNameError(name, text, choices)
     if isinstance(default, bool):
-        return text not in ("", "0")
+        if text not in ("0", "1"):
+            raise ParameterError(f"The link says {name}={text[:40]!r}; expected 0 or 1.")
+        return text == "1"
     if isinstance(default, tuple):
         return tuple(part for part in text.split(",") if part)
     if isinstance(default, int):

@@ -18,7 +18,7 @@ def markdown(att: AttributionRecord) -> str:
 def _section(att: AttributionRecord, row: int) -> str:
     heat, table = heat_map(att, row), score_table(att, row)
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
-    lines = [f"{_escaped(prompt)} → **{_escaped(heat.target)}**"]
+    lines = [f"{escaped_line(prompt)} → **{_escaped(heat.target)}**"]
     if facts := heat.question + heat.noise:
         lines.append(f"({_escaped(' · '.join(facts))})")
     lines += ["", _line([table.unit, *(column.heading for column in table.columns)])]
@@ -29,6 +29,15 @@ def _section(att: AttributionRecord, row: int) -> str:
 
 def _line(texts: Iterable[str]) -> str:
     return f"| {' | '.join(map(_escaped, texts))} |"
+
+
+def escaped_line(text: str) -> str:
+    r"""The text as a line of its own, in which nothing is mark-up and which begins no list, heading or rule.
+
+    >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
+    1\. \*a\* \- \[b\] \-0.5 \<c\>
+    """
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text))
 
 
 def _escaped(text: str) -> str:

@@ -80,7 +80,7 @@ def evaluate(
         k: number or numbers of the highest units, of "top_k" and "gold_spans".
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
-        progress: called with (done, expected) prompts; a prompt that is attributed and not yet measured counts half.
+        progress: called with (done, expected) prompts; one that was attributed here and not yet measured counts half.
 
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
@@ -214,8 +214,9 @@ class _Run:
             return _Item(error, None, {})
         metrics = {name: metric for name, metric in self.metrics.items() if metric.measure is not None}
         columns: dict[str, Measured | Exception] = {}
+        begin = 0.0 if item.attribution else 0.5
         for number, (name, metric) in enumerate(metrics.items()):
-            first, last = (0.5 + 0.5 * part / len(metrics) for part in (number, number + 1))
+            first, last = (begin + (1 - begin) * part / len(metrics) for part in (number, number + 1))
             try:
                 columns[name] = yield from measure_passes(engine, metric, case, shared.of(index, first, last))
             except Exception as error:

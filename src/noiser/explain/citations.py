@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label, number_format, provenance, visible
+from noiser.attribution.markdown import escaped_line
 from noiser.attribution.store import SavedNumber, SavedPrompt, check_schema, first_problem, read_saved, to_jsonable
 from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain import citations_html
@@ -190,21 +191,38 @@ class Citations:
 
     def __str__(self) -> str:
         """The answer with its marks, each sentence's numbers, and the sources; safe for a terminal."""
-        marked = "".join(f"{visible(s.text).rstrip()} {s.mark}" for s in self.sentences).strip()
+        indents = "", "  ", "      "
+        lines = [self._marked, "", *(f"{indents[depth]}{text}" for depth, text in self._numbers())]
+        if self.answer_without is not None:
+            lines += ["", f"Answer without the sources: {label(self.answer_without)}"]
+        return "\n".join([*lines, "", *self.footnotes])
+
+    def to_markdown(self) -> str:
+        """The same as Markdown, to be pasted into an issue or a page; no text is taken for mark-up."""
+        paragraphs = ["\n".join(escaped_line(line.strip()) for line in self._marked.split("\n"))]
+        paragraphs.append("\n".join(f"{'  ' * depth}- {escaped_line(text)}" for depth, text in self._numbers()))
+        if self.answer_without is not None:
+            paragraphs.append(escaped_line(f"Answer without the sources: {label(self.answer_without)}"))
+        return "\n\n".join([*paragraphs, *map(escaped_line, self.footnotes)]) + "\n"
+
+    @property
+    def _marked(self) -> str:
+        """The answer with its marks."""
+        return "".join(f"{visible(s.text).rstrip()} {s.mark}" for s in self.sentences).strip()
+
+    def _numbers(self) -> Iterator[tuple[int, str]]:
+        """Each sentence's numbers in lines, with their depth: the sentence 0, its sources 1, their quotes 2."""
         show = number_format([citation.score for s in self.sentences for citation in s.citations])
-        lines = [marked, ""]
         for sentence in self.sentences:
-            lines.append(f"{label(sentence.text)} {sentence.mark}")
+            yield 0, f"{label(sentence.text)} {sentence.mark}"
             for citation in sentence.citations:
                 title = self.sources[citation.number - 1].title
                 name = f" {label(title)}:" if title else ""
                 score = show.with_error(citation.score, citation.stderr)
-                lines.append(f"  [{citation.number}]{name} {score} ({citation.share:.0%})")
-                lines += [f"      “{label(quote.text)}” {show(quote.score)}" for quote in citation.quotes[:_QUOTED]]
-            lines.append(f"  {sentence.numbers}")
-        if self.answer_without is not None:
-            lines += ["", f"Answer without the sources: {label(self.answer_without)}"]
-        return "\n".join([*lines, "", *self.footnotes])
+                yield 1, f"[{citation.number}]{name} {score} ({citation.share:.0%})"
+                for quote in citation.quotes[:_QUOTED]:
+                    yield 2, f"“{label(quote.text)}” {show(quote.score)}"
+            yield 1, sentence.numbers
 
     @property
     def footnotes(self) -> list[str]:

@@ -144,7 +144,7 @@ def _curves(
 ) -> Steps[dict[str, Curve]]:
     """The curves of the attribution ("method") and of scores without information, in one request."""
     probe, seed, rates = case.probe, case.seed, check_shares("rates", case.rates, at_least=2)
-    masks = check_count("masks", 10 if case.masks is None else case.masks)
+    masks = _masks(case)
     draws = check_count("draws", case.draws)
     makers: dict[str, Callable[[], Float[Tensor, "draws targets units"]]] = {
         "method": lambda: probe.scores[None],
@@ -174,6 +174,10 @@ def _curves(
         relative = part.reshape(len(zero), len(rates), 2, -1) / zero[:, None, None, None]
         curves[name] = Curve(rates=rates, ns=(1 - relative[:, :, 0]).clamp(min=0), nc=relative[:, :, 1])
     return curves
+
+
+def _masks(case: Case) -> int:
+    return check_count("masks", 10 if case.masks is None else case.masks)
 
 
 def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float[Tensor, " units"]:
@@ -230,6 +234,12 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
             columns |= {f"{prefix}ns@{rate:g}": ns, f"{prefix}nc@{rate:g}": nc}
         return columns | {"draws": case.draws}
 
+    def sequences(case: Case) -> int:
+        """For each target the zero input, twice, and every mask and its complement at each rate."""
+        masks = _masks(case)
+        samples = [masks if name == "position" else max(masks, case.draws) for name in references]
+        return len(case.probe.targets) * (2 + 2 * len(case.rates) * (masks + sum(samples)))
+
     what = "with the same mass" if by == "score" else "by order alone"
     area = Scale(0, math.inf, 1.0, True, "both together")
     scales = {
@@ -243,7 +253,8 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
         no_signal = None if name == "position" else 0.0  # later units count more: the position tells something
         meaning = f"that of {meanings[name]}"
         summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, no_signal=no_signal)
-    return Metric(measure=measure, summaries=summaries, reads=frozenset({"masks", "rates", "draws"}))
+    reads = frozenset({"masks", "rates", "draws"})
+    return Metric(measure=measure, summaries=summaries, sequences=sequences, reads=reads)
 
 
 MASS_MATCHED = _metric("score", "", "permuted")

@@ -181,10 +181,25 @@ class Case:
     def _probe(self, profile: Profile) -> FaithfulnessProbe:
         return self._once(("probe", profile), lambda: FaithfulnessProbe(self.query, self.att, profile=profile))
 
-    def answer(self, engine: LocalEngine, steps: Steps[T], progress: Progress | None = None) -> Passes[T]:
-        """What the steps return, as a coroutine; everything about this case goes on from one clean run."""
+    def answer(
+        self, engine: LocalEngine, steps: Steps[T], progress: Progress | None = None, sequences: int = 0
+    ) -> Passes[T]:
+        """What the steps return, as a coroutine; everything about this case goes on from one clean run.
+
+        Args:
+            engine: runs the passes.
+            steps: the metric at work.
+            progress: called with the work done and the work expected, in token-forwards.
+            sequences: how many perturbed sequences the steps ask for; 0 if their first request is for all of them.
+        """
         session = self._once(("session", engine.share), lambda: engine.session(self.query))
-        session.progress = progress
+        before, least = session.counters.token_forwards, sequences * len(self.query.token_ids)
+
+        def report(done: float, expected: float) -> None:
+            if progress is not None:
+                progress(done - before, max(expected - before, least))
+
+        session.progress = report
         yield from session.clean()  # alone, so that no rounding depends on which metric came first
         return (yield from session.drive(steps))
 
@@ -228,6 +243,8 @@ class Metric:
         others: scales of the means of columns that no summary names, by the beginnings of their names; columns with
             another beginning are not summed up.
         needs_judge: whether cases must have a judge.
+        sequences: how many perturbed sequences it asks the model for, for progress; None where its first request is
+            for all of them, or it asks for none.
         reads: which of a case's `masks`, `normalization`, `rates`, `draws`, `removal` and `k` matter to it, so that a
             plan with one that does not is refused; None: any may.
     """
@@ -237,6 +254,7 @@ class Metric:
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     others: Mapping[str, Scale] = field(default_factory=dict)
     needs_judge: bool = False
+    sequences: Callable[[Case], int] | None = None
     reads: frozenset[str] | None = None
 
     def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
@@ -288,6 +306,7 @@ def joined(*metrics: Metric) -> Metric:
     return Metric(
         measure=measure,
         summaries={name: summary for metric in metrics for name, summary in metric.summaries.items()},
+        sequences=lambda case: sum(metric.sequences(case) for metric in metrics if metric.sequences),
         reads=frozenset[str]().union(*(metric.reads or () for metric in metrics)),
     )
 
@@ -301,11 +320,13 @@ def measure_passes(
         engine: runs the passes.
         metric: one with `measure`.
         case: what is measured. Several metrics of it go one after another, and then share the clean run.
-        progress: called with the work done and the work expected, in token-forwards, the case's other metrics included.
+        progress: called with the work done and the work expected, in token-forwards.
     """
     assert metric.measure is not None, "the metric measures all cases at once"
     measured = metric.measure(case)
-    return (yield from case.answer(engine, measured, progress)) if isinstance(measured, Generator) else measured
+    if not isinstance(measured, Generator):
+        return measured
+    return (yield from case.answer(engine, measured, progress, metric.sequences(case) if metric.sequences else 0))
 
 
 METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")

@@ -99,8 +99,7 @@ def measure_soft_scores(
 
     With more draws than masks there are as many samples as draws, and the masks come again from the start.
     """
-    probe, seed, authors = case.profiled_probe, case.seed, case.profile == "authors"
-    masks = check_count("masks", (1 if authors else 10) if case.masks is None else case.masks)
+    probe, seed, authors, masks = case.profiled_probe, case.seed, case.profile == "authors", _masks(case)
     distance = distance or ("squared" if authors else "hellinger")
     normalization = case.normalization or "sum"
     shares = normalize(probe.scores[None] if scores is None else scores, normalization).clamp(0, 1)
@@ -129,6 +128,16 @@ def measure_soft_scores(
         profile=case.profile,
         seed=seed,
     )
+
+
+def _masks(case: Case) -> int:
+    return check_count("masks", (1 if case.profile == "authors" else 10) if case.masks is None else case.masks)
+
+
+def _sequences(case: Case) -> int:
+    """For each target the zero input and every mask and its complement, of the attribution and of random scores."""
+    masks = _masks(case)
+    return len(case.profiled_probe.targets) * (2 + 2 * masks + 2 * max(masks, case.draws))
 
 
 def _measure(case: Case) -> Steps[Measured]:
@@ -174,5 +183,6 @@ SOFT = Metric(
             ),
         )
     },
+    sequences=_sequences,
     reads=frozenset({"masks", "normalization", "draws"}),
 )
