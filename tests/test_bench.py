@@ -264,6 +264,12 @@ def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(tmp_path, 
 
 
 @pytest.mark.slow
+def test_a_plan_may_begin_with_a_byte_order_mark(plan):
+    expected = read_plan(plan)
+    plan.write_text(expected[1], encoding="utf-8-sig")
+    assert read_plan(plan) == expected
+
+
 def test_a_plan_may_grow(tmp_path, models, plan, whole):
     small = plan_text(models, prompts=PROMPTS[:5], limit=3).replace(
         'name = "occlusion"', 'name = "occlusion"\nlimit = 1'
