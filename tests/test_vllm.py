@@ -87,7 +87,7 @@ def test_every_position_that_is_read_is_a_sequence_and_shorter_ones_come_first(s
 
 @pytest.mark.parametrize("removal", ["zero", "noise", "delete"])
 def test_evaluates_as_the_local_model_does(served, local, removal):
-    options = {"method": "occlusion", "metrics": ["faithfulness"], "masks": 2, "removal": removal}
+    options = {"method": "occlusion", "metrics": ["faithfulness", "erasure"], "masks": 2, "removal": removal}
     found, expected = (noiser.evaluate(lm, [PROMPT], **options) for lm in (served, local))
     assert not found.skipped
     assert_same_records(found, expected, atol=1e-4)
