@@ -63,7 +63,7 @@ def figure(attributions: Sequence[AttributionRecord], target: int, width: float)
     from matplotlib.patches import Rectangle
 
     check_comparable(attributions)
-    (row,) = {row for att in attributions for row in check_targets(att, [target])}
+    (row,) = check_targets(attributions[0], [target])
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
     page = _Page(72 * width)

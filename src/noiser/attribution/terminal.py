@@ -148,8 +148,10 @@ def _compared(attributions: Sequence[AttributionRecord], row: int, width: int | 
     for att, heat, heading in zip(attributions, maps, headings(attributions), strict=True):
         yield _line(heading, indent=2) if width else _line(heading, "bold", indent=1)
         yield from _bars(att, row) if width else (_heat_map(heat), *_highest(heat))
-        yield from () if common else _legend(heat, width)
-    yield from _legend(common, width) if common else ()
+        if not common:
+            yield from _legend(heat, width)
+    if common:
+        yield from _legend(common, width)
 
 
 def _line(text: str, style: str = "", *, indent: int = 0) -> RenderableType:
