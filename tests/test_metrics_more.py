@@ -117,6 +117,7 @@ def test_other_tokens_are_an_error():
         ({"text": "x" + att.text[1:]}, "the prompt reads"),
         ({"targets": (att.targets[0]._replace(text="other"),)}, "the targets read"),
         ({"targets": (att.targets[0]._replace(token_id=99999),)}, "outside its vocabulary"),
+        ({"foil": att.targets[0]._replace(token_id=99999)}, "outside its vocabulary"),
         ({"units": (att.units[0]._replace(token_indices=(70,)), *att.units[1:])}, "none at 70"),
         ({"units": (att.units[0]._replace(token_indices=(-1,)), *att.units[1:])}, "none at -1"),
         ({"units": (att.units[0]._replace(token_indices=()), *att.units[1:])}, "has no tokens"),

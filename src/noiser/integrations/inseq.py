@@ -26,7 +26,8 @@ from noiser.errors import ParameterError, UnsupportedModelError
 from noiser.integrations.inseq_method import InseqMethod, factory, import_inseq, inseq_methods
 from noiser.methods import METHODS, Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.model.text import Encoding, extend, token_texts
+from noiser.model.query import query_of
+from noiser.model.text import Encoding, extend
 from noiser.model.units import make_units
 
 import_inseq()
@@ -147,23 +148,10 @@ def _query(lm: LanguageModel, ids: Int[Tensor, " length"], target: int, foil: in
     """The question of one step: Inseq gives tokens, not a text."""
     nothing = Encoding(text="", token_ids=(), offsets=(), frozen=(), regions=())
     encoding = extend(lm.tokenizer, nothing, ids.tolist())
-    return Query(
-        prompt=encoding.text,
-        encoding=encoding,
-        prompt_tokens=len(ids),
-        prompt_length=len(encoding.text),
-        target_ids=(target,),
-        logit_positions=(len(ids) - 1,),
-        target_spans=((0,),),
-        target_unit="token",
-        foil_id=foil,
-        units=make_units(encoding, "token", special_tokens=frozen),
-        unit="token",
-        target_texts=tuple(token_texts(lm.tokenizer, [target])),
-        model=lm.identity,
-        embedding_dim=lm.embedding_dim,
-        dtype=lm.dtype,
-        device=lm.device,
+    units = make_units(encoding, "token", special_tokens=frozen)
+    spans = [[len(ids)]]
+    return query_of(
+        lm, encoding.text, encoding, (target,), spans, target_unit="token", unit="token", units=units, foil_id=foil
     )
 
 

@@ -59,7 +59,6 @@ class Query:
     logit_positions: tuple[int, ...]
     target_spans: tuple[tuple[int, ...], ...]
     target_unit: str
-    foil_id: int | None
     units: tuple[Span, ...]
     unit: str
     target_texts: tuple[str, ...]
@@ -67,6 +66,7 @@ class Query:
     embedding_dim: int
     dtype: torch.dtype
     device: torch.device
+    foil_id: int | None = None
     sources: tuple[Source, ...] = ()
     continuation: Continuation | None = field(default=None, repr=False)
     foil_branch: Query | None = None
@@ -185,18 +185,19 @@ def query_passes(
     else:
         continuation = None
         ids = yield from _token_ids_of(lm, encoding, target, "target", share)
-    foil_ids = None if foil is None else (yield from _token_ids_of(lm, encoding, foil, "foil", share))
+    foil_ids = () if foil is None else (yield from _token_ids_of(lm, encoding, foil, "foil", share))
     first, foil_id = 0, None
-    if foil_ids is not None and target_unit == "all":
+    if foil_ids and target_unit == "all":
         _check_differs(lm, ids, foil_ids)
-    elif foil_ids is not None:
+    elif foil_ids:
         if target_unit != "token":
             raise TargetError(
                 f"There is a foil and target_unit is {target_unit!r}; expected 'all', which contrasts whole "
                 "continuations, or 'token', which contrasts the first tokens in which they differ."
             )
         ids, first, foil_id = _first_difference(lm, ids, foil_ids)
-    check_length(lm, len(encoding.token_ids) + max(len(ids), len(foil_ids or ())) - 1)
+        foil_ids = ()
+    check_length(lm, len(encoding.token_ids) + max(len(ids), len(foil_ids)) - 1)
     check_answer(lm, len(ids))
 
     prompt_tokens = len(encoding.token_ids)
@@ -204,51 +205,73 @@ def query_passes(
     spans = make_target_spans(complete, prompt_tokens + first, target_unit)
     if (end := spans[-1][-1] + 1) < len(complete.token_ids):  # nothing is asked about the rest
         ids = ids[: end - prompt_tokens]
-        complete = extend(lm.tokenizer, encoding, ids)
-    positions = [position for span in spans for position in span]
     whole = extend(lm.tokenizer, encoding, ids[:-1])
     units = make_units(whole, unit, special_tokens=special_tokens, prompt_tokens=prompt_tokens, sources=documents)
     end = spans[-1][0] if continuation_units else prompt_tokens
     units = tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens)
     if continuation is not None:
-        continuation = continuation._replace(logits=continuation.logits[[p - prompt_tokens for p in positions]])
+        explained = [position - prompt_tokens for span in spans for position in span]
+        continuation = continuation._replace(logits=continuation.logits[explained])
+    return query_of(
+        lm,
+        prompt,
+        encoding,
+        ids,
+        spans,
+        target_unit=target_unit if isinstance(target_unit, str) else "spans",
+        foil_id=foil_id,
+        foil_ids=foil_ids,
+        units=units,
+        unit=unit if isinstance(unit, str) else "spans",
+        sources=documents,
+        continuation=continuation if foil_id is None else None,
+        of=of,
+    )
+
+
+def query_of(
+    lm: LanguageModel,
+    prompt: Prompt,
+    encoding: Encoding,
+    ids: tuple[int, ...],
+    spans: Sequence[Sequence[int]],
+    *,
+    foil_ids: tuple[int, ...] = (),
+    **fields: Any,
+) -> Query:
+    """The query about some of a continuation's tokens.
+
+    Args:
+        lm: the model to ask.
+        prompt: as it was given.
+        encoding: of the prompt alone.
+        ids: the continuation, up to the last token that is explained.
+        spans: for each target the positions of its tokens, counted from the beginning of the prompt.
+        foil_ids: the whole continuation that the target is contrasted with.
+        fields: the fields of the query that do not follow from these.
+    """
+    prompt_tokens = len(encoding.token_ids)
+    positions = [position for span in spans for position in span]
     query = Query(
         prompt=prompt,
-        encoding=whole,
+        encoding=extend(lm.tokenizer, encoding, ids[:-1]),
         prompt_tokens=prompt_tokens,
         prompt_length=len(encoding.text),
         target_ids=tuple(ids[position - prompt_tokens] for position in positions),
         logit_positions=tuple(position - 1 for position in positions),
         target_spans=group_consecutive(map(len, spans)),
-        target_unit=target_unit if isinstance(target_unit, str) else "spans",
-        foil_id=foil_id,
-        units=units,
-        unit=unit if isinstance(unit, str) else "spans",
-        target_texts=target_texts(lm, complete, prompt_tokens, spans),
+        target_texts=target_texts(lm, extend(lm.tokenizer, encoding, ids), prompt_tokens, spans),
         model=lm.identity,
         embedding_dim=lm.embedding_dim,
         dtype=lm.dtype,
         device=lm.device,
-        sources=documents,
-        continuation=continuation if foil_id is None else None,
-        of=of,
+        **fields,
     )
-    return query if foil_ids is None or foil_id is not None else with_foil(lm, query, encoding, foil_ids)
-
-
-def with_foil(lm: LanguageModel, query: Query, encoding: Encoding, ids: tuple[int, ...]) -> Query:
-    """The same query, contrasted with another whole continuation."""
-    first = query.prompt_tokens
-    positions = range(first, first + len(ids))
-    branch = replace(
-        query,
-        encoding=extend(lm.tokenizer, encoding, ids[:-1]),
-        target_ids=ids,
-        logit_positions=tuple(position - 1 for position in positions),
-        target_spans=(tuple(range(len(ids))),),
-        target_texts=target_texts(lm, extend(lm.tokenizer, encoding, ids), first, [positions]),
-        continuation=None,
-    )
+    if not foil_ids:
+        return query
+    span = range(prompt_tokens, prompt_tokens + len(foil_ids))
+    fields["continuation"] = None
+    branch = query_of(lm, prompt, encoding, foil_ids, [span], **fields)
     return replace(query, foil_branch=branch)
 
 
