@@ -100,6 +100,18 @@ def test_markdown():
     assert "\n\nAnswer without the sources: I sing.\n\nA score is" in shown
 
 
+def test_a_table_has_every_sentence_and_source():
+    table = citations().to_dataframe()
+    assert table[["sentence_index", "number"]].to_numpy().tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2], [1, 3]]
+    first = table.iloc[0].to_dict()
+    assert [first[name] for name in ("title", "start", "end", "loss", "from_memory")] == ["", 0, 13, 5.0, False]
+    assert table["log_probability"].tolist() == pytest.approx([-1.5] * 3 + [math.log(0.25)] * 3)
+    assert table["score"].tolist() == pytest.approx([4.0, 0.5, -2.0, 0.3, 0.3, 0.4])
+    assert table["stderr"].tolist() == pytest.approx([0.5, 0.1, 0.1] * 2)
+    assert table["share"].tolist() == pytest.approx([4 / 4.5, 0.5 / 4.5, 0, 0.3, 0.3, 0.4])
+    assert table["cited"].tolist() == [True, True, False, False, False, False]  # the second is from memory
+
+
 def test_no_text_is_markdown():
     plain = citations()
     (title, *others), (it, now) = plain.sources, plain.attribution.targets
@@ -540,7 +552,8 @@ def test_command(tmp_path, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
-    assert run("--format", "csv").stdout.startswith("target_index,target,unit_index,unit,")
+    assert run("--format", "csv").stdout.startswith("sentence_index,sentence,log_probability,loss,")
+    assert run("--format", "markdown").stdout.startswith("The fox sings. ")
     assert run("--format", "html").stdout.startswith("<!doctype html>")
     assert run("--proxy", "small").exit_code == 0
     files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")

@@ -130,7 +130,7 @@ def test_text_is_what_print_shows(noiser_command, capsys):
     assert result.stdout == capsys.readouterr().out
 
 
-@pytest.mark.parametrize("format_", ["text", "json", "html", "csv"])
+@pytest.mark.parametrize("format_", ["text", "json", "html", "csv", "markdown"])
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     shown = noiser_command("attribute", PROMPT, "--format", format_).stdout
     result = noiser_command("attribute", PROMPT, "--format", format_, "-o", str(tmp_path / "out"))
@@ -140,7 +140,8 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
 
 
 @pytest.mark.parametrize(
-    ("ending", "form"), [("json", "json"), ("HTML", "html"), ("csv", "csv"), ("txt", "text"), ("json", "text")]
+    ("ending", "form"),
+    [("json", "json"), ("HTML", "html"), ("csv", "csv"), ("txt", "text"), ("md", "markdown"), ("json", "text")],
 )
 def test_the_form_is_what_the_output_ends_in_unless_given(noiser_command, tmp_path, ending, form):
     given = ["--format", form] if ending == "json" and form == "text" else []
@@ -239,7 +240,8 @@ def test_prompt_from_stdin(noiser_command):
 
 def test_options_reach_the_model(noiser_command):
     options = ["--model", "m", "--dtype", "bfloat16", "--device", "cpu", "--revision", "v2", "--trust-remote-code"]
-    asked = noiser_command("attribute", PROMPT, *options).asked
+    template = ["--chat-template-arg", "enable_thinking=false", "--chat-template-arg", "style=brief"]
+    asked = noiser_command("attribute", PROMPT, *options, *template).asked
     assert asked == {
         "name": "m",
         "dtype": "bfloat16",
@@ -247,6 +249,7 @@ def test_options_reach_the_model(noiser_command):
         "device_map": None,
         "revision": "v2",
         "trust_remote_code": True,
+        "chat_template_kwargs": {"enable_thinking": False, "style": "brief"},
     }
 
 
@@ -306,7 +309,10 @@ def test_target_and_foil_by_token_id(noiser_command, command):
         (["attribute", PROMPT, "--target-id", "99999999"], "99999999"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "/"], "expected a file"),
-        (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected a name that ends in .txt, .json, .html, .csv, or"),
+        (
+            ["attribute", PROMPT, "-o", "a.pdf"],
+            "got a.pdf, expected a name that ends in .txt, .json, .html, .csv,",
+        ),
         (["attribute", PROMPT, "--chat"], "chat"),
     ],
 )

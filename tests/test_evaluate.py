@@ -191,6 +191,12 @@ def test_a_comparison_says_what_clear_is():
         evaluations={name: evaluated(PROMPTS[:1], method=name, confidence=0.8) for name in ("occlusion", "random")}
     )
     assert "is below 0.2." in str(compared)
+    shown = compared.to_markdown()
+    tables = [block.split("\n") for block in shown.split("\n\n") if block.startswith("|")]
+    assert [table[0].split(" | ")[0] for table in tables] == ["| number"] * 3
+    assert tables[2][:2] == ["| number | minus | difference | interval | Holm's p | n | clear |", "|" + "---|" * 7]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables[2]} == {8}  # seven cells
+    assert "is below 0.2." in shown
 
 
 def test_it_repeats_with_its_seed():
@@ -333,8 +339,8 @@ def test_names_in_a_saved_evaluation_cannot_reach_a_terminal_raw(tmp_path):
         line["number"] = f"share_{evil}"
     (tmp_path / "e.json").write_text(json.dumps(data), encoding="utf-8")
     found = noiser.Evaluation.load(tmp_path / "e.json")
-    for text in (str(found), found.to_html()):
-        assert "U+001B" in text
+    for text in (str(found), found.to_html(), found.to_markdown()):
+        assert "U+001B" in text.replace("\\", "")
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
 
 

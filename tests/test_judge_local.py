@@ -151,8 +151,10 @@ def test_hostile_words_cannot_end_the_turn():
 def test_words_that_do_not_fit_or_are_none_are_unscored():
     lm = model()
     lm.model.config.max_position_embeddings = 32
-    long, none, short = LocalJudge(lm).judge([JudgeRequest(("fox",) * 100), JudgeRequest(()), JudgeRequest(("fox",))])
-    assert "do not fit" in long.reason
+    requests = [JudgeRequest(("fox",) * count) for count in (100, 28, 0, 1)]
+    longer, long, none, short = LocalJudge(lm).judge(requests)
+    assert "the model can read 32 tokens" in longer.reason
+    assert long.reason == "31 tokens do not fit the model"  # with room for an answer
     assert none.reason == "no words"
     assert short.replies
 

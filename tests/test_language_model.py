@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import functools
 import itertools
@@ -19,10 +20,11 @@ import transformers
 import noiser
 from noiser import wrap
 from noiser.errors import ParameterError, UnsupportedModelError
+from noiser.model import build_query, rebuild_query
 from noiser.model.capabilities import logits_agree
 from noiser.model.memory import is_out_of_memory
 from noiser.model.prefix import _forgetful
-from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+from tiny import CHAT_TEMPLATE, FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
 SIZES = [
@@ -333,3 +335,40 @@ def test_memory_that_runs_out_is_recognised():
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(ValueError("out of memory"))
     assert not is_out_of_memory(RuntimeError("a shape is wrong"))
+
+
+def thinking_tokenizer():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE + "{{ '<no thoughts>' if enable_thinking is false }}"
+    return tokenizer
+
+
+def test_a_model_has_arguments_for_its_chat_template(tmp_path):
+    """In what it reads, in what is saved, and when a question is asked again, by a model without them too."""
+    chat, arguments = [{"role": "user", "content": "The fox sings"}], {"enable_thinking": False}
+    lm = wrap(tiny("llama").model, thinking_tokenizer(), chat_template_kwargs=arguments)
+    att = noiser.attribute(lm, chat, method="occlusion", unit="word")
+    assert att.text[: att.prompt_length] == "<|user|>The fox sings\n<|assistant|><no thoughts>"
+    assert [unit.text for unit in att.units] == ["The", " fox", " sings"]
+    assert att.info["chat_template_kwargs"] == arguments
+    assert "chat_template_kwargs" not in noiser.attribute(lm, "The fox sings", method="occlusion").info
+    att.save(tmp_path / "a.json")
+    loaded = noiser.Attribution.load(tmp_path / "a.json")
+    plain = wrap(lm.model, lm.tokenizer)
+    assert loaded.info["chat_template_kwargs"] == arguments
+    assert rebuild_query(lm, loaded).encoding == rebuild_query(plain, loaded).encoding == build_query(lm, chat).encoding
+    assert noiser.attribute(plain, chat, method="occlusion").text.endswith("<|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["enable_thinking"], "expected a mapping, such as"),
+        ({"add_generation_prompt": True}, "'add_generation_prompt', which is set here"),
+    ],
+)
+def test_arguments_that_a_chat_template_cannot_get(arguments, message):
+    with pytest.raises(ParameterError, match=message):
+        wrap(tiny("llama").model, tiny_tokenizer(), chat_template_kwargs=arguments)
+    with pytest.raises(ParameterError, match=message):  # before anything is loaded
+        noiser.load_model("no such model", chat_template_kwargs=arguments)

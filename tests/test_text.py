@@ -298,11 +298,11 @@ def test_chat_contents_are_found_whatever_they_are(name, contents):
     messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
     tokenizer = tokenizer_of(name)
     try:
-        text = render_chat(tokenizer, messages)
+        text = render_chat(tokenizer, messages, {})
     except PromptError:
         assert not "".join(contents).strip()
         return
-    spans = content_offsets(tokenizer, messages, text)
+    spans = content_offsets(tokenizer, messages, text, {})
     found = [text[start:end] for start, end in spans]
     assert [form.rstrip() for form in found] == [content.rstrip() for content in contents]
     try:
@@ -350,9 +350,21 @@ def test_chat_continues_the_assistant():
 def test_chat_templates_that_change_contents(template, expected):
     tokenizer = TOKENIZERS["byte_level"]()
     tokenizer.chat_template = template
-    text = render_chat(tokenizer, CHAT)
-    spans = content_offsets(tokenizer, CHAT, text)
+    text = render_chat(tokenizer, CHAT, {})
+    spans = content_offsets(tokenizer, CHAT, text, {})
     assert [text[start:end] for start, end in spans] == expected
+
+
+def test_a_chat_template_gets_further_arguments():
+    tokenizer = TOKENIZERS["byte_level"]()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{{ '<think></think>' if enable_thinking is false }}"
+    )
+    assert encode(tokenizer, CHAT).text.endswith("]")
+    encoding = encode(tokenizer, CHAT, chat_template_kwargs={"enable_thinking": False})
+    assert encoding.text.endswith("]<think></think>")
+    assert [encoding.text[slice(*place)] for place in encoding.contents] == [m["content"] for m in CHAT]
+    assert encoding.regions == encoding.contents  # what the argument adds is frozen
 
 
 @pytest.mark.parametrize(
@@ -415,6 +427,12 @@ def test_hostile_chats(prompt):
         return
     with pytest.raises(PromptError, match="expected a list of"):
         encode(tokenizer, prompt)
+
+
+def test_a_content_of_parts_is_refused_with_what_to_do():
+    parts = [{"type": "text", "text": "Who plays?"}]
+    with pytest.raises(PromptError, match=r"Message 0 has content of type list; .*Join its text parts into one text"):
+        encode(tokenizer_of("byte_level"), [{"role": "user", "content": parts}])
 
 
 def test_a_chat_of_many_messages_takes_linear_time():

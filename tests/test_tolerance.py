@@ -128,6 +128,22 @@ def test_other_methods_have_ten_samples_and_a_caller_may_choose():
         tolerance(tiny("llama"), att, 1, KS, samples=7, noise=own)
 
 
+def test_a_table_has_what_the_tensors_have():
+    att = attribution(target=" fox", foil=" dog", max_new_tokens=1)
+    found = tolerance(tiny("llama"), att, 1, KS)
+    table = found.to_dataframe()
+    assert table["target"].tolist() == [" fox"] * len(KS)
+    assert table["k"].tolist() == pytest.approx(KS)
+    for name, values in (("probability", found.probabilities[0]), ("foil_probability", found.foil_probabilities)):
+        assert table[name].tolist() == values.tolist(), name
+    assert table["flips"].tolist() == found.flips[0].tolist()
+    assert table["leader"].tolist() == [leader.text for leader in found.leaders[0]]
+    both = attribution()
+    last = tolerance(tiny("llama"), both, len(both.units) - 1, KS).to_dataframe()
+    assert set(last["target_index"]) == {1}  # the unit does not stand before the first target
+    assert last["foil_probability"].isna().all()
+
+
 def test_it_prints_as_a_table():
     att = attribution()
     found = tolerance(tiny("llama"), att, torch.tensor(1), KS)  # a tensor is an index too

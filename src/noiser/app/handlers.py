@@ -26,7 +26,6 @@ from noiser.methods import Method, make_method
 from noiser.methods.search import SMALLEST
 from noiser.model import LanguageModel
 from noiser.model.sources import place_sources
-from noiser.model.text import encode
 from noiser.model.units import make_units
 from noiser.types import Progress, Prompt
 
@@ -284,7 +283,7 @@ def _impatient(
 
 
 def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, longest_wait: float) -> str:
-    encoding = encode(lm.tokenizer, question.asked["prompt"])
+    encoding = lm.encode(question.asked["prompt"])
     counts = {unit: len(make_units(encoding, unit)) for unit in ("token", "word", "sentence")}
     coarser = [
         f"{unit} ({counts[unit]} units instead of {counts[question.unit]})"

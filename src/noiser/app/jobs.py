@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from noiser.errors import NoiserError, ParameterError, UnknownNameError
 from noiser.model import LanguageModel
 from noiser.model.catalog import BUILT_IN
-from noiser.model.text import encode
 from noiser.types import Prompt
 
 T = TypeVar("T")
@@ -276,7 +275,7 @@ class Models:
     def check_readable(self, name: str, prompt: Prompt) -> None:
         """Raises PromptError for a prompt that the model, once it is loaded, cannot read; waits for no turn."""
         if (lm := self._loaded.get(name or self.names[0])) is not None:
-            encode(lm.tokenizer, prompt, context_length=lm.context_length)
+            lm.encode(prompt)
 
 
 def _checking(job: Job[Any]) -> Callable[[Any, Any], None]:

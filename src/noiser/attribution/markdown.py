@@ -1,9 +1,9 @@
-"""An attribution as Markdown, for an issue, a README or a chat."""
+"""Attributions and tables as Markdown, for an issue, a README or a chat."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 
 from noiser.attribution.display import heat_map, provenance, score_table, visible
 from noiser.attribution.record import AttributionRecord
@@ -16,19 +16,26 @@ def markdown(att: AttributionRecord) -> str:
 
 
 def _section(att: AttributionRecord, row: int) -> str:
-    heat, table = heat_map(att, row), score_table(att, row)
+    heat, scores = heat_map(att, row), score_table(att, row)
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
     lines = [f"{escaped_line(prompt)} → **{_escaped(heat.target)}**"]
     if facts := heat.question + heat.noise:
         lines.append(f"({_escaped(' · '.join(facts))})")
-    lines += ["", _line([table.unit, *(column.heading for column in table.columns)])]
-    lines.append("|---|" + "---:|" * len(table.columns))
-    lines += map(_line, zip(table.labels, *(column.texts for column in table.columns), strict=True))
-    return "\n".join(lines)
+    head = [scores.unit, *(column.heading for column in scores.columns)]
+    rows = zip(scores.labels, *(column.texts for column in scores.columns), strict=True)
+    return "\n".join([*lines, "", table([head, *rows], numbers=range(1, len(head)))])
 
 
-def _line(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_escaped, texts))} |"
+def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
+    """A table, in which nothing is mark-up.
+
+    Args:
+        rows: cells, the heading first.
+        numbers: columns that are aligned to the right.
+    """
+    rule = "".join("---:|" if column in numbers else "---|" for column in range(len(rows[0])))
+    head, *lines = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+    return "\n".join([head, f"|{rule}", *lines])
 
 
 def escaped_line(text: str) -> str:

@@ -20,7 +20,6 @@ from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.model import LanguageModel, load_model
 from noiser.model.memory import free_memory
-from noiser.model.text import encode
 
 _SAMPLES = 64
 """Numbers of each weight tensor that its hash is made of."""
@@ -151,7 +150,7 @@ def identity_of(lm: LanguageModel) -> dict[str, Any]:
 
 def _behaviour(lm: LanguageModel) -> str:
     """The most probable tokens after a text with their log-probabilities, in place of weights, which are elsewhere."""
-    ids = torch.tensor([encode(lm.tokenizer, _PROBE).token_ids])
+    ids = torch.tensor([lm.encode(_PROBE).token_ids])
     with lm.running():
         found = lm.logits(lm.embed(ids), positions=[ids.shape[1] - 1])[0, 0].log_softmax(-1).topk(_LIKELY)
     pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)

@@ -47,6 +47,7 @@ def attribute(
             "json": lambda: dumps(att),
             "html": att.to_html,
             "csv": lambda: csv_text(att.to_dataframe()),
+            "markdown": att.to_markdown,
         }
     )
 
@@ -85,6 +86,7 @@ def compare(
                     for att, heading in zip(attributions, headings(attributions), strict=True)
                 )
             ),
+            "markdown": lambda: "\n".join(att.to_markdown() for att in attributions),
         }
     )
 

@@ -72,7 +72,8 @@ def cite(
             "text": lambda: str(citations),
             "json": citations.to_json,
             "html": citations.to_html,
-            "csv": lambda: csv_text(citations.attribution.to_dataframe()),
+            "csv": lambda: csv_text(citations.to_dataframe()),
+            "markdown": citations.to_markdown,
         }
     )
 

@@ -77,13 +77,21 @@ class Loading:
             metavar="KEY=VALUE", help="With vllm:NAME or an address, such as tensor_parallel_size=8; repeatable."
         ),
     ] = None
+    chat_template_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="For the chat template of messages, such as enable_thinking=false; repeatable."
+        ),
+    ] = None
 
     def load(self, name: str) -> LanguageModel:
         """The model of that name."""
         from noiser.model import load_model
 
         options = asdict(self)
-        return load_model(name, **parse_parameters(options.pop("engine_arg"), "--engine-arg"), **options)
+        engine_args = parse_parameters(options.pop("engine_arg"), "--engine-arg")
+        template_kwargs = parse_parameters(options.pop("chat_template_arg"), "--chat-template-arg")
+        return load_model(name, chat_template_kwargs=template_kwargs, **engine_args, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +136,15 @@ class Question:
         }
 
 
-_ENDINGS: dict[str, Literal["text", "json", "html", "csv"]] = {
+_Form = Literal["text", "json", "html", "csv", "markdown"]
+
+_ENDINGS: dict[str, _Form] = {
     "": "text",
     ".txt": "text",
     ".json": "json",
     ".html": "html",
     ".csv": "csv",
+    ".md": "markdown",
 }
 
 
@@ -142,7 +153,7 @@ class Output:
     """Where a result goes, and in which form; a file that cannot be written is refused before the work."""
 
     format_: Annotated[
-        Literal["text", "json", "html", "csv"] | None,
+        _Form | None,
         typer.Option("--format", help="Form of the result; unless given, what --output ends in says it, else text."),
     ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None

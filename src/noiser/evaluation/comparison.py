@@ -11,7 +11,7 @@ from typing import Any
 from noiser.attribution.display import label
 from noiser.attribution.store import to_jsonable
 from noiser.errors import ParameterError
-from noiser.evaluation.display import View, as_html, as_page, as_text, interval_text, number_text
+from noiser.evaluation.display import View, as_html, as_markdown, as_page, as_text, interval_text, number_text
 from noiser.evaluation.result import Evaluation
 from noiser.files import json_text
 from noiser.metrics.bootstrap import Estimate, corrected
@@ -91,3 +91,7 @@ class Comparison:
         """Every evaluation's table, then the differences; or a complete page with them. Every text is escaped."""
         parts = [evaluation.to_html() for evaluation in self.evaluations.values()]
         return as_page(self._view, *parts) if page else "".join([*parts, as_html(self._view)])
+
+    def to_markdown(self) -> str:
+        """Every evaluation's table, then the differences, as Markdown."""
+        return "\n".join([*(each.to_markdown() for each in self.evaluations.values()), as_markdown(self._view)])

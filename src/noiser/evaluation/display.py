@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from noiser.attribution.display import label
+from noiser.attribution.markdown import escaped_line, table
 from noiser.evaluation.examples import Skipped
 from noiser.pages import html_page
 
@@ -80,6 +81,11 @@ def as_text(shown: View) -> str:
     widths = [max(map(len, column)) for column in zip(*shown.rows, strict=True)]
     rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown.rows]
     return "\n".join([shown.title, "", *rows, *([""] if shown.notes else []), *shown.notes])
+
+
+def as_markdown(shown: View) -> str:
+    """The same as Markdown, in which nothing is mark-up."""
+    return "\n\n".join([escaped_line(shown.title), table(shown.rows), *map(escaped_line, shown.notes)]) + "\n"
 
 
 def as_html(shown: View) -> str:

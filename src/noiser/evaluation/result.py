@@ -13,7 +13,7 @@ from noiser.attribution.display import label
 from noiser.attribution.store import to_jsonable
 from noiser.errors import ParameterError
 from noiser.evaluation import store
-from noiser.evaluation.display import View, as_html, as_page, as_text, view
+from noiser.evaluation.display import View, as_html, as_markdown, as_page, as_text, view
 from noiser.evaluation.examples import Skipped
 from noiser.files import json_text, write_text
 from noiser.metrics.bootstrap import INFLUENTIAL, Estimate, corrected, difference, estimate, without_influential
@@ -215,6 +215,10 @@ class Evaluation:
     def to_html(self, *, page: bool = False) -> str:
         """A table, or a complete page with it; every text is escaped."""
         return (as_page if page else as_html)(self._view())
+
+    def to_markdown(self) -> str:
+        """A Markdown table, to be pasted into an issue or a page."""
+        return as_markdown(self._view())
 
     def _repr_html_(self) -> str:
         return self.to_html()

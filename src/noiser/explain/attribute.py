@@ -16,7 +16,7 @@ from noiser.explain.refine import BY_DEFAULT, Budget, SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
-from noiser.model.text import encode, token_texts
+from noiser.model.text import token_texts
 from noiser.objectives import Objective, name_of
 from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
@@ -154,7 +154,7 @@ def attribute(
     columns = [one_for_each(name, value, len(prompts)) if many else [value] for name, value in given.items()]
     for index, text in enumerate(prompts if many else ()):
         try:
-            encode(lm.tokenizer, text, context_length=lm.context_length)
+            lm.encode(text)
         except NoiserError as error:
             raise _about(error, index) from None
     engine = LocalEngine(lm, many=many and max_seconds is None)
@@ -259,6 +259,8 @@ def attribution_steps(
         foil = Target(text, first, clean.foil_probability, clean.foil_rank, rest=tuple(rest))
     ran: dict[str, Any] = {"token_forwards": spent.token_forwards, "passes": spent.passes} if spent.passes else {}
     ran |= {"left_out": spent.left_out} if spent.left_out else {}
+    if not isinstance(query.prompt, str) and lm.chat_template_kwargs:
+        ran["chat_template_kwargs"] = lm.chat_template_kwargs
     if query.sources:
         ran["sources"] = [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources]
     return Attribution(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,9 @@ from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain import citations_html
 from noiser.files import json_text, write_text
 from noiser.types import Prompt, Source
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT, SCHEMA = "noiser.citations", 1
 
@@ -161,16 +164,25 @@ class Citations:
             citations=() if from_memory else tuple(self._cited(row)),
         )
 
+    @cached_property
+    def _stderr(self) -> Float[Tensor, "sentences sources"]:
+        stderr = self._by_source.stderr
+        return torch.full_like(self.scores, torch.nan) if stderr is None else self._of_every_source(stderr)
+
+    @cached_property
+    def _shares(self) -> Float[Tensor, "sentences sources"]:
+        """Of each sentence's positive scores."""
+        positive = self.scores.nan_to_num(0.0).clamp_min(0)
+        return positive / positive.sum(1, keepdim=True).clamp_min(torch.finfo(positive.dtype).tiny)
+
     def _cited(self, row: int) -> list[Citation]:
-        scores, stderr = self.scores[row].nan_to_num(0.0), self._by_source.stderr
-        errors = None if stderr is None else self._of_every_source(stderr)[row]
-        shares = scores.clamp_min(0) / scores.clamp_min(0).sum().clamp_min(torch.finfo(scores.dtype).tiny)
+        scores, errors, shares = self.scores[row].nan_to_num(0.0), self._stderr[row], self._shares[row]
         order: list[int] = scores.argsort(descending=True, stable=True).tolist()
         return [
             Citation(
                 number=index + 1,
                 score=float(scores[index]),
-                stderr=math.nan if errors is None else float(errors[index]),
+                stderr=float(errors[index]),
                 share=float(shares[index]),
                 quotes=self._quotes(row, self.sources[index]),
             )
@@ -196,6 +208,39 @@ class Citations:
         if self.answer_without is not None:
             lines += ["", f"Answer without the sources: {label(self.answer_without)}"]
         return "\n".join([*lines, "", *self.footnotes])
+
+    def to_dataframe(self) -> DataFrame:
+        """One row per sentence of the answer and source, in that order; NaN where a source or method has no value.
+
+        Columns: sentence_index, sentence, log_probability, loss, from_memory, number (the source's, from 1 on), title,
+        start, end, score, stderr, share (of the sentence's positive scores), cited.
+        """
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for index, sentence in enumerate(self.sentences):
+            cited = {citation.number for citation in sentence.citations}
+            columns = (self.scores[index], self._stderr[index], self._shares[index])
+            values = zip(self.sources, *(column.tolist() for column in columns), strict=True)
+            for number, (source, score, stderr, share) in enumerate(values, 1):
+                rows.append(
+                    {
+                        "sentence_index": index,
+                        "sentence": sentence.text,
+                        "log_probability": sentence.log_probability,
+                        "loss": sentence.loss,
+                        "from_memory": sentence.from_memory,
+                        "number": number,
+                        "title": source.title,
+                        "start": source.start,
+                        "end": source.end,
+                        "score": score,
+                        "stderr": stderr,
+                        "share": share,
+                        "cited": number in cited,
+                    }
+                )
+        return pd.DataFrame(rows)
 
     def to_markdown(self) -> str:
         """The same as Markdown, to be pasted into an issue or a page; no text is taken for mark-up."""

@@ -16,11 +16,9 @@ from noiser.explain.citations import Citations
 from noiser.explain.refine import MIN_SHARE, Budget, SplitRule
 from noiser.explain.shortlist import check_proxy, make_shortlist
 from noiser.methods import Method, Occlusion, make_method
-from noiser.model.chat import content_offsets
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.sources import TEMPLATE, begin_of_sources, place_sources, without_sources
-from noiser.model.text import encode
 from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
@@ -197,7 +195,7 @@ def _citation_passes(
     chat = bool(getattr(lm.tokenizer, "chat_template", None))
     asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
     prompt = asked if template is None else place_sources(asked, sources, template)
-    read = encode(lm.tokenizer, prompt, context_length=lm.context_length)
+    read = lm.encode(prompt)
     begin = 0 if template is None else begin_of_sources(asked, prompt, template, read.text)
     if proxy is not None:  # before anything is run
         check_proxy(lm, proxy, read.token_ids)
@@ -223,8 +221,7 @@ def _citation_passes(
     attribution, losses = yield from engine.answer(query, steps, progress)
     alone = None
     if contrast:
-        contents = [] if isinstance(prompt, str) else content_offsets(lm.tokenizer, prompt, read.text)
-        alone = without_sources(asked, template, read.text, contents, query.sources)
+        alone = without_sources(asked, template, read.text, read.contents, query.sources)
     other = None if alone is None else (yield from engine.query(alone, target_unit="all", **writing))
     return Citations(
         question=question,

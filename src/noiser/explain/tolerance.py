@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +21,9 @@ from noiser.model import LanguageModel, rebuild_query
 from noiser.model.text import token_texts
 from noiser.registry import unversioned
 from noiser.types import Progress, Span, Target
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
 """No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where its search begins."""
@@ -68,6 +71,35 @@ class Tolerance:
                 flips = "  (flips)" if self.flips[row, column] else ""
                 lines.append(f"{self.ks[column]:>8.4g}  {show.with_error(p, error):<17}  {label(leader.text)}{flips}")
         return "\n".join(lines).strip("\n")
+
+    def to_dataframe(self) -> DataFrame:
+        """One row per target that the unit stands before and k, in that order.
+
+        Columns: target_index, target, k, probability, stderr, flips, leader, leader_probability, foil_probability (NaN
+        without a foil).
+        """
+        import pandas as pd
+
+        none = self.ks.new_full(self.ks.shape, torch.nan)
+        foil = none if self.foil_probabilities is None else self.foil_probabilities
+        frames = [
+            pd.DataFrame(
+                {
+                    "target_index": row,
+                    "target": target.text,
+                    "k": self.ks.tolist(),
+                    "probability": self.probabilities[row].tolist(),
+                    "stderr": self.stderr[row].tolist(),
+                    "flips": self.flips[row].tolist(),
+                    "leader": [leader.text for leader in leaders],
+                    "leader_probability": [leader.probability for leader in leaders],
+                    "foil_probability": foil.tolist(),
+                }
+            )
+            for row, (target, leaders) in enumerate(zip(self.targets, self.leaders, strict=True))
+            if leaders
+        ]
+        return pd.concat(frames, ignore_index=True)
 
 
 def tolerance(

@@ -16,7 +16,6 @@ from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verd
 from noiser.judges.replies import Reading, normal_form, parse_reply
 from noiser.model.checkpoint import quiet_transformers
 from noiser.model.language_model import LanguageModel
-from noiser.model.text import encode
 from noiser.spans import word_spans
 
 Tokens = tuple[int, ...]
@@ -112,7 +111,7 @@ class LocalJudge:
         if not text.strip():
             raise PromptError("no words")
         prompt = [{"role": "user", "content": text}] if self.style == "chat" else text
-        tokens = encode(self.lm.tokenizer, prompt).token_ids
+        tokens = self.lm.encode(prompt).token_ids
         if self.lm.context_length and len(tokens) + room > self.lm.context_length:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens

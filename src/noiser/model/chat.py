@@ -6,14 +6,28 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from noiser.errors import PromptError
+from noiser.errors import ParameterError, PromptError
 from noiser.model.offsets import Offset
 
 _EXPECTED = 'expected a list of {"role": ..., "content": "..."} with contents that are text'
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Any]) -> str:
-    """The text of a chat by the tokenizer's chat template.
+def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Further arguments of a chat template. Raises ParameterError unless they are a mapping without our own ones."""
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ParameterError(
+            f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'enable_thinking': False}}."
+        )
+    if ours := sorted({"tokenize", "add_generation_prompt", "continue_final_message"} & {*(kwargs or {})}):
+        raise ParameterError(
+            f"chat_template_kwargs has {ours[0]!r}, which is set here: a last message by the assistant is continued, "
+            "and after any other the assistant's turn begins. Leave it out."
+        )
+    return dict(kwargs or {})
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The text of a chat by the tokenizer's chat template, which gets `kwargs` too.
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
 
@@ -27,7 +41,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Any]) -> str:
             "instruction-tuned model. Give the prompt as one string, or set tokenizer.chat_template."
         )
     try:
-        return _render(tokenizer, messages)
+        return _render(tokenizer, messages, kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(
@@ -36,7 +50,9 @@ def render_chat(tokenizer: Any, messages: Sequence[Any]) -> str:
         ) from error
 
 
-def content_offsets(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str) -> list[Offset]:
+def content_offsets(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, kwargs: Mapping[str, Any]
+) -> list[Offset]:
     """(start, end) of each message's content in the rendered text, in order; one that the template omits has none.
 
     Raises:
@@ -44,8 +60,8 @@ def content_offsets(tokenizer: Any, messages: Sequence[Mapping[str, str]], text:
     """
     contents = [message["content"] for message in messages]
     return (
-        _by_marks(tokenizer, messages, text, around=False)
-        or _by_marks(tokenizer, messages, text, around=True)
+        _by_marks(tokenizer, messages, text, kwargs, around=False)
+        or _by_marks(tokenizer, messages, text, kwargs, around=True)
         or _by_search(contents, text)
     )
 
@@ -62,22 +78,26 @@ def check_messages(messages: Any) -> None:
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 got = f"{key} of type {type(message[key]).__name__}" if key in message else f"no {key!r}"
-                raise PromptError(f"Message {index} has {got}; {_EXPECTED}.")
+                remedy = " Join its text parts into one text." if isinstance(message.get(key), list) else ""
+                raise PromptError(f"Message {index} has {got}; {_EXPECTED}.{remedy}")
     if not any(message["content"].strip() for message in messages):
         raise PromptError("Every message is empty or whitespace; expected text to attribute. Write something in one.")
 
 
-def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any]) -> str:
     continued = messages[-1]["role"] == "assistant"
     return tokenizer.apply_chat_template(
         [dict(message) for message in messages],
         tokenize=False,
         add_generation_prompt=not continued,
         continue_final_message=continued,
+        **kwargs,
     )
 
 
-def _by_marks(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, *, around: bool) -> list[Offset] | None:
+def _by_marks(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, kwargs: Mapping[str, Any], *, around: bool
+) -> list[Offset] | None:
     """Renders marks in place of the contents, and puts the contents back; None if that is not the real rendering.
 
     Marks around the contents are for templates that look into them.
@@ -85,7 +105,8 @@ def _by_marks(tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, 
     contents = [f"{message['content']}NOISERMARK" if around else "" for message in messages]
     marked = [f"NOISERMARK{i:06d}NOISERMARK{content}" for i, content in enumerate(contents)]
     try:
-        rendered = _render(tokenizer, [{**m, "content": mark} for m, mark in zip(messages, marked, strict=True)])
+        chat = [{**m, "content": mark} for m, mark in zip(messages, marked, strict=True)]
+        rendered = _render(tokenizer, chat, kwargs)
     except Exception:  # a template that does not take them
         return None
     pattern = r"NOISERMARK(\d{6,})NOISERMARK" + (r".*?NOISERMARK" if around else "")

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from noiser.checks import check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
+from noiser.model.chat import check_template_kwargs
 from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu, uncompiled
-from noiser.types import ModelIdentity
+from noiser.model.text import Encoding, encode
+from noiser.types import ModelIdentity, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,10 +43,11 @@ class LanguageModel:
         identity: how to load the same model again; read off the model when None.
         batch_tokens: the most tokens that one forward pass may hold; None for 1,024 on a CPU, which keeps activations
             in its caches, and 8,192 elsewhere. Lower it when memory is short; results do not depend on it.
+        chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, has no language-modelling head, or only one token.
-        ParameterError: `tokenizer` is none, or batch_tokens is below 1.
+        ParameterError: `tokenizer` is none, batch_tokens is below 1, or a chat template cannot get these arguments.
 
     Attributes:
         looks_inside: whether the layers are in this process, for gradients, attention and relevance.
@@ -61,6 +64,7 @@ class LanguageModel:
         *,
         identity: ModelIdentity | None = None,
         batch_tokens: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         _check_is_causal(model)
         if batch_tokens is not None:
@@ -78,6 +82,7 @@ class LanguageModel:
         self.tokenizer: Any = tokenizer
         self.identity = identity or _identity_of(model)
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
+        self.chat_template_kwargs = check_template_kwargs(chat_template_kwargs)
         self._capabilities: Capabilities | None = None
 
     def __repr__(self) -> str:
@@ -115,6 +120,16 @@ class LanguageModel:
         """The most tokens that the model can read, or None where its configuration sets no limit."""
         length = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
+
+    def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
+        """A text or chat messages in tokens; see `noiser.model.text.encode`."""
+        return encode(
+            self.tokenizer,
+            prompt,
+            context_length=self.context_length,
+            rendered=rendered,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -288,7 +303,11 @@ def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype
 
 
 def wrap(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_tokens: int | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_tokens: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
     """Wraps a model and a tokenizer that the caller already has; they are left exactly as they were.
 
@@ -296,12 +315,13 @@ def wrap(
         model: any decoder-only Hugging Face model, on any device, in any precision, also with a `device_map`.
         tokenizer: its tokenizer.
         batch_tokens: the most tokens that one forward pass may hold; see `LanguageModel`.
+        chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
 
     Raises:
         UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
-        ParameterError: batch_tokens is below 1.
+        ParameterError: batch_tokens is below 1, or a chat template cannot get these arguments.
     """
-    return LanguageModel(model, tokenizer, batch_tokens=batch_tokens)
+    return LanguageModel(model, tokenizer, batch_tokens=batch_tokens, chat_template_kwargs=chat_template_kwargs)
 
 
 def _check_is_causal(model: Any) -> None:

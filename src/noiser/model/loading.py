@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.model.catalog import BUILT_IN
+from noiser.model.chat import check_template_kwargs
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry, gguf_entry
 from noiser.model.hub import cached_commit, check_hub_id, hub_answers, model_not_found
@@ -35,6 +37,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **engine_args: Any,
 ) -> LanguageModel:
     """Loads a causal language model and its tokenizer, into this process, into vLLM, or from a server.
@@ -51,6 +54,7 @@ def load_model(
         revision: branch, tag or commit on the hub.
         trust_remote_code: whether code that comes with the checkpoint may run.
         attn_implementation: of transformers, such as "eager" or "sdpa".
+        chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
         engine_args: with "vllm:NAME", arguments of `vllm.LLM`, such as `tensor_parallel_size=8`; with an address, those
             of `noiser.model.server.load_server`, such as `model`, `tokenizer` and `api_key_env`.
 
@@ -60,9 +64,10 @@ def load_model(
         ModelError: the checkpoint or the GGUF file is damaged.
         CacheError: no room for the converted model, or no permission.
         DependencyError: a package is missing; the message has the command that installs it.
-        ParameterError: no name, or a dtype or device that does not exist. UnknownNameError: a server takes no such
-            argument.
+        ParameterError: no name, a dtype or device that does not exist, or a chat template cannot get these arguments.
+            UnknownNameError: a server takes no such argument.
     """
+    template_kwargs = check_template_kwargs(chat_template_kwargs)
     chosen = choose_device(device, device_map)
     options = Options(
         dtype=choose_dtype(dtype, chosen),
@@ -74,6 +79,12 @@ def load_model(
     )
     if not isinstance(name_or_path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ParameterError(f"The model is {name_or_path!r}; expected a name, a path or an address.")
+    lm = _load_any(name_or_path, options, engine_args)
+    lm.chat_template_kwargs = template_kwargs
+    return lm
+
+
+def _load_any(name_or_path: str | os.PathLike[str], options: Options, engine_args: Mapping[str, Any]) -> LanguageModel:
     kind, _, rest = os.fspath(name_or_path).partition(":")
     if kind == "vllm":
         from noiser.model.vllm import load_vllm

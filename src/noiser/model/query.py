@@ -18,7 +18,7 @@ from noiser.model.clean import Continuation, Passes, greedy_continuation, run_cl
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import check_answer, check_prompt
 from noiser.model.sources import find_sources
-from noiser.model.text import Encoding, encode, encode_target, extend, token_texts
+from noiser.model.text import Encoding, encode_target, extend, token_texts
 from noiser.model.units import make_target_spans, make_units
 from noiser.objectives import Objective
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, SpecialTokens, TargetUnit, Unit
@@ -170,7 +170,7 @@ def query_passes(
             "itself, as noiser.objectives.ChoiceLogOdds does."
         )
     lm.check_embeddings()
-    encoding = encode(lm.tokenizer, prompt, context_length=lm.context_length)
+    encoding = lm.encode(prompt)
     check_length(lm, len(encoding.token_ids))
     if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))

@@ -6,7 +6,7 @@ from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import Query, check_length, query_of
-from noiser.model.text import Encoding, encode
+from noiser.model.text import Encoding
 from noiser.types import Span
 
 
@@ -24,7 +24,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         PromptError: the text exceeds the model's context.
     """
     text = att.text[: att.prompt_length]
-    encoding = encode(lm.tokenizer, att.prompt, context_length=lm.context_length, rendered=text)
+    encoding = lm.encode(att.prompt, rendered=text)
     if encoding.text != text:
         raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {text!r}")
     ids = tuple(token for target in att.targets for token in (*target.before, *target.token_ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -42,6 +42,7 @@ class Encoding:
         regions: (start, end) of the user's own text: one for a text, one for each message's content, one for a
             continuation. A special token typed in it divides it; one without any token has no region.
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
+        contents: (start, end) of the whole prompt, or of the content of each message that the chat template shows.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Encoding:
     frozen: tuple[bool, ...]
     regions: tuple[Offset, ...]
     tokens: tuple[str, ...] = ()
+    contents: tuple[Offset, ...] = ()
 
     @cached_property
     def region_pieces(self) -> list[list[Span]]:
@@ -76,7 +78,12 @@ class Encoding:
 
 
 def encode(
-    tokenizer: Any, prompt: Prompt | object, *, context_length: int | None = None, rendered: str | None = None
+    tokenizer: Any,
+    prompt: Prompt | object,
+    *,
+    context_length: int | None = None,
+    rendered: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Encoding:
     """A text or chat messages in tokens, with the characters of each token.
 
@@ -88,6 +95,7 @@ def encode(
         context_length: the most tokens that the model can read. A text of more characters than so many of the
             vocabulary's longest tokens have is refused before it is tokenised.
         rendered: what chat messages were rendered as before, if they were; a template may print the date.
+        chat_template_kwargs: further arguments of the chat template.
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
@@ -96,9 +104,10 @@ def encode(
         _check_text(tokenizer, prompt, context_length)
         return _encode_text(tokenizer, prompt, [(0, len(prompt))], context_length, add_special_tokens=True)
     messages: Any = prompt
-    text = render_chat(tokenizer, messages) if rendered is None else rendered
+    arguments = chat_template_kwargs or {}
+    text = render_chat(tokenizer, messages, arguments) if rendered is None else rendered
     _check_text(tokenizer, text, context_length)
-    contents = content_offsets(tokenizer, messages, text)
+    contents = content_offsets(tokenizer, messages, text, arguments)
     return _encode_text(tokenizer, text, contents, context_length, add_special_tokens=False)
 
 
@@ -162,6 +171,7 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
         frozen=(*encoding.frozen, *frozen),
         regions=(*encoding.regions, *regions),
         tokens=(*encoding.tokens, *_names(tokenizer, token_ids)),
+        contents=encoding.contents,
     )
 
 
@@ -190,6 +200,7 @@ def _encode_text(
         frozen=tuple(frozen),
         regions=tuple(regions),
         tokens=tuple(_names(tokenizer, tokens.token_ids)),
+        contents=tuple(contents),
     )
 
 
