@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from html.parser import HTMLParser
@@ -110,6 +112,24 @@ def test_a_damaged_link_says_what_is_wrong(parameters, error, message):
     with pytest.raises(error, match=message) as caught:
         Question.from_query(parameters)
     assert len(str(caught.value)) < 600
+
+
+def test_a_number_of_tokens_out_of_range_gets_an_error_that_says_what_it_is():
+    pytest.importorskip("gradio")
+    code = """
+import gradio as gr  # which leaves an event loop behind
+from noiser.app.page import _Page
+page = object.__new__(_Page)
+with gr.Blocks():
+    page._lay_out_question(["llama"])
+for typed in (50, 0, None):
+    values = {name: field.value for name, field in page.fields.items()}
+    values["max_new_tokens"] = page.fields["max_new_tokens"].preprocess(typed)  # here Gradio raises errors of its own
+    print(next(page.ask(None, 2, *values.values()))[0])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = re.findall("The number of continuation tokens is (.*?)<", ran.stdout)
+    assert said == [f"{number}; expected 1 to 20." for number in (50, 0, 0)]
 
 
 def test_a_negative_wait_is_an_error():
@@ -575,6 +595,9 @@ def test_the_advice_leaves_out_what_is_chosen_already(handlers, monkeypatch):
     assert faster("occlusion") == ["input_x_gradient"]
     assert faster("lime", "input_x_gradient") == ["occlusion"]
     assert faster("lime", "occlusion", "input_x_gradient") == []
+    monkeypatch.setattr(noiser.LanguageModel, "looks_inside", False)  # as behind a server, where there are no gradients
+    assert faster("noiser") == ["occlusion"]
+    assert faster("occlusion") == []
 
 
 def test_measuring_says_how_far_it_is_and_has_a_longest_wait(handlers, monkeypatch):
@@ -820,6 +843,13 @@ def test_a_unit_after_the_target_has_no_chart(handlers):
     assert "role=alert" in last(handlers.tolerance("v", answer, 99, 0)).status
 
 
+def test_measuring_says_that_a_foil_is_left_out(handlers):
+    for foil in ("", " dog"):
+        answer = ask(handlers, methods=("occlusion",), target=" fox", foil=foil).answer
+        shown = last(handlers.measure("v", answer, ["top_k"], None)).answer
+        assert ("metrics leave the foil out" in shown) == bool(foil)
+
+
 def test_faithfulness_is_that_of_the_library(handlers):
     answer = ask(handlers, methods=("occlusion", "random")).answer
     shown = last(handlers.measure("v", answer, METRICS[:1], None)).answer
@@ -918,8 +948,6 @@ def test_the_command_serves_the_models_that_were_named(monkeypatch):
 
 
 def test_without_gradio_the_error_says_how_to_get_it(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.delitem(sys.modules, "noiser.app.page", raising=False)  # both ways to a module that is imported
     monkeypatch.delattr(noiser.app, "page", raising=False)

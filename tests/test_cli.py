@@ -27,6 +27,7 @@ from noiser.types import AutoUnit, UnitName
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"
+SOURCE = Path(__file__)
 HEAVY = {"torch", "transformers", "pandas", "numpy", "sklearn", "matplotlib", "noiser.model", "noiser.methods"}
 
 
@@ -265,16 +266,17 @@ def test_options_reach_the_question(noiser_command):
     assert att["foil"] is not None
 
 
-def test_units_are_those_of_the_library(noiser_command):
-    names = [*get_args(UnitName), *get_args(AutoUnit)]
+def test_units_are_those_of_the_library_without_sources(noiser_command):
+    names = [*({*get_args(UnitName)} - {"source"}), *get_args(AutoUnit)]
     for command, method, units in (
         ("attribute", "--method", names),
         ("compare", "--methods", names),
-        ("evaluate", "--method", [*names, "spans"]),
+        ("evaluate", "--method", names),
     ):
         for unit in units:
             refused = noiser_command(command, PROMPT, "--unit", unit, method, "nosier")
             assert refused.stderr.startswith("noiser: error: Unknown method"), (command, unit)
+        assert "'source' is not one of 'token'" in noiser_command(command, PROMPT, "--unit", "source").stderr
     found = noiser_command("attribute", PROMPT, "--unit", "turn", "--method", "occlusion", "--format", "json")
     assert [unit["text"] for unit in json.loads(found.stdout)["units"]] == [PROMPT]
 
@@ -297,7 +299,7 @@ def test_target_and_foil_by_token_id(noiser_command, command):
         (["attribute", ""], "more than whitespace"),
         (["attribute", PROMPT, "--method", "nosier"], "Did you mean 'noiser'?"),
         (["attribute", PROMPT, "--set", "samples=0"], "samples is 0"),
-        (["attribute", PROMPT, "--set", "sample=3"], "'sample'"),
+        (["attribute", PROMPT, "--set", "sample=3"], "argument 'sample'. Expected some of samples, steps, bounding,"),
         (["attribute", PROMPT, "--set", "samples"], "expected key=value"),
         (["attribute", PROMPT, "--set", "noise=[[1,2],[3,4]]"], "the noise has shape [2, 2]; expected"),
         (["attribute", PROMPT, "--seed", "99999999999999999999"], "seed is 99999999999999999999; expected"),
@@ -314,6 +316,17 @@ def test_target_and_foil_by_token_id(noiser_command, command):
             "got a.pdf, expected a name that ends in .txt, .json, .html, .csv,",
         ),
         (["attribute", PROMPT, "--chat"], "chat"),
+        (
+            ["compare", PROMPT, "--methods", "occlusion,random,occlusion"],
+            "got 'occlusion' twice, expected each name once",
+        ),
+        (["cite", PROMPT, "--source", "not/there.txt"], "--source: cannot read not/there.txt: No such file"),
+        (["cite", PROMPT, "--source", str(SOURCE), "--answer", "a", "--max-new-tokens", "2"], "got both, expected one"),
+        (["bench", "run", "plan.toml", "-o", str(SOURCE)], "is a file; expected a folder"),
+        (["evaluate", PROMPT, "--metrics", "top_k,top_k"], "--metrics: got 'top_k' twice"),
+        (["evaluate", PROMPT, "--unit", "spans"], "expected --data with it"),
+        (["evaluate", PROMPT, "--judge", "local"], "expected --draws or --masks or --normalization for this metric"),
+        (["evaluate", PROMPT, "--metrics", "answerability"], "answerability needs a judge; expected --judge local,"),
     ],
 )
 def test_errors_are_one_message_on_stderr(noiser_command, arguments, says, unchecked):
@@ -521,6 +534,21 @@ def test_wrong_parameters(pair):
 
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["attribute", " "],
+        ["cite", "", "--source", str(SOURCE)],
+        ["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"],
+        ["evaluate", PROMPT, "--metrics", "answerability", "--judge", "local", "--judge-set", "stile=plain"],
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_loaded(noiser_command, arguments):
+    result = noiser_command(*arguments)
+    assert result.exit_code == 2
+    assert result.asked == {}
 
 
 @pytest.mark.parametrize(

@@ -587,7 +587,7 @@ def test_the_command_takes_a_data_set(command, monkeypatch):
     [
         ((PROMPTS[0], "--metrics", "fidelity"), "Unknown metric 'fidelity'"),
         (("-",), "There is no prompt"),
-        ((PROMPTS[0], "--metrics", ","), "metrics is empty"),
+        ((PROMPTS[0], "--metrics", ","), "--metrics: got ',', expected names"),
         ((PROMPTS[0], "--category", "river"), "--category and --sample-seed choose from a data set"),
         ((PROMPTS[0], "--metrics", "soft_scores", "-k", "7", "--removal", "delete"), "--removal and -k would change"),
         ((PROMPTS[0], "--metrics", "lds", "--normalization", "softmax"), "--normalization would change nothing"),

@@ -473,6 +473,7 @@ def test_hub_id_from_the_local_hub_cache(folder, tmp_path):
         ({"device": "toaster"}, "device: got 'toaster', expected such as 'cpu'"),
         ({"device": "cuda:99"}, "device: got 'cuda:99', but this machine offers cpu"),
         ({"device": "cpu", "device_map": "auto"}, "expected one of the two"),
+        ({"device_map": "toaster"}, "device_map: got 'toaster', expected auto, balanced,"),
     ],
 )
 def test_impossible_options(folder, unchecked, options, says):
@@ -481,6 +482,11 @@ def test_impossible_options(folder, unchecked, options, says):
 
 
 # ---- built-in models -------------------------------------------------------------------------------------------------
+
+
+def test_a_built_in_model_has_one_revision():
+    with pytest.raises(ParameterError, match="revision: got 'main', but gemma-3-270m is built in"):
+        noiser.load_model("gemma-3-270m", revision="main")
 
 
 @pytest.mark.parametrize("name", list(catalog.BUILT_IN))

@@ -255,6 +255,9 @@ def test_a_server_that_is_not_vllm_is_noticed(local, folder):
             noiser.attribute(served, PROMPT, method="occlusion", target=5)
     with pytest.raises(ModelError, match="does not answer"):
         noiser.load_model(server.url, max_retries=0)
+    warned = pytest.warns(UserWarning, match="not answer yet: connection failed.*asked up to 2 more times")
+    with warned, pytest.raises(ModelError, match="does not answer: connection failed"):
+        noiser.load_model(server.url, max_retries=2, backoff=0.01)
 
 
 def test_a_key_goes_where_it_belongs(server, monkeypatch):

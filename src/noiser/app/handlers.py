@@ -38,6 +38,7 @@ TIE = (
 _TYPES = {"json": "application/json", "html": "text/html"}
 METRICS = ("faithfulness", "lds", "top_k", "erasure_curves", "erasure", "normalised_aopc")
 """What can be measured of one prompt without a judge or a known answer; the first unless others are chosen."""
+NO_FOIL = "These numbers are about the target alone: metrics leave the foil out."
 NEXT = "What you asked for meanwhile comes next."
 
 LONG = 20_000
@@ -138,7 +139,8 @@ class Handlers:
             return evaluations
 
         def show(evaluations: list[Evaluation]) -> View:
-            return View(note("Measured."), answer=numbers_html(evaluations))
+            without = note(NO_FOIL) if any(att.foil is not None for att in answer.attributions) else ""
+            return View(note("Measured."), answer=without + numbers_html(evaluations))
 
         return self._watched(visitor, work, show, aside=True)
 
@@ -292,7 +294,8 @@ def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, lo
     ]
     remedies = [f"choose unit {' or '.join(coarser)}"] if coarser else []
     remedies += ["leave out the thresholds of all units"] if name == "noiser" and question.all_thresholds else []
-    faster = [each for each in _FASTER.get(name, tuple(_FASTER)) if each not in question.methods]
+    known = [each for each in _FASTER if lm.looks_inside or not getattr(make_method(each), "looks_inside", False)]
+    faster = [each for each in known if each in _FASTER.get(name, known) and each not in question.methods]
     remedies += [f"choose a faster method, such as {' or '.join(faster)}"] if faster else []
     remedies += ["shorten the prompt"]
     return (

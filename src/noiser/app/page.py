@@ -155,13 +155,12 @@ class _Page:
                 fields["foil"] = gr.Textbox(
                     begin.foil, label="Foil", info="And not this?", placeholder="none", min_width=130
                 )
-            fields["max_new_tokens"] = gr.Slider(
-                1,
-                MOST_TARGETS,
+            # Without `minimum` and `maximum`, whose errors are Gradio's and do not name the number.
+            fields["max_new_tokens"] = gr.Number(
                 begin.max_new_tokens,
-                step=1,
+                precision=0,
                 label="Tokens of the continuation",
-                info="Without a target.",
+                info=f"Without a target; 1 to {MOST_TARGETS}.",
             )
             fields["target_unit"] = gr.Radio(
                 list(get_args(TargetUnitName)),
@@ -175,7 +174,6 @@ class _Page:
                 info="Noiser; off is faster, with the same scores.",
             )
             fields["seed"] = gr.Number(begin.seed, precision=0, label="Seed")
-            # Without `minimum`, whose error is Gradio's.
             self.longest_wait = gr.Number(LONGEST_WAIT, label="Longest wait (minutes)", info="0: however long.")
         self.fields = fields
 

@@ -73,7 +73,9 @@ class Question:
                     "attribute it on your own machine with: noiser attribute -"
                 )
         if not 1 <= self.max_new_tokens <= MOST_TARGETS:
-            raise ParameterError(f"{self.max_new_tokens} tokens of continuation; expected 1 to {MOST_TARGETS}.")
+            raise ParameterError(
+                f"The number of continuation tokens is {self.max_new_tokens}; expected 1 to {MOST_TARGETS}."
+            )
         if abs(self.seed) > LARGEST_SEED:
             raise ParameterError(
                 f"The seed is {str(self.seed)[:40]}; expected an integer from -{LARGEST_SEED} to {LARGEST_SEED}."

@@ -54,6 +54,7 @@ def run(
     """
     from noiser.bench.run import run_bench
 
+    _check_folder(output)
     listener = _Listener()
     try:
         outcome = run_bench(
@@ -94,6 +95,7 @@ def pack(
     """Copies a benchmark without its texts: plan, selections, rows and costs, for reports elsewhere."""
     from noiser.bench.pack import pack as write_pack
 
+    _check_folder(output)
     for path in write_pack(folder, output):
         say(path)
 
@@ -105,8 +107,15 @@ def unpack(
     """Unpacks a pack into a folder in which `noiser bench run` can continue."""
     from noiser.bench.pack import unpack as unpack_to
 
+    _check_folder(output)
     unpack_to(folder, output)
     say(f"noiser bench run {output / 'plan.toml'} -o {output}")
+
+
+def _check_folder(output: Path) -> None:
+    """Raises ParameterError for a file."""
+    if output.exists() and not output.is_dir():
+        raise ParameterError(f"-o {output} is a file; expected a folder, in which files are written.")
 
 
 class _Listener:
@@ -158,8 +167,8 @@ def report(
     """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
     if output is None and (figures or html or format_ == "all"):
         output = folder / "report"
-    if output is not None and output.exists() and not output.is_dir():
-        raise ParameterError(f"-o {output} is a file; expected a folder, in which the report's files are written.")
+    if output is not None:
+        _check_folder(output)
 
     from noiser.bench import Store
     from noiser.report import FORMATS, Results, render, write_report

@@ -9,6 +9,7 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
+from noiser.errors import ParameterError
 from noiser.files import csv_text, unmarked
 from noiser.types import CitedUnit
 
@@ -26,7 +27,9 @@ def cite(
     ] = None,
     set_: o.MethodSettings = None,
     answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="The longest answer.")] = 128,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", min=1, help="Tokens of the longest answer; 128 unless given.")
+    ] = None,
     unit: Annotated[
         CitedUnit,
         typer.Option("--unit", help="auto: sources, then sentences of those that carry the score."),
@@ -40,6 +43,8 @@ def cite(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Answers QUESTION from the sources and says which of them each sentence was written from."""
+    if answer is not None and max_new_tokens is not None:
+        raise ParameterError("--answer and --max-new-tokens: got both, expected one. The answer says its own length.")
     asked = str(o.parse_prompt(question, chat=False))
     sources = [(path.name, _read(path)) for path in source]
     parameters = o.parse_parameters(set_)
@@ -60,7 +65,7 @@ def cite(
             proxy=small,
             method=chosen,
             answer=answer,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max_new_tokens or 128,
             unit=unit,
             contrast=contrast,
             max_seconds=max_seconds,
@@ -79,8 +84,10 @@ def cite(
 
 
 def _read(path: Path) -> str:
-    """A file's text. Raises PromptError where it is not UTF-8."""
+    """A file's text. Raises PromptError where it is not UTF-8, ParameterError where it cannot be read."""
     try:
         return unmarked(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParameterError(f"--source: cannot read {path}: {error.strerror}. Expected a text file.") from error
     except UnicodeDecodeError as error:
         raise o.not_text(f"--source: {path} is not valid text at byte {error.start}") from None

@@ -12,7 +12,7 @@ import typer
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
-from noiser.types import AutoUnit, Profile, Prompt, RemovalName, SpanUnit, UnitName
+from noiser.types import Profile, Prompt, RemovalName, SpanUnit
 
 if TYPE_CHECKING:
     from noiser.data import Example
@@ -47,7 +47,7 @@ def evaluate(
         int | None, typer.Option("--sample-seed", help="Of --data a random sample of --limit, not the first ones.")
     ] = None,
     unit: Annotated[
-        Literal[UnitName, AutoUnit, SpanUnit],
+        Literal[o.PromptUnit, SpanUnit],
         typer.Option(help="What gets a score; turn: each message of a chat; spans: those that --data names."),
     ] = "token",
     max_new_tokens: o.MaxNewTokens = None,
@@ -78,19 +78,20 @@ def evaluate(
         (data and prompts, "PROMPT and --data: got both, expected one of them."),
         (not data and selects, "--category and --sample-seed choose from a data set; expected --data with them."),
         (not data and data_dir is not None, "--data-dir is the folder of a data set; expected --data with it."),
+        (not data and unit == "spans", "--unit spans are the spans of a data set; expected --data with it."),
         (data and chat, "--chat says how PROMPT is read; expected no --data with it. Leave one of them out."),
         (judge_set and not judge, "--judge-set is a setting of a judge; expected --judge with it."),
     ):
         if ignored:
             raise ParameterError(reason)
     examples = _load(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat=chat)[:limit]
-    names = [name.strip() for name in metrics.split(",") if name.strip()]
+    names = o.parse_names("--metrics", metrics)
     parameters, judge_parameters = o.parse_parameters(set_), o.parse_parameters(judge_set)
 
     from noiser.evaluation import Comparison
     from noiser.evaluation import evaluate as run
     from noiser.files import csv_text
-    from noiser.judges import kind_of, make_judge
+    from noiser.judges import check_judge, kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
     from noiser.metrics.metric import TOP, check_read
@@ -114,6 +115,10 @@ def evaluate(
         "k": tuple(k or TOP),
     }
     check_read(known, settings | {"judge": judge}, lambda name: f"-{'-' * (len(name) > 1)}{name}")
+    if judge:
+        check_judge(judge, **judge_parameters)
+    elif judged := [name for name, metric in zip(names, known, strict=True) if metric.needs_judge]:
+        raise ParameterError(f"{judged[0]} needs a judge; expected --judge local, local:NAME or openai:NAME with it.")
     lm = loading.load(model)
     made_judge = make_judge(judge, lm=lm, **judge_parameters) if judge else None
     results: dict[str, Evaluation] = {}

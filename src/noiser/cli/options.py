@@ -26,6 +26,9 @@ from noiser.types import AutoUnit, Prompt
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
 
+PromptUnit = Literal[types.TextUnitName, "turn", AutoUnit]
+"""The library's units without "source": a prompt on the command line comes without sources."""
+
 REFUSED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 """Exit status after an error that the user can do something about, after Ctrl-C, and when stdout's reader left."""
 
@@ -106,10 +109,10 @@ class Question:
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(min=0, help="Likewise, one token by its id.")] = None
     unit: Annotated[
-        Literal[types.UnitName, AutoUnit],
+        PromptUnit,
         typer.Option(
             help="What gets a score; turn: each message of a chat; auto: sentences, then parts of those that carry the "
-            "score."
+            "score. For sources see: noiser cite."
         ),
     ] = "token"
     chat: Chat = False
@@ -249,10 +252,12 @@ def _show_warning(message: Warning | str, *_where: Any) -> None:
 
 
 def parse_names(option: str, typed: str) -> list[str]:
-    """Names with commas between them. Raises ParameterError where there is none."""
+    """Names with commas between them. Raises ParameterError where there is none, or one twice."""
     names = [name.strip() for name in typed.split(",") if name.strip()]
     if not names:
         raise ParameterError(f"{option}: got {typed!r}, expected names with commas between them.")
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ParameterError(f"{option}: got {repeated[0]!r} twice, expected each name once. Leave one out.")
     return names
 
 
@@ -265,8 +270,10 @@ def to_prompt(text: str, *, chat: bool) -> Prompt:
     """The text as a prompt. With `chat`, a JSON list of messages, or the text of one user message.
 
     Raises:
-        PromptError: it is not valid Unicode.
+        PromptError: it is not valid Unicode, or only whitespace.
     """
+    if not text.strip():  # before a model is loaded
+        raise PromptError(f"The prompt is {text!r}; expected text that is more than whitespace. Write something.")
     if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
         raise not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
     if not chat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from inspect import signature
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -124,7 +125,9 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
         try:
             return entry.factory(**parameters)
         except TypeError as error:
-            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.") from error
+            known = [p.name for p in signature(entry.factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
+            expected = f" Expected some of {', '.join(known)}." if known else ""
+            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.{expected}") from error
     if not isinstance(method, Method) or isinstance(method, type):
         raise ParameterError(
             f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."

@@ -285,7 +285,7 @@ def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: 
     read = {name for metric in metrics for name in [*(metric.reads or ()), *["judge"] * metric.needs_judge]}
     given = [name for name, value in settings.items() if value is not None and value != SETTINGS.get(name)]
     if ignored := [shown(name) for name in given if name not in read]:
-        expected = " or ".join(map(shown, sorted(read))) or "no setting"
+        expected = " or ".join(map(shown, sorted(read & settings.keys()))) or "no setting"
         raise ParameterError(
             f"{' and '.join(ignored)} would change nothing; expected {expected} for "
             f"{'this metric' if len(metrics) == 1 else 'these metrics'}. "

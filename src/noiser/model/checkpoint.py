@@ -39,6 +39,9 @@ class Options:
     attn_implementation: str | None = None
 
 
+_SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
 def choose_device(device: str, device_map: Any) -> torch.device | None:
     """The device of that name; None where `device_map` decides. Raises ParameterError where there is none."""
     if device_map is not None:
@@ -47,6 +50,13 @@ def choose_device(device: str, device_map: Any) -> torch.device | None:
                 f"device and device_map: got {device!r} and {device_map!r}, expected one of the two. "
                 "Leave out device to spread the model by device_map."
             )
+        if isinstance(device_map, str) and device_map not in _SPREADS:
+            try:
+                torch.device(device_map)
+            except RuntimeError as error:
+                raise ParameterError(
+                    f"device_map: got {device_map!r}, expected {', '.join(_SPREADS)}, a device, or a map of devices."
+                ) from error
         return None
     mps = torch.backends.mps.is_available()
     if device == "auto":

@@ -112,6 +112,11 @@ def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
     name = os.fspath(name_or_path)
     path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
     if name in BUILT_IN:
+        if options.revision is not None:
+            raise ParameterError(
+                f"revision: got {options.revision!r}, but {name} is built in and has only one; expected it with the "
+                "id of a model on the hub. Leave it out."
+            )
         return _load_converted(name, built_in_entry(BUILT_IN[name]), options)
     if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
         return _load_folder(path.resolve(), options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from threading import Event
 from typing import Any
 
@@ -135,7 +136,17 @@ def _model_card(
             raise UnreadableResponseError(f"no list of models: {text[:200]}") from error
 
     try:
-        cards = endpoint.call(send, retries, Event())
+        try:
+            cards = endpoint.call(send, retries._replace(times=min(1, retries.times)), Event())
+        except EndpointError as error:
+            if not (error.transient and retries.times):
+                raise
+            warnings.warn(
+                f"The server at {endpoint.address} does not answer yet: {error}. It is asked up to {retries.times} "
+                "more times, after longer and longer waits; press Ctrl-C if the address is wrong.",
+                stacklevel=2,
+            )
+            cards = endpoint.call(send, retries, Event())
     except EndpointError as error:
         if not (needed or error.transient):
             return {"id": model}
