@@ -115,7 +115,7 @@ def test_pieces_of_one_character_go_together():
     [
         ([], r"unit is \[\]; expected one or more"),
         ([(0, 4), (3, 6)], "overlap"),
-        ([(2, 2)], r"\(2, 2\) is empty"),
+        ([(2, 2)], r"\(2, 2\) of unit is empty"),
         ([(0, 99)], "leaves the text; expected .*<= 18"),
         ([(5, 3)], "is reversed"),
         ([(-1, 3)], "leaves the text"),

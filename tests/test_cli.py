@@ -28,6 +28,7 @@ from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"
 SOURCE = Path(__file__)
+FULL = ("--help", "cite -h", "metrics") if Path("/dev/full").exists() else ()
 HEAVY = {"torch", "transformers", "pandas", "numpy", "sklearn", "matplotlib", "noiser.model", "noiser.methods"}
 
 
@@ -494,6 +495,7 @@ app()
         ("attribute x --method nosier <&- >&-", 2, "noiser: error: Unknown method 'nosier'."),
         ("attribute x --method nosier 2>&-", 2, ""),
         ("metrics 2>&-", 0, ""),
+        *((f"{typed} >/dev/full", 2, "noiser: error: [Errno 28] ") for typed in FULL),
     ],
 )
 def test_closed_streams(typed, status, says):

@@ -230,10 +230,12 @@ def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
     [
         ({}, "There are no spans"),
         ({"rest": [(0, 3)]}, "expected another name"),
-        ({"a": [(3, 3)]}, "is empty"),
-        ({"a": [(0, 300)]}, "leaves the text"),
-        ({"a": [(0, 5)], "b": [(4, 9)]}, "overlap"),
-        ({"a": [(0, "5")]}, "pairs of integers"),
+        ({"b": [(0, 1)], "a": [(3, 3)]}, r"Span \(3, 3\) of spans\['a'\] is empty"),
+        ({"a": [(0, 300)]}, r"of spans\['a'\] leaves the text"),
+        ({"a": [(0, 5), (4, 9)]}, r"Spans \(0, 5\) and \(4, 9\) of spans\['a'\] overlap"),
+        ({"a": [(4, 9)], "b": [(0, 5)]}, r"Span \(0, 5\) of 'b' and span \(4, 9\) of 'a' overlap"),
+        ({"a": [(0, "5")]}, r"spans\['a'\] is .* pairs of integers"),
+        ({"a": [], "b": [(0, 5)]}, r"spans\['a'\] is \[\]; expected one or more"),
         ({"a": [(3, 4)]}, "hold no word"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_continuation_is_apart_from_the_prompt():
     assert shown(words) == [("play", (0,)), (" basket", (1,)), ("ball", (2,)), (" now", (3,))]
     spans = make_units(whole, [(4, 11)], prompt_tokens=count)
     assert shown(spans) == [(" basket", (1,)), ("ball", (2,)), (" now", (3,))]
-    with pytest.raises(UnitError, match=r"Span \(4, 13\) leaves the prompt.*end <= 11"):
+    with pytest.raises(UnitError, match=r"Span \(4, 13\) of unit leaves the prompt.*end <= 11"):
         make_units(whole, [(4, 13)], prompt_tokens=count)
 
 
@@ -105,11 +105,11 @@ def test_a_continuation_is_apart_from_the_prompt():
     [
         ([], "one or more"),
         (3, "unit is 3; expected .*a name such as 'word'"),
-        ([(0, 3), (2, 5)], r"\(0, 3\) and \(2, 5\) overlap.*End the first at 2"),
-        ([(2, 2)], r"\(2, 2\) is empty"),
-        ([(4, 2)], r"\(4, 2\) is reversed"),
-        ([(-1, 2)], r"\(-1, 2\) leaves the prompt"),
-        ([(0, 99)], r"\(0, 99\) leaves the prompt; expected 0 <= start < end <= 12"),
+        ([(0, 3), (2, 5)], r"\(0, 3\) and \(2, 5\) of unit overlap.*End the first at 2"),
+        ([(2, 2)], r"\(2, 2\) of unit is empty"),
+        ([(4, 2)], r"\(4, 2\) of unit is reversed"),
+        ([(-1, 2)], r"\(-1, 2\) of unit leaves the prompt"),
+        ([(0, 99)], r"\(0, 99\) of unit leaves the prompt; expected 0 <= start < end <= 12"),
         ([(0.0, 2.0)], "pairs of integers"),
         ([(0, True)], "pairs of integers"),
         ([(0, 1, 2)], "pairs of integers"),

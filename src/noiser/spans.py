@@ -141,13 +141,13 @@ def checked_spans(
         if not 0 <= start < end <= length:
             fault = "is empty" if start == end else "is reversed" if start > end else f"leaves the {of}"
             raise UnitError(
-                f"Span {(start, end)} {fault}; expected 0 <= start < end <= {length}, the {of}'s length in characters "
-                "(of a chat: of the rendered chat)."
+                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}, the {of}'s length in "
+                "characters (of a chat: of the rendered chat)."
             )
     for before, after in itertools.pairwise(sorted(pairs)):
         if after[0] < before[1]:
             raise UnitError(
-                f"Spans {before} and {after} overlap; expected disjoint spans. End the first at {after[0]}."
+                f"Spans {before} and {after} of {name} overlap; expected disjoint spans. End the first at {after[0]}."
             )
     return pairs
 

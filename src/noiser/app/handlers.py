@@ -23,7 +23,7 @@ from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
 from noiser.explain.citations_html import fragment as citations_fragment
 from noiser.files import json_text
 from noiser.methods import Method, make_method
-from noiser.methods.search import SMALLEST
+from noiser.methods.search import SMALLEST, TIE
 from noiser.model import LanguageModel
 from noiser.model.sources import place_sources
 from noiser.model.units import make_units
@@ -31,10 +31,6 @@ from noiser.types import Progress, Prompt
 
 T = TypeVar("T")
 
-TIE = (
-    "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
-    "apart. The scores of this target mean little; serve the model with --dtype float32."
-)
 _TYPES = {"json": "application/json", "html": "text/html"}
 METRICS = ("faithfulness", "lds", "top_k", "erasure_curves", "erasure", "normalised_aopc")
 """What can be measured of one prompt without a judge or a known answer; the first unless others are chosen."""
@@ -308,7 +304,7 @@ def _advice(lm: LanguageModel, question: Question, name: str, seconds: float, lo
 def _show_answer(answer: Answer) -> View:
     failed = [explain(error, name) for name, error in answer.failures]
     tied = [
-        problem(att.method, TIE)
+        problem(att.method, f"{TIE} Serve the model with --dtype float32.")
         for att in answer.attributions
         if att.k_min is not None and bool((att.k_min <= SMALLEST).any())
     ]

@@ -322,13 +322,18 @@ def _bytes_of_piece(token: str) -> bytes:
 
 
 def _bytes_of_byte_level(token: str) -> bytes:
-    table = _byte_of_character()
-    return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
+    found = byte_level_bytes(token)
+    return token.encode() if found is None else found
+
+
+def byte_level_bytes(token: str) -> bytes | None:
+    """The bytes for which a name of a byte-level vocabulary stands (Radford et al. 2019); None for other names."""
+    alphabet = _byte_level_alphabet()
+    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else None
 
 
 @cache
-def _byte_of_character() -> dict[str, int]:
-    """The byte for which each character of a byte-level vocabulary stands (Radford et al. 2019)."""
+def _byte_level_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

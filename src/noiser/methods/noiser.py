@@ -17,7 +17,7 @@ from noiser.engine import AddNoise, Effect, Effects, EffectTable, NormName, Quer
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.methods.protocol import Scores
-from noiser.methods.search import Answer, Bisection, Certified, Mode, Probe, Search
+from noiser.methods.search import TIE, Answer, Bisection, Certified, Mode, Probe, Search
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
@@ -216,11 +216,7 @@ class _Run:
     def _warn_of_ties(self, searches: Sequence[Search]) -> None:
         lead, dtype = min(map(abs, self.clean_leads), default=math.inf), self.query.dtype
         if any(search.tied for search in searches):
-            warnings.warn(
-                "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "
-                "tell them apart. The scores of this target mean little; load the model in float32.",
-                stacklevel=3,
-            )
+            warnings.warn(f"{TIE} Load the model with dtype='float32'.", stacklevel=3)
         elif dtype.itemsize == 2 and lead < ROUNDING * torch.finfo(dtype).eps:
             name = str(dtype).removeprefix("torch.")
             warnings.warn(

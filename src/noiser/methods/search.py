@@ -40,6 +40,11 @@ class Answer(NamedTuple):
 
 SMALLEST = 2.0**-40
 """Where a search ends that finds a flip at every k: two tokens tie without any noise."""
+TIE = (
+    "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
+    "apart. The scores of this target mean little."
+)
+"""What is to be said then; what to do about it comes after it."""
 
 
 class Bisection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jaxtyping import Float
 from torch import Tensor
@@ -88,10 +89,20 @@ def _check(att: Attribution, spans: Mapping[str, Sequence[tuple[int, int]]]) -> 
         raise UnitError(f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}.")
     if REST in spans:
         raise UnitError(f"A span is named {REST!r}, which is what remains; expected another name.")
-    if not any(spans.values()):
+    if not spans:
         raise UnitError("There are no spans; expected (start, end) character spans of the text for at least one name.")
-    every = [span for parts in spans.values() for span in parts]
-    checked_spans(every, len(att.text), name="spans", of="text", also="")
+    length = len(att.text)
+    named = [
+        (span, name)
+        for name, parts in spans.items()
+        for span in checked_spans(parts, length, name=f"spans[{name!r}]", of="text", also="")
+    ]
+    for (before, one), (after, other) in pairwise(sorted(named)):
+        if after[0] < before[1]:
+            raise UnitError(
+                f"Span {before} of {one!r} and span {after} of {other!r} overlap; expected disjoint spans. "
+                f"End the first at {after[0]}."
+            )
 
 
 def _owner(text: str, unit: Span, spans: Mapping[str, Sequence[tuple[int, int]]]) -> str:

@@ -6,10 +6,10 @@ import contextlib
 import re
 import threading
 from collections.abc import Generator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from noiser.attribution.inseq import byte_level_bytes
 from noiser.model.offsets import Offset, align, common_length, mend, offsets_by_decoding
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
@@ -230,13 +230,4 @@ def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:
         return None
     if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
         return bytes([int(match[1], 16)])
-    alphabet = _byte_level_alphabet()
-    return bytes(alphabet[c] for c in name) if all(c in alphabet for c in name) else None
-
-
-@cache
-def _byte_level_alphabet() -> dict[str, int]:
-    """The byte for each printable character that byte-level BPE writes (Radford et al. 2019)."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+    return byte_level_bytes(name)
