@@ -553,7 +553,7 @@ def test_command(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
     assert run("--format", "csv").stdout.startswith("sentence_index,sentence,log_probability,loss,")
-    assert run("--format", "markdown").stdout.startswith("The fox sings. ")
+    assert run("--format", "md").stdout.startswith("The fox sings. ")
     assert run("--format", "html").stdout.startswith("<!doctype html>")
     assert run("--proxy", "small").exit_code == 0
     files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")

@@ -132,7 +132,7 @@ def test_text_is_what_print_shows(noiser_command, capsys):
     assert result.stdout == capsys.readouterr().out
 
 
-@pytest.mark.parametrize("format_", ["text", "json", "html", "csv", "markdown"])
+@pytest.mark.parametrize("format_", ["text", "json", "html", "csv", "md"])
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
     shown = noiser_command("attribute", PROMPT, "--format", format_).stdout
     result = noiser_command("attribute", PROMPT, "--format", format_, "-o", str(tmp_path / "out"))
@@ -143,7 +143,7 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, format_):
 
 @pytest.mark.parametrize(
     ("ending", "form"),
-    [("json", "json"), ("HTML", "html"), ("csv", "csv"), ("txt", "text"), ("md", "markdown"), ("json", "text")],
+    [("json", "json"), ("HTML", "html"), ("csv", "csv"), ("txt", "text"), ("md", "md"), ("json", "text")],
 )
 def test_the_form_is_what_the_output_ends_in_unless_given(noiser_command, tmp_path, ending, form):
     given = ["--format", form] if ending == "json" and form == "text" else []

@@ -47,7 +47,7 @@ def attribute(
             "json": lambda: dumps(att),
             "html": att.to_html,
             "csv": lambda: csv_text(att.to_dataframe()),
-            "markdown": att.to_markdown,
+            "md": att.to_markdown,
         }
     )
 
@@ -86,7 +86,7 @@ def compare(
                     for att, heading in zip(attributions, headings(attributions), strict=True)
                 )
             ),
-            "markdown": lambda: "\n".join(att.to_markdown() for att in attributions),
+            "md": lambda: "\n".join(att.to_markdown() for att in attributions),
         }
     )
 

@@ -78,7 +78,7 @@ def cite(
             "json": citations.to_json,
             "html": citations.to_html,
             "csv": lambda: csv_text(citations.to_dataframe()),
-            "markdown": citations.to_markdown,
+            "md": citations.to_markdown,
         }
     )
 

@@ -147,7 +147,7 @@ def evaluate(
             "json": result.dumps,
             "html": lambda: result.to_html(page=True),
             "csv": lambda: csv_text(*(each.rows for each in results.values())),
-            "markdown": result.to_markdown,
+            "md": result.to_markdown,
         }
     )
 

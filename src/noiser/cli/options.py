@@ -139,7 +139,7 @@ class Question:
         }
 
 
-_Form = Literal["text", "json", "html", "csv", "markdown"]
+_Form = Literal["text", "json", "html", "csv", "md"]
 
 _ENDINGS: dict[str, _Form] = {
     "": "text",
@@ -147,7 +147,7 @@ _ENDINGS: dict[str, _Form] = {
     ".json": "json",
     ".html": "html",
     ".csv": "csv",
-    ".md": "markdown",
+    ".md": "md",
 }
 
 

@@ -85,7 +85,8 @@ def as_text(shown: View) -> str:
 
 def as_markdown(shown: View) -> str:
     """The same as Markdown, in which nothing is mark-up."""
-    return "\n\n".join([escaped_line(shown.title), table(shown.rows), *map(escaped_line, shown.notes)]) + "\n"
+    notes = (escaped_line(note.strip()) for note in shown.notes)
+    return "\n\n".join([escaped_line(shown.title), table(shown.rows), *notes]) + "\n"
 
 
 def as_html(shown: View) -> str:
