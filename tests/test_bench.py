@@ -921,7 +921,7 @@ def test_status_and_pack(tmp_path, whole, plan):
     assert "complete" in run(app, ["bench", "status", str(one.path)]).output
     again = run(app, ["bench", "run", str(plan), "-o", str(one.path), "--workers", "0"])
     assert again.exit_code == 2
-    assert "is packed" in again.output
+    assert "is packed. Unpack it into a folder of its own: noiser bench unpack" in " ".join(again.output.split())
     assert run(app, ["bench", "status", str(tmp_path)]).exit_code == 2
     assert "expected another folder" in run(app, ["bench", "pack", str(whole), "-o", str(whole)]).output
 

@@ -307,6 +307,8 @@ def test_the_spans_of_an_example_can_be_its_units():
     found = noiser.evaluate(tiny("llama"), [example, PROMPTS[1]], "occlusion", "localisation", unit="spans")
     assert found.rows["units"].dropna().tolist() == [2]
     assert "unit is 'spans' and the example names none" in found.skipped[0].error
+    nothing = noiser.evaluate(tiny("llama"), PROMPTS[1], noiser.Occlusion(), "localisation", unit="spans")
+    assert (nothing.method, len(nothing.skipped)) == ("occlusion@1", 1)  # also where nothing was attributed
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def run_bench(
         return Outcome(0, 0, ())
     folder = Path(folder)
     if Store.is_packed(folder):
-        raise RunError(f"{folder} is packed: it has rows without attributions. Give another folder.")
+        raise RunError(f"{folder} is packed. Unpack it into a folder of its own: noiser bench unpack {folder} -o NEW")
     with locked(folder):
         run = _Run(definition, _open_store(folder, definition), retry_errors)
         run.begin({"command": command, "executor": executor, "workers": workers})

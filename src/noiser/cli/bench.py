@@ -43,7 +43,9 @@ def run(
     ] = None,
     data_dir: o.DataFolder = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take; loads no model.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the whole plan would take; loads no model.")
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with models, where the plan says so.")
     ] = False,

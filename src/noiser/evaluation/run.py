@@ -15,7 +15,7 @@ from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
 from noiser.evaluation.measuring import Attributor, in_profile, measure_together
 from noiser.evaluation.result import Evaluation, Skipped
-from noiser.methods import Method, make_method
+from noiser.methods import Method, describe, make_method
 from noiser.metrics import METRICS
 from noiser.metrics.metric import (
     DRAWS,
@@ -137,7 +137,7 @@ def evaluate(
         metrics=tuple(entries),
         summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
         | run.found,
-        method=first.method if first else str(method),
+        method=first.method if first else describe(make_method(method))[0],
         model=lm.identity,
         settings=run.settings
         | {

@@ -137,7 +137,7 @@ def _model_card(
 
     try:
         try:
-            cards = endpoint.call(send, retries._replace(times=min(1, retries.times)), Event())
+            cards = endpoint.call(send, retries._replace(times=0), Event())
         except EndpointError as error:
             if not (error.transient and retries.times):
                 raise
@@ -146,7 +146,7 @@ def _model_card(
                 "more times, after longer and longer waits; press Ctrl-C if the address is wrong.",
                 stacklevel=2,
             )
-            cards = endpoint.call(send, retries, Event())
+            cards = endpoint.call(send, retries._replace(times=retries.times - 1), Event())
     except EndpointError as error:
         if not (needed or error.transient):
             return {"id": model}
