@@ -860,9 +860,9 @@ def test_faithfulness_is_that_of_the_library(handlers):
         assert re.findall(r"<td>(.*?)</td>", line)[:2] == [text.replace("nan", "undefined") for text in values]
     assert "<th scope=col>occlusion@1</th><th scope=col>random@1</th>" in shown
     first, folded = shown.split("<details>")
-    assert first.count("<th scope=row>") == 7
+    assert first.count("<th scope=row ") == 7
     assert "The area minus that of random scores<small>area_minus_random</small>" in first
-    assert first.count("<th scope=row>") + folded.count("<th scope=row>") == len(columns[0])
+    assert first.count("<th scope=row ") + folded.count("<th scope=row ") == len(columns[0])
 
 
 def test_other_metrics_can_be_chosen(handlers):

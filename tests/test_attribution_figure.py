@@ -37,6 +37,16 @@ def test_tokens_have_the_colours_of_their_scores():
     assert (fills(drawing)[4], fills(drawing)[-1]) == (tint(-1.0, WHITE), tint(1.0, WHITE))  # the scale
 
 
+def test_bars_say_without_colour_what_the_colours_say():
+    axes = make(("a", " b", " c"), ((0.1, -0.4, 0.2),)).plot().axes[0]
+    bars = [(bar.get_segments()[0], bar.get_linewidth()[0]) for bar in axes.collections[:3]]
+    assert [width for _, width in bars] == pytest.approx([0.25 * bars[1][1], bars[1][1], 0.5 * bars[1][1]])
+    for (line, width), patch, edge in zip(bars, axes.patches, ("bottom", "top", "bottom"), strict=False):
+        ends = patch.get_y(), patch.get_y() + patch.get_height()
+        assert line[0][1] == pytest.approx(ends[1] - width / 2 if edge == "bottom" else ends[0] + width / 2)
+        assert (line[0][0], line[1][0]) == pytest.approx((patch.get_x(), patch.get_x() + patch.get_width()))
+
+
 def test_scale_begins_at_0_without_negative_scores():
     drawing = make(scores=((0.1, 0.3, 0.2, 0.4),)).plot()
     assert texts(drawing)[-2:] == ["0", "0.400"]
@@ -77,6 +87,13 @@ def test_words_wider_than_the_page_are_broken(width):
     assert max(extent.x1 for extent in extents) <= 200 * width
     low, high = drawing.axes[0].texts[-2:]
     assert low.get_position()[1] == high.get_position()[1], "the scale is one line"
+
+
+def test_a_long_unit_goes_on_in_the_next_line():
+    sentence = "word " * 40
+    lines = words_from_the_left(make((sentence,), ((0.1,),)).plot(width=3))
+    assert len(lines) > 4
+    assert [word for line in lines for word in line][:40] == sentence.split()
 
 
 def words_from_the_left(drawing) -> list[list[str]]:

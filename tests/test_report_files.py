@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from noiser.metrics import bootstrap
 from noiser.report import Cell, Results, tables, write_report
 from noiser.report.figures import inline_svg, svg
 from noiser.report.frontier import families
-from noiser.report.heatmaps import _lines, heatmaps, own_attributions
+from noiser.report.grid import method_title
+from noiser.report.heatmaps import heatmaps, own_attributions
 from noiser.report.plots import COLOURS, MARKERS, plots
-from noiser.types import Span
-from report_for_tests import METHODS, attribution, full, plan, row, soft, toml, write_folder
+from report_for_tests import METHODS, full, plan, row, soft, toml, write_folder
 
 SECRET = "Confidential tokens of a data set"
 RESAMPLES = bootstrap.RESAMPLES
@@ -100,7 +99,8 @@ def test_no_text_of_a_data_set_is_in_any_file(written):
 
 def test_only_the_plans_own_prompts_are_shown(folder):
     shown = own_attributions(Results.of(Store(folder)))
-    assert [(one.data, [method for method, _ in one.attributions]) for one in shown] == [("own", list(METHODS[:3]))]
+    titles = list(map(method_title, METHODS[:3]))
+    assert [(one.data, [att.method for att in one.attributions]) for one in shown] == [("own", titles)]
 
 
 def test_rows_of_a_larger_plan_are_left_out(small, tmp_path):
@@ -124,16 +124,6 @@ def test_heat_maps_show_any_prompt_as_it_is(small, tmp_path, text):
     svg(picture)
     shown = [one.get_text() for one in picture.figure.axes[0].texts]
     assert [word for word in text.split() if word not in shown] == []
-
-
-def test_a_long_unit_goes_on_in_the_next_line():
-    sentence = "word " * 40
-    att = attribution("a b", "noiser")
-    unit = Span(sentence, 0, len(sentence), (0,))
-    whole = replace(att, text=sentence, prompt_length=len(sentence), units=(unit,), scores=att.scores[:, :1])
-    lines = _lines(whole)
-    assert len(lines) == 3
-    assert "".join(text for line in lines for text, _ in line).split() == sentence.split()
 
 
 def test_packed_run_gives_the_same_tables_and_no_heat_maps(folder, tmp_path):

@@ -1,7 +1,8 @@
-"""The frame of every HTML page that is written to a file."""
+"""The frame of every HTML page that is written to a file, and tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -22,3 +23,15 @@ def html_page(title: str, style: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def html_table(head: Iterable[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """A table that scrolls where it is too wide: column headings, then rows that begin with theirs; all HTML."""
+    columns = "".join(f"<th scope=col>{cell}</th>" if cell else "<td></td>" for cell in head)
+    body = "".join(
+        f"<tr><th scope=row dir=auto>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for name, *cells in rows
+    )
+    caption = f"<caption>{caption}</caption>" if caption else ""
+    table = f"<table>{caption}<thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=wide tabindex=0>{table}</div>"

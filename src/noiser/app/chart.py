@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
 
-from noiser.app.show import table
 from noiser.attribution.display import label
+from noiser.pages import html_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,16 +144,14 @@ class _Chart:
         rows = [
             (
                 f"{self.ks[i]:.4g}",
-                [
-                    f"{self.p[i]:.4g}",
-                    "" if math.isnan(self.stderr[i]) else f"{self.stderr[i]:.2g}",
-                    f"<bdi>{escape(label(leader.text))}</bdi>{' (flips)' if self.flips[i] else ''}",
-                    f"{leader.probability:.4g}",
-                ],
+                f"{self.p[i]:.4g}",
+                "" if math.isnan(self.stderr[i]) else f"{self.stderr[i]:.2g}",
+                f"<bdi>{escape(label(leader.text))}</bdi>{' (flips)' if self.flips[i] else ''}",
+                f"{leader.probability:.4g}",
             )
             for i, leader in enumerate(self.leaders)
         ]
-        return table(("k", "p(target)", "±", "leads", "p(leader)"), rows)
+        return html_table(("k", "p(target)", "±", "leads", "p(leader)"), rows)
 
 
 def _round_up(value: float) -> float:

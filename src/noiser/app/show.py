@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from noiser.errors import NoiserError
 from noiser.evaluation import Evaluation
 from noiser.metrics import METRICS
 from noiser.model.memory import is_out_of_memory
+from noiser.pages import html_table
 
 _FIRST = {
     "soft_ns": "Sufficiency (Soft-NS): what is kept gives back this much of the prediction",
@@ -82,15 +83,6 @@ def progress_line(state: State) -> str:
     )
 
 
-def table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """A table: column headings, then for each row its heading and its cells, all of them HTML."""
-    columns = "".join(f"<th scope=col>{cell}</th>" for cell in head)
-    body = "".join(
-        f"<tr><th scope=row>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, cells in rows
-    )
-    return f"<div class=wide tabindex=0><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
 def numbers_html(evaluations: Sequence[Evaluation]) -> str:
     """What was measured, one column per method: of faithfulness, less often read numbers are folded; and what failed.
 
@@ -112,15 +104,15 @@ def numbers_html(evaluations: Sequence[Evaluation]) -> str:
 
 def _numbers_table(names: Sequence[str], evaluations: Sequence[Evaluation]) -> str:
     head = ["number", *(label(evaluation.method) for evaluation in evaluations), "no signal", "better"]
-    return table(map(escape, head), (_row(name, evaluations) for name in names))
+    return html_table(map(escape, head), (_row(name, evaluations) for name in names))
 
 
-def _row(name: str, evaluations: Sequence[Evaluation]) -> tuple[str, list[str]]:
+def _row(name: str, evaluations: Sequence[Evaluation]) -> list[str]:
     scale = next(evaluation.summaries[name].scale for evaluation in evaluations if name in evaluation.summaries)
     no_signal = "" if scale.no_signal is None else f"{scale.no_signal:g}"
     values = [_value(evaluation, name) for evaluation in evaluations]
     words = _FIRST.get(name) or f"{scale.meaning[:1].upper()}{scale.meaning[1:]}"
-    return f"{escape(words)}<small>{escape(name)}</small>", [*values, no_signal, scale.better]
+    return [f"{escape(words)}<small>{escape(name)}</small>", *values, no_signal, scale.better]
 
 
 def _value(evaluation: Evaluation, name: str) -> str:

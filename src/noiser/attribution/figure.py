@@ -1,5 +1,8 @@
 """Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays.
 
+Colour never stands alone: a bar below a unit is a positive score and one above it a negative score, as thick as the
+colour is strong.
+
 Arabic, Hebrew and other text from right to left is set in the order of the Unicode Bidirectional Algorithm, word by
 word, with tokens as they are: letters are not joined across two tokens, brackets are neither paired nor mirrored, and
 explicit direction marks are shown, not obeyed. Inside a token matplotlib sets the letters; before 3.11 it neither
@@ -33,21 +36,21 @@ if TYPE_CHECKING:
 
 _PAPER: Colour = (255, 255, 255)
 _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
-_ABOVE, _BELOW = 1.05, 0.4
-"""How far a tint reaches above and below the baseline, in sizes of the text."""
+_ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
+"""How far a tint reaches above and below the baseline, and the thickest bar, in sizes of the text."""
 _SCALE_WIDTH, _SCALE_STEPS = 90.0, 60
 _FULL = 0.98
 """How much of a line is filled to its end: hinting makes letters a little wider than planned."""
 
 
 class _Box(NamedTuple):
-    """A text or a rectangle of colour; x, y (of the baseline) and width in points from the upper left corner."""
+    """A text, a weight's colour and bar, or both; x, y (of the baseline) and width in points from the upper left."""
 
     x: float
     y: float
     width: float
     text: str = ""
-    fill: Colour | None = None
+    weight: float | None = None
     size: float = _TEXT_SIZE
     bold: bool = False
 
@@ -73,10 +76,12 @@ def figure(attributions: Sequence[AttributionRecord], target: int, width: float)
     axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, page.width), ylim=(page.y, 0))
     axes.set_axis_off()
     for box in page.boxes:
-        if box.fill is not None:
-            corner, height = (box.x, box.y - _ABOVE * box.size), (_ABOVE + _BELOW) * box.size
-            colour = tuple(value / 255 for value in box.fill)
-            axes.add_patch(Rectangle(corner, box.width, height, facecolor=colour, edgecolor="none"))
+        if box.weight is not None:
+            top, bottom, thickness = box.y - _ABOVE * box.size, box.y + _BELOW * box.size, _BAR * box.size * box.weight
+            colour = tuple(value / 255 for value in tint(box.weight, _PAPER))
+            axes.add_patch(Rectangle((box.x, top), box.width, bottom - top, facecolor=colour, edgecolor="none"))
+            middle = (bottom if thickness > 0 else top) - thickness / 2
+            axes.hlines(middle, box.x, box.x + box.width, colors="black", linewidths=abs(thickness), snap=False)
         if box.text.strip():
             weight = "bold" if box.bold else "normal"
             axes.text(box.x, box.y, box.text, size=box.size, weight=weight, parse_math=False, usetex=False)
@@ -112,14 +117,14 @@ class _Page:
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
-            self.write(body, None if cell.score is None else tint(cell.weight, _PAPER))
+            self.write(body, None if cell.score is None else cell.weight)
         self.write(" ← " if self.rtl else " → ")
         self.write(heat.target, bold=True)
         self.new_line()
         self.rtl = False
         self._scale(heat)
 
-    def write(self, text: str, fill: Colour | None = None, *, size: float = _TEXT_SIZE, bold: bool = False) -> None:
+    def write(self, text: str, weight: float | None = None, *, size: float = _TEXT_SIZE, bold: bool = False) -> None:
         """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
             for piece in _broken(word, _FULL * self.width, size, bold):
@@ -127,7 +132,7 @@ class _Page:
                 if piece == "\n" or (self.x and self.x + width > self.width):
                     self.new_line()
                 if piece.strip() or self.x:
-                    self.boxes.append(_Box(self.x, self.y, width, piece, fill, size, bold))
+                    self.boxes.append(_Box(self.x, self.y, width, piece, weight, size, bold))
                     self.x += width
 
     def new_line(self) -> None:
@@ -153,8 +158,7 @@ class _Page:
             for index in range(_SCALE_STEPS):
                 weight = low + (1 - low) * index / (_SCALE_STEPS - 1)
                 # A little wider than a step: viewers show a seam between rectangles that only touch.
-                x, colour = self.x + index * step, tint(weight, _PAPER)
-                self.boxes.append(_Box(x, self.y, 1.5 * step, fill=colour, size=_SMALL_SIZE))
+                self.boxes.append(_Box(self.x + index * step, self.y, 1.5 * step, weight=weight, size=_SMALL_SIZE))
             self.x += (_SCALE_STEPS + 1) * step
             self.write(f" {heat.largest}", size=_SMALL_SIZE)
             self.new_line()

@@ -35,7 +35,7 @@ from noiser.attribution.display import (
     shared_legend,
 )
 from noiser.attribution.record import AttributionRecord
-from noiser.pages import html_page
+from noiser.pages import html_page, html_table
 
 _AT_ONCE = 8
 """Targets that are shown below each other; of more, the first is shown, and the others one by one or all on demand."""
@@ -245,17 +245,15 @@ def _key(heat: HeatMap) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th scope=col>{escape(text)}</th>" for text in [table.unit, *(c.heading for c in table.columns)])
-    head += "<td></td>" if table.bars else ""
-    lines = [f"<th scope=row dir=auto>{escape(unit)}</th>" for unit in table.labels]
-    for column in table.columns:
-        lines = [f"{line}<td>{text}</td>" for line, text in zip(lines, _values(column), strict=True)]
+    head = [escape(text) for text in (table.unit, *(column.heading for column in table.columns))]
+    columns = [[escape(unit) for unit in table.labels], *map(_values, table.columns)]
     if table.bars:
-        bars = (f'<i class="{"n" if bar < 0 else "p"}" style="--a:{abs(bar):.3f}"></i>' for bar in table.bars)
-        lines = [f"{line}<td class=bar>{bar}</td>" for line, bar in zip(lines, bars, strict=True)]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+        head.append("")
+        columns.append(
+            [f'<i class="bar {"n" if bar < 0 else "p"}" style="--a:{abs(bar):.3f}"></i>' for bar in table.bars]
+        )
     note = f"<p class=facts>{table.note}</p>" if table.note else ""
-    return f"<div class=wide tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}"
+    return html_table(head, zip(*columns, strict=True)) + note
 
 
 def _values(column: Column) -> list[str]:

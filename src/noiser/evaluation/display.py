@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from noiser.attribution.display import label
 from noiser.attribution.markdown import escaped_line, table
 from noiser.evaluation.examples import Skipped
-from noiser.pages import html_page
+from noiser.pages import html_page, html_table
 
 _SHOWN = 10
 """Skipped prompts that are shown one by one; `skipped` has all."""
@@ -91,18 +91,15 @@ def as_markdown(shown: View) -> str:
 
 def as_html(shown: View) -> str:
     """The same as a table; every text is escaped."""
-    heads, *rows = [[escape(cell) for cell in row] for row in shown.rows]
-    head = "".join(f"<th>{cell}</th>" for cell in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    head, *rows = [[escape(cell) for cell in row] for row in shown.rows]
     notes = "".join(f"<p>{escape(note)}</p>" for note in shown.notes)
-    caption = f"<caption>{escape(shown.title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+    return html_table(head, rows, escape(shown.title)) + notes
 
 
 def as_page(shown: View, *before: str) -> str:
     """A complete page with that table, after other HTML, which needs nothing else."""
     style = (
         ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
-        "th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
+        ".wide { overflow-x: auto; } th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
     )
     return html_page(shown.title, style, "".join([*before, as_html(shown)]))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from noiser.attribution.display import label, visible
 from noiser.attribution.html import css, page_of_card
+from noiser.pages import html_table
 
 if TYPE_CHECKING:
     from noiser.explain.citations import Citations, Sentence
@@ -133,13 +134,12 @@ def _rules(citations: Citations, identifier: str) -> Iterator[str]:
 
 
 def _numbers(citations: Citations) -> str:
-    head = "".join(f"<th scope=col>[{number}]</th>" for number in range(1, len(citations.sources) + 1))
-    lines = ""
-    for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True):
-        cells = "".join(f"<td>{'' if math.isnan(score) else f'{score:.2f}'}</td>" for score in scores)
-        lines += (
-            f"<tr><th scope=row dir=auto>{escape(label(sentence.text))}</th><td>{sentence.loss:.2f}</td>{cells}</tr>"
-        )
-    head = f"<tr><th scope=col>sentence</th><th scope=col>all sources</th>{head}</tr>"
-    table = f"<table><thead>{head}</thead><tbody>{lines}</tbody></table>"
-    return f"<details><summary>scores in numbers</summary><div class=wide tabindex=0>{table}</div></details>"
+    head = ["sentence", "all sources", *(f"[{number}]" for number in range(1, len(citations.sources) + 1))]
+    rows = [
+        [
+            escape(label(sentence.text)),
+            *("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores)),
+        ]
+        for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True)
+    ]
+    return f"<details><summary>scores in numbers</summary>{html_table(head, rows)}</details>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from html import escape
@@ -13,7 +12,6 @@ from noiser.attribution.html import css as attribution_css
 from noiser.errors import DependencyError
 from noiser.pages import html_page
 from noiser.report.figures import Picture, inline_svg
-from noiser.report.grid import method_title
 from noiser.report.heatmaps import PromptAttributions
 from noiser.report.table import Quoted, Table, Value, clean, clean_text, format_cell, reading
 
@@ -85,11 +83,10 @@ def _figure(picture: Picture) -> str:
 
 
 def _maps(prompts: Sequence[PromptAttributions]) -> str:
-    """Heat maps, each method under the name that the plan gives it."""
+    """Heat maps, under a heading for each model."""
     parts: list[str] = []
     for number, prompt in enumerate(prompts):
         if not number or prompt.model != prompts[number - 1].model:
             parts.append(f"<h3>{escape(prompt.model)}</h3>")
-        titled = [dataclasses.replace(att, method=method_title(label)) for label, att in prompt.attributions]
-        parts.append(compare_fragment(titled, f"map-{number}"))
+        parts.append(compare_fragment(prompt.attributions, f"map-{number}"))
     return "".join(parts)
