@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import noiser
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError, UnitError, UnknownNameError
+from noiser.model import rebuild_query
 from noiser.types import Span
+from tiny import CHAT_TEMPLATE, tiny, tiny_tokenizer
 
 
 def texts(att):
@@ -85,6 +89,38 @@ def test_text_between_units_is_no_part_of_their_sentences():
     units = (Span("Dr.", 6, 9, (2,)), Span(" Smith", 9, 15, (3,)), Span(" plays.", 15, 22, (4,)))
     att = make(("[user]", "Dr. Smith plays."), ((1.0, 2.0, 4.0),), units=units, unit="token")
     assert texts(att.aggregate("sentence")) == ["Dr. Smith plays."]
+
+
+@pytest.mark.parametrize("unit", ["word", "sentence"])
+def test_perturbed_special_and_template_tokens_stay_alone(unit):
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    lm = noiser.wrap(tiny("llama").model, tokenizer)
+    for prompt in ("It rains.</s> The fox", [{"role": "user", "content": "It rains. A fox"}]):
+        options = {"method": "occlusion", "special_tokens": "perturbed"}
+        tokens = noiser.attribute(lm, prompt, **options)
+        assert tokens.aggregate(unit).units == noiser.attribute(lm, prompt, unit=unit, **options).units
+        tokens = Attribution.from_dict(tokens.to_dict())
+        words = tokens.aggregate("word")
+        assert words.aggregate(unit).units == tokens.aggregate(unit).units
+
+
+def test_parts_of_adaptive_units_add_up_to_the_sentences_that_they_were_split_from():
+    prompt = "The quick brown fox jumps. A dog plays near the bank."
+    options = {"method": "occlusion", "max_new_tokens": 2}
+    auto = noiser.attribute(tiny("llama"), prompt, unit="auto", **options)
+    coarse = noiser.attribute(tiny("llama"), prompt, unit="auto", max_forwards=1, **options)
+    assert len(auto.units) > len(coarse.units)
+    sentences = auto.aggregate("sentence")
+    assert texts(sentences) == texts(coarse)
+    torch.testing.assert_close(sentences.scores, coarse.scores, equal_nan=True)
+    assert texts(auto.aggregate("word")) == texts(noiser.attribute(tiny("llama"), prompt, unit="word", **options))
+    assert rebuild_query(tiny("llama"), sentences).units == sentences.units
+    with pytest.raises(UnitError, match=r"jumps\.' of unit='auto' holds several words; .*unit='word'"):
+        coarse.aggregate("word")
+    units = (Span("It rains. The fox", 0, 17, (0, 1, 2, 3)), Span(" sings.", 17, 24, (4,)))
+    with pytest.raises(UnitError, match="holds several sentences"):
+        make(("It rains. The fox", " sings."), ((1.0, 2.0),), units=units, unit="auto").aggregate("sentence")
 
 
 def test_own_spans_leave_the_rest_out():

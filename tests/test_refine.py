@@ -163,7 +163,7 @@ def test_result_can_be_kept_measured_and_joined(tmp_path):
     assert 0 <= scores.soft_ns <= 1
     assert len(found.aggregate([(0, len(SENTENCES[0])), (len(SENTENCES[0]), len(PROMPT))]).units) == 2
     with pytest.raises(UnitError, match="'auto'"):
-        found.aggregate("word")
+        found.aggregate("token")
 
 
 def test_progress_counts_all_runs():

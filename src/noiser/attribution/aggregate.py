@@ -49,23 +49,29 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
         return _groups_of_spans(att, [(source["start"], source["end"]) for source in att.info["sources"]])
     if unit not in _COARSENESS:
         raise UnknownNameError("unit", unit, _COARSENESS, "A list of (start, end) character spans is possible too.")
+    split = word_spans if unit == "word" else sentence_spans
     coarser = _COARSENESS[unit] < _COARSENESS.get(att.unit, _COARSENESS["word"])
-    if coarser or (att.unit == "spans" and unit == "word") or att.unit in ("auto", "turn", "source"):
-        raise UnitError(
-            f"The scores belong to units of kind {att.unit!r}; expected finer ones to make {unit!r} units from. "
-            f"Attribute again with unit={unit!r}."
-        )
+    if coarser or (att.unit == "spans" and unit == "word") or att.unit in ("turn", "source"):
+        raise _too_coarse(f"The scores belong to units of kind {att.unit!r}", unit)
     if unit == "token":
         return [(column,) for column in range(len(att.units))]
-    split = word_spans if unit == "word" else sentence_spans
-    groups = [(column,) for column, span in enumerate(att.units) if span.start == span.end]
+    for span in att.units if att.unit == "auto" else ():
+        if len(span.token_indices) > 1 and len(split(span.text)) > 1:
+            raise _too_coarse(f"The unit {span.text.strip()!r:.60} of unit='auto' holds several {unit}s", unit)
+    special = {*att.info.get("special_tokens", ())}
+    alone = [span.start == span.end or not special.isdisjoint(span.token_indices) for span in att.units]
+    groups = [(column,) for column in range(len(att.units)) if alone[column]]
     for start, end in ((0, att.prompt_length), (att.prompt_length, len(att.text))):
-        columns = [i for i, span in enumerate(att.units) if start <= span.start < end and span.start < span.end]
-        for first, last, run in _runs(att, columns) if att.unit in _COARSENESS else [(start, end, columns)]:
+        columns = [i for i, span in enumerate(att.units) if start <= span.start < end and not alone[i]]
+        for first, last, run in _runs(att, columns) if att.unit != "spans" else [(start, end, columns)]:
             spans = [(first + a, first + b) for a, b in split(att.text[first:last])]
             tokens = [(att.units[i].start, att.units[i].end) for i in run]
             groups += [tuple(run[i] for i in group.tokens) for group in snap(att.text, spans, tokens)]
     return sorted(groups)
+
+
+def _too_coarse(problem: str, unit: str) -> UnitError:
+    return UnitError(f"{problem}; expected finer ones to make {unit!r} units from. Attribute again with unit={unit!r}.")
 
 
 def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[tuple[int, int, list[int]]]:

@@ -73,11 +73,12 @@ class Attribution(AttributionRecord):
 
         A unit goes to the word or sentence that holds its last visible character, and to the span or source that has
         most of its visible characters. Units of the prompt and of the continuation are never joined, and special tokens
-        stay alone. A score is NaN where any of its parts is.
+        and a template's stay alone. A score is NaN where any of its parts is.
 
         Args:
             unit: "word", "sentence", "source" (those that the attribution was given), or (start, end) character spans
-                of `text`; units in no span are left out.
+                of `text`; units in no span are left out. Of `unit="auto"`, "word" and "sentence" can be made if no unit
+                holds several of them.
             reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
 
         Returns:

@@ -74,6 +74,7 @@ class _Place(BaseModel, strict=True, extra="allow"):
 class _Info(BaseModel, strict=True, extra="allow"):
     sources: list[_Place] = []
     aggregated: dict[str, str] = {}
+    special_tokens: list[int] = []
 
 
 class SavedAttribution(BaseModel):

@@ -261,6 +261,8 @@ def attribution_steps(
     ran |= {"left_out": spent.left_out} if spent.left_out else {}
     if not isinstance(query.prompt, str) and lm.chat_template_kwargs:
         ran["chat_template_kwargs"] = lm.chat_template_kwargs
+    if special := [i for unit in units for i in unit.token_indices if query.encoding.frozen[i]]:
+        ran["special_tokens"] = special
     if query.sources:
         ran["sources"] = [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources]
     return Attribution(
