@@ -519,6 +519,7 @@ def test_closed_streams(typed, status, says):
         ("true", True),
         ("null", None),
         ("k_max", "k_max"),
+        ("NaN", "NaN"),
         ("", ""),
         ("a=b", "a=b"),
     ],

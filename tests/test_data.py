@@ -228,6 +228,7 @@ def test_only_line_feeds_end_the_sentences_of_lebret(tmp_path):
         ("a.json", b'{"a": "text"}', "holds no biographies"),
         ("a.json", b"3", "holds no biographies"),
         ("a.json", b"{", "is not valid JSON"),
+        ("a.json", b"[NaN]", "is not valid JSON"),
         ("a.json", b"\xff", "not text in UTF-8"),
         ("a.sent", b"one .\ntwo .\n", "has 2 lines and a.nb counts 3"),
         ("b.sent", b"one .\n", "b.nb: invalid literal"),

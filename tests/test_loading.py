@@ -626,7 +626,7 @@ def test_converted_model_loads_from_a_cache_that_cannot_be_written(gguf_file, ca
     assert noiser.load_model(gguf_file).identity.name == str(gguf_file)
 
 
-@pytest.mark.parametrize("harm", ["shorter", "same size", "removed", "no manifest"])
+@pytest.mark.parametrize("harm", ["shorter", "same size", "removed", "no manifest", "deep manifest"])
 def test_damaged_conversion_is_made_again(gguf_file, cache, harm, llama):
     noiser.load_model(gguf_file)
     (entry,) = (cache / "models" / name for name in left_in(cache))
@@ -638,8 +638,10 @@ def test_damaged_conversion_is_made_again(gguf_file, cache, harm, llama):
         weights.write_bytes(bytes(size))
     elif harm == "removed":
         weights.unlink()
-    else:
+    elif harm == "no manifest":
         (entry / "noiser.json").unlink()
+    else:
+        (entry / "noiser.json").write_text("[" * 100_000)
     lm = noiser.load_model(gguf_file)
     torch.testing.assert_close(logits(lm.model, [3, 4, 5]), logits(llama, [3, 4, 5]))
     assert store.is_whole(entry, thorough=True)

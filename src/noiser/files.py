@@ -53,6 +53,15 @@ def _finite(number: str) -> float:
     return value
 
 
+def json_messages(text: str) -> list[dict[str, Any]] | None:
+    """The messages of a chat in JSON; None for any other text."""
+    try:
+        messages = parse_json(text)
+    except ValueError:
+        return None
+    return messages if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages) else None
+
+
 def json_text(value: Any) -> str:
     """A value as readable JSON, with a newline at its end. Raises ValueError for NaN and infinities."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1) + "\n"

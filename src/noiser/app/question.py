@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,6 +9,7 @@ from typing import Any, cast, get_args
 from urllib.parse import urlencode
 
 from noiser.errors import ParameterError, PromptError, UnknownNameError
+from noiser.files import json_messages
 from noiser.methods import METHODS, Method, Noiser, make_method
 from noiser.types import Prompt, TargetUnitName, TextUnitName
 
@@ -181,13 +181,3 @@ def parse_chat(text: str) -> list[dict[str, str]]:
         {"role": mark[1].lower(), "content": text[mark.end() : end].strip("\n")}
         for mark, end in zip(marks, ends, strict=True)
     ]
-
-
-def json_messages(text: str) -> list[dict[str, str]] | None:
-    """The messages of a chat in JSON; None for any other text."""
-    try:
-        messages: Any = json.loads(text)
-    except (ValueError, RecursionError):  # the second for brackets in brackets, a thousand deep
-        return None
-    listed = isinstance(messages, list) and messages and all(isinstance(m, dict) for m in cast("list[Any]", messages))
-    return cast("list[dict[str, str]]", messages) if listed else None

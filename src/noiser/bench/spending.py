@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from noiser.errors import CacheError
+from noiser.files import parse_json
 from noiser.judges.answers import Entry, Spending, earlier_entries
 from noiser.judges.protocol import Usage
 
@@ -59,7 +60,7 @@ def _parsed(content: bytes) -> Sequence[Entry]:
     entries: list[Entry] = []
     for line in content.splitlines():
         with contextlib.suppress(ValueError, TypeError):
-            entries.append(Entry(*json.loads(line)))
+            entries.append(Entry(*parse_json(line)))
     return entries
 
 

@@ -180,8 +180,8 @@ class Store:
         """The resolved plan and its fingerprint, models, machine, versions and sessions."""
         path = self.path / RUN
         try:
-            values = json.loads(self._text(path))
-        except (ValueError, RecursionError) as error:
+            values = parse_json(self._text(path))
+        except ValueError as error:
             raise _damaged(path, error) from error
         return values if isinstance(values, dict) else {}
 
@@ -333,7 +333,7 @@ class Store:
         try:
             text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
             yield from map(read, text.splitlines())
-        except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
                 raise _damaged(path, error) from error
             warnings.warn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import traceback
@@ -20,7 +19,7 @@ import typer
 from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.files import is_stream, unmarked
+from noiser.files import is_stream, json_messages, parse_json, unmarked
 from noiser.types import AutoUnit, Prompt
 
 if TYPE_CHECKING:
@@ -276,11 +275,7 @@ def to_prompt(text: str, *, chat: bool) -> Prompt:
         raise PromptError(f"The prompt is {text!r}; expected text that is more than whitespace. Write something.")
     if wrong := [character for character in text if "\ud800" <= character <= "\udfff"]:
         raise not_text(f"The prompt has bytes that are not text, such as {wrong[0]!r} in Python's spelling")
-    if not chat:
-        return text
-    from noiser.app.question import json_messages  # which needs nothing of the page
-
-    return json_messages(text) or [{"role": "user", "content": text}]
+    return json_messages(text) or [{"role": "user", "content": text}] if chat else text
 
 
 def read_stdin() -> str:
@@ -312,7 +307,7 @@ def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict
         if key in parameters:
             raise ParameterError(f"{option}: got {key!r} twice, expected each key once. Leave one out.")
         try:
-            parameters[key] = json.loads(value)
-        except (ValueError, RecursionError):
+            parameters[key] = parse_json(value)
+        except ValueError:
             parameters[key] = value
     return parameters

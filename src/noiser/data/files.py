@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ from typing import Any
 
 from noiser.data.dataset import UpstreamFile
 from noiser.errors import DataError
-from noiser.files import only_process, sha256_of, write_bytes
+from noiser.files import only_process, parse_json, sha256_of, write_bytes
 from noiser.types import Progress
 from noiser.version import __version__
 
@@ -166,6 +165,6 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """What a JSON file holds. Raises DataError when it is not valid JSON."""
     try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
+        return parse_json(read_text(path))
+    except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}. Get it again.") from error

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple, get_args
 
 from noiser.errors import CacheError, ParameterError
-from noiser.files import write_text
+from noiser.files import parse_json, write_text
 from noiser.judges.protocol import Usage
 
 LONGEST_WAIT, POLL = 10.0, 0.2
@@ -57,13 +57,13 @@ class AnswerStore:
     def get(self, question: Mapping[str, Any]) -> StoredAnswer | None:
         """The stored answer to a question, or None."""
         try:
-            entry = json.loads(self._path(question).read_text(encoding="utf-8"))
+            entry = parse_json(self._path(question).read_bytes())
             if entry["format"] != FORMAT or key_of(entry["question"]) != key_of(question):
                 return None
             counts = entry["usage"]
             usage = counts and Usage(int(counts["prompt_tokens"]), int(counts["completion_tokens"]))
             return StoredAnswer(str(entry["reply"]), str(entry["finish"]), str(entry["model"]), usage)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def put(self, question: Mapping[str, Any], answer: StoredAnswer) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 import re
 import weakref
@@ -24,6 +23,7 @@ import torch
 
 from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponseError
 from noiser.errors import ModelError, TargetError
+from noiser.files import parse_json
 from noiser.model.served import Input, Prediction
 
 LEAST = 1e-12  # of a probability; what is left out is never less, but for rounding
@@ -354,8 +354,8 @@ def read_scored(body: str) -> list[ScoredToken]:
         UnscoredResponseError: there are none. UnreadableResponseError: it is not valid JSON.
     """
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(body)
+    except ValueError as error:
         raise UnreadableResponseError(f"no log-probabilities of tokens: {body[:100]}") from error
     try:
         logprobs = data["choices"][0]["logprobs"]

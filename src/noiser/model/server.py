@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from threading import Event
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from noiser.checks import check_count, check_positive
 from noiser.errors import DependencyError, ModelError, ParameterError
+from noiser.files import parse_json
 from noiser.model.checkpoint import Options
 from noiser.model.served import ServedModel
 from noiser.model.table import Checkpoint
@@ -130,7 +130,7 @@ def _model_card(
         with endpoint.client() as client:
             text = client.models.with_raw_response.list(timeout=timeout).http_response.text
         try:
-            cards = [dict(card) for card in json.loads(text)["data"]]
+            cards = [dict(card) for card in parse_json(text)["data"]]
             return [card for card in cards if card.get("id") and isinstance(card["id"], str)]
         except (ValueError, LookupError, TypeError) as error:
             raise UnreadableResponseError(f"no list of models: {text[:200]}") from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from noiser.errors import CacheError, ModelError
-from noiser.files import cache_root, only_process, sha256_of, write_text
+from noiser.files import cache_root, only_process, parse_json, sha256_of, write_text
 
 FORMAT = 1
 """Raised whenever a conversion would write something else than before."""
@@ -48,10 +48,10 @@ def file_sha256(path: Path) -> str:
     state = _file_state(path)
     note = cache_root() / "hashes" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:24]}.json"
     try:
-        stored = json.loads(note.read_text(encoding="utf-8"))
+        stored = parse_json(note.read_bytes())
         if {**stored, **state} == stored and re.fullmatch("[0-9a-f]{64}", stored["sha256"]):
             return stored["sha256"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         pass  # no note, or not one of ours: hash again
     digest = sha256_of(path)
     if _file_state(path) == state:  # else it was written to meanwhile
@@ -98,8 +98,8 @@ def _checkpoint_files(folder: Path) -> list[Path]:
     """Files at the top of a folder and in its folders of templates and of sharded weights, but hidden ones."""
     shards: set[Path] = set()
     for index in folder.glob("*.index.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            names = parse_json(index.read_bytes())["weight_map"].values()
             shards |= {folder / name for name in names if (folder / name).is_file()}
     files = {path for path in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")) if path.is_file()}
     hidden = {path for path in files if any(path.match(pattern) for pattern in (".*", *_NOT_LOADED))}
@@ -109,7 +109,7 @@ def _checkpoint_files(folder: Path) -> list[Path]:
 def is_whole(entry: Path, *, thorough: bool = False) -> bool:
     """Whether an entry is complete: every file of its manifest has its size and, if `thorough`, its sha256."""
     try:
-        files: dict[str, dict[str, Any]] = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        files: dict[str, dict[str, Any]] = parse_json((entry / _MANIFEST).read_bytes())["files"]
         for name, expected in files.items():
             if (entry / name).stat().st_size != expected["size"]:
                 return False

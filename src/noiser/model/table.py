@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.errors import ModelError
+from noiser.files import parse_json
 from noiser.model.catalog import BUILT_IN
 from noiser.model.checkpoint import Options, quiet_transformers
 from noiser.model.conversion import built_in_entry, gguf_entry
@@ -95,7 +95,7 @@ class Checkpoint(NamedTuple):
         folder = Path(self.folder)
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files: dict[str, str] = parse_json(index.read_bytes())["weight_map"]
         else:
             files = {}
             for name in ["model.safetensors"] if self.hub_id else sorted(p.name for p in folder.glob("*.safetensors")):
