@@ -489,7 +489,8 @@ def test_the_command(command, tmp_path):
     command(PROMPTS[0], "--format", "html", "-o", str(tmp_path / "e.html"), *quick)
     page = (tmp_path / "e.html").read_text(encoding="utf-8")
     assert page.startswith('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
-    assert page.count("<table>") == page.count("</html>") == 1
+    assert page.count("<table>") == page.count("</html>") == page.count("<div class=wide tabindex=0>") == 1
+    assert "<th scope=row dir=auto>comprehensiveness</th>" in page
 
 
 def test_a_line_of_stdin_that_is_a_dash_is_a_prompt(command):

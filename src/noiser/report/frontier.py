@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from noiser.bench.plan import MethodEntry
-from noiser.report.grid import COSTS, MeasuredNumber, data_title, method_title, removal_note, table_of_columns, topics
+from noiser.report.grid import COSTS, MeasuredNumber, method_title, removal_note, table_of_columns, topics
 from noiser.report.rows import ATTRIBUTION, Cell, Results
 from noiser.report.table import Column, Number, Table, Value
 
@@ -58,6 +58,5 @@ def frontier(results: Results) -> Iterator[Table]:
                     cells = [Cell(model.label, data.label, method.label, number.metric) for method in methods]
                     values: list[Number] = [number.value(results, cell) for cell in cells]
                     columns.append((Column(number.name, model.label, number.better), values))
-                title = f"Frontier on {data_title(data)}{topic.suffix}, {model.label}"
-                names = f"{topic.key('frontier')}-{model.label}", title, "method"
+                names = f"{topic.key('frontier')}-{model.label}", f"{topic.title('Frontier')}, {model.label}", "method"
                 yield table_of_columns(*names, [method_title(method.label) for method in methods], columns, notes)

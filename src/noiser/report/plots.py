@@ -13,7 +13,7 @@ import pandas as pd
 from noiser.bench.plan import DataEntry
 from noiser.report.figures import BLUE, INK, ORANGE, PAPER, SOFT, Picture, canvas
 from noiser.report.frontier import FORWARDS, NUMBERS, families
-from noiser.report.grid import data_title, named, topics
+from noiser.report.grid import named, topics
 from noiser.report.rows import Frame, Results
 from noiser.report.table import Table, cells_frame
 from noiser.report.tables import CATEGORY, share_of
@@ -208,7 +208,7 @@ def _legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str],
 
 
 def _first(frame: Frame) -> float:
-    return next(iter(frame["value"].dropna()), float("nan"))
+    return next(iter(frame["value"].dropna()), math.nan)
 
 
 def _in_words(numbers: _Numbers, frames: Sequence[Frame], form: str) -> str:
@@ -241,7 +241,7 @@ def _against_answerability(results: Results, data: DataEntry, numbers: _Numbers)
             y = y[y.index.isin(score.index)]
             panels = [_Panel("answerability score", score), _Panel("answerability rate", rate)]
             key = f"answerability-{data.label}{faithful.tail}{judged.tail}-{model}"
-            title = f"Faithfulness against answerability on {data_title(data)}{judged.suffix}, {model}"
+            title = f"{judged.title('Faithfulness against answerability')}, {model}"
             yield from _scatter(key, title, y, panels)
 
 
