@@ -91,6 +91,19 @@ def test_every_kind_of_example():
     assert "template" in evaluated([chat, PROMPTS[0]]).skipped[0].error
 
 
+@pytest.mark.parametrize("unit", ["source", "auto"])
+def test_an_example_may_name_its_sources(unit):
+    sources = ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]
+    prompt = noiser.place_sources("Who sings?", sources)
+    examples = [SimpleNamespace(prompt=prompt, sources=sources), SimpleNamespace(prompt=prompt, sources=["a cat"])]
+    found = evaluated(examples, ["erasure", "stability"], unit=unit)
+    att = noiser.attribute(tiny("llama"), prompt, method=FAST, unit=unit, sources=sources)
+    assert found.records[0]["units"] == len(att.units)
+    alone = evaluated(att, "erasure").records[0]
+    assert found.records[0]["comprehensiveness"] == pytest.approx(alone["comprehensiveness"], abs=1e-6)
+    assert "Source 1, 'a cat', is not in the prompt" in found.records[1]["error"]
+
+
 def test_nothing_is_left_out_silently():
     found = evaluated([PROMPTS[0], "", PROMPTS[1], "x" * 2000], ["soft_scores", "stability"])
     assert [skipped.example for skipped in found.skipped] == [1, 3]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError
-from noiser.types import Prompt
+from noiser.types import Prompt, Sources
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,6 +21,7 @@ class Item:
         target: what to explain; None for the greedy continuation.
         gold: the answer that a data set gives; None for the model's own.
         spans: named character spans, for localisation.
+        sources: documents in the prompt; see `noiser.attribute`.
         without: the prompt without what decides the gold answer, where a data set says what does.
         attribution: the attribution, if it is there already.
     """
@@ -30,6 +31,7 @@ class Item:
     target: str | int | None = None
     gold: str | None = None
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    sources: Sources | None = None
     without: str | None = None
     attribution: Attribution | None = None
 
@@ -54,7 +56,7 @@ def read_examples(examples: object) -> list[Item]:
     """Items out of one example or several.
 
     An example is a text, a list of chat messages, an `Attribution`, or anything with an attribute `prompt` and
-    perhaps `target` and `spans`.
+    perhaps `target`, `spans` and `sources`.
 
     Raises:
         ParameterError: something else, or none.
@@ -87,6 +89,6 @@ def _item(index: int, example: Any) -> Item:
             f"Example {index} is a {type(example).__name__}; expected a text, a list of chat messages, an Attribution, "
             "or an object with an attribute `prompt`."
         )
-    spans, target = getattr(example, "spans", None), getattr(example, "target", None)
+    target, spans, sources = (getattr(example, name, None) for name in ("target", "spans", "sources"))
     gold = target if isinstance(target, str) else None
-    return Item(index=index, prompt=example.prompt, target=target, gold=gold, spans=spans)
+    return Item(index=index, prompt=example.prompt, target=target, gold=gold, spans=spans, sources=sources)

@@ -50,6 +50,7 @@ class Attributor:
             max_new_tokens=self.max_new_tokens,
             target_unit=self.target_unit,
             unit=self._unit_of(item),
+            sources=item.sources,
             seed=seed,
             special_tokens="perturbed" if self.profile == "authors" else None,
             progress=progress,
