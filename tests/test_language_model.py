@@ -372,3 +372,14 @@ def test_arguments_that_a_chat_template_cannot_get(arguments, message):
         wrap(tiny("llama").model, tiny_tokenizer(), chat_template_kwargs=arguments)
     with pytest.raises(ParameterError, match=message):  # before anything is loaded
         noiser.load_model("no such model", chat_template_kwargs=arguments)
+
+
+def test_an_argument_that_the_chat_template_does_not_read_is_an_error():
+    with pytest.raises(ParameterError, match="has 'enable_thnking', which the chat template of this"):
+        wrap(tiny("llama").model, thinking_tokenizer(), chat_template_kwargs={"enable_thnking": False})
+    lm = wrap(tiny("llama").model, thinking_tokenizer())
+    with pytest.raises(ParameterError, match="'tools'"):
+        lm.chat_template_kwargs = {"tools": []}
+    assert lm.chat_template_kwargs == {}
+    with pytest.raises(ParameterError, match="'enable_thinking', which the chat template"):
+        wrap(lm.model, tiny_tokenizer(), chat_template_kwargs={"enable_thinking": False})

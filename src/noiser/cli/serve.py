@@ -56,8 +56,9 @@ def serve(
     def load(name: str) -> LanguageModel:
         if name in names:
             return loading.load(name)
-        # a revision, a device map or an engine's argument is meant for the models that were named
-        return replace(loading, device_map=None, revision=None, trust_remote_code=False, engine_arg=None).load(name)
+        # a revision, a device map or an argument is meant for the models that were named
+        left_out = dict.fromkeys(("device_map", "revision", "engine_arg", "chat_template_arg"))
+        return replace(loading, trust_remote_code=False, **left_out).load(name)
 
     sources = offered(names, load)
     first = next(iter(sources))

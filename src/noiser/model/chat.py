@@ -26,6 +26,17 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(kwargs or {})
 
 
+def check_template_reads(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raises ParameterError for an argument whose name is not in the tokenizer's chat template."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    unread = [name for name in kwargs if not re.search(rf"\b{re.escape(str(name))}\b", template)]
+    if unread and not hasattr(tokenizer, "mode"):
+        raise ParameterError(
+            f"chat_template_kwargs has {unread[0]!r}, which the chat template of this {type(tokenizer).__name__} does "
+            "not read; expected names that stand in tokenizer.chat_template. Correct the name, or leave it out."
+        )
+
+
 def render_chat(tokenizer: Any, messages: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The text of a chat by the tokenizer's chat template, which gets `kwargs` too.
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from noiser.checks import check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
-from noiser.model.chat import check_template_kwargs
+from noiser.model.chat import check_template_kwargs, check_template_reads
 from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
@@ -82,7 +82,7 @@ class LanguageModel:
         self.tokenizer: Any = tokenizer
         self.identity = identity or _identity_of(model)
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
-        self.chat_template_kwargs = check_template_kwargs(chat_template_kwargs)
+        self.chat_template_kwargs = chat_template_kwargs or {}
         self._capabilities: Capabilities | None = None
 
     def __repr__(self) -> str:
@@ -120,6 +120,21 @@ class LanguageModel:
         """The most tokens that the model can read, or None where its configuration sets no limit."""
         length = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any]:
+        """Further arguments of the tokenizer's chat template; may be set.
+
+        Raises:
+            ParameterError: set to what a chat template cannot get, or this one does not read.
+        """
+        return self._chat_template_kwargs
+
+    @chat_template_kwargs.setter
+    def chat_template_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        checked = check_template_kwargs(kwargs)
+        check_template_reads(self.tokenizer, checked)
+        self._chat_template_kwargs = checked
 
     def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
         """A text or chat messages in tokens; see `noiser.model.text.encode`."""
