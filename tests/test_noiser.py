@@ -84,7 +84,6 @@ def test_the_certified_search_is_the_default_where_it_can_be():
     assert noiser.Noiser().certifies
     for others in ({"bounding": "k_max"}, {"profile": "authors"}, {"search": "bisection"}):
         assert not noiser.Noiser(**others).certifies
-    assert noiser.Noiser(search="exact") == noiser.Noiser(search="bisection")  # its name in the first edition
     assert make_method("noiser@1") == noiser.Noiser(search="bisection")
     lm = tiny("llama")
     default, certified = (

@@ -17,10 +17,11 @@ from tokenizers import processors
 
 from noiser.errors import PromptError, TargetError
 from noiser.model.chat import content_offsets, render_chat
-from noiser.model.offsets import align, join_overlapping, mend
+from noiser.model.offsets import align, mend
 from noiser.model.text import encode, encode_target, extend, token_texts
 from noiser.model.tokenizing import continuation_offsets, continuation_text
 from noiser.model.units import make_units
+from noiser.spans import join_overlapping
 from tokenizers_for_tests import SENTENCES, SLOW_TOKENIZERS, TOKENIZERS
 
 ALL = {**TOKENIZERS, **SLOW_TOKENIZERS}

@@ -305,3 +305,20 @@ def _ends_sentence(text: str, start: int, end: int) -> bool:
     initial = re.fullmatch(r"(?:[^\W\d_]\.)*[^\W\d_]", word) is not None and word[-1].isupper() and word != "I"
     numbered = following.isdigit() and _NUMBERED.fullmatch(word)
     return not (initial or numbered or _ABBREVIATION.fullmatch(word))
+
+
+def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:
+    """Groups the positions of tokens that share a character, such as the byte-level pieces of an emoji.
+
+    >>> join_overlapping([(0, 3), (3, 5), (4, 5), (5, 9)])
+    [[0], [1, 2], [3]]
+    """
+    groups: list[list[int]] = []
+    covered = -1
+    for index, (start, end) in enumerate(offsets):
+        if groups and start < covered:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+        covered = max(covered, end)
+    return groups

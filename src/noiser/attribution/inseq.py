@@ -27,6 +27,7 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.attribution.store import from_dict, to_dict
 from noiser.errors import DependencyError, ParameterError, StoredFileError
+from noiser.spans import join_overlapping
 from noiser.types import ModelIdentity, Span, Target
 
 Reduction = Literal["l2", "sum", "mean"]
@@ -206,7 +207,7 @@ def _fields(sequence: Mapping[str, Any], info: Mapping[str, Any], index: int) ->
     texts = info.get("generated_texts")
     text, places = place_tokens(names, texts[index] if isinstance(texts, list) else None)
     pieces = [text[begin:end] or name for (begin, end), name in zip(places, names, strict=True)]
-    groups = _by_character(places[: start + count - 1])
+    groups = join_overlapping(places[: start + count - 1])
     saved = (sequence.get("step_scores") or {}).get("probability")
     probabilities = [math.nan] * count if saved is None else saved.tolist()
     method, parameters, seed = _method(info)
@@ -229,17 +230,6 @@ def _fields(sequence: Mapping[str, Any], info: Mapping[str, Any], index: int) ->
         ),
         "info": {"inseq": {key: info[key] for key in info if not key.endswith("_texts") and key != "noiser"}},
     }
-
-
-def _by_character(places: list[tuple[int, int]]) -> list[list[int]]:
-    """Tokens one by one, but pieces of one character together."""
-    groups: list[list[int]] = []
-    for index, (start, end) in enumerate(places):
-        if groups and start < places[groups[-1][-1]][1] and start < end:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
 
 
 def _method(info: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:

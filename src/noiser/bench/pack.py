@@ -106,15 +106,8 @@ def _placeless(run: Mapping[str, Any]) -> dict[str, Any]:
     for identity in (*(known["identity"] for known in run["models"].values()), *run.get("judges", {}).values()):
         identity["name"] = _last(identity.get("name") or "")
     for session in run.get("sessions", ()):
-        session["command"] = shlex.join(map(_word, _words(session["command"])))
+        session["command"] = shlex.join(map(_word, shlex.split(session["command"])))
     return run
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # a quotation mark without another, in a folder from before words were quoted
-        return command.split()
 
 
 def _names(plan: Plan) -> dict[str, str]:

@@ -136,7 +136,6 @@ def check_change(
             if label not in new[kind]:
                 changes.append(f"{where} is no longer there")
             else:
-                meaning = _made_today(meaning) if kind == "methods" else meaning
                 changes += [f"{where}, {change}" for change in _differences(meaning, new[kind][label])]
     if changes:
         raise PlanError(
@@ -144,15 +143,6 @@ def check_change(
             "stored one, or uses its entries more or less. Put the old values back, give what is new a label of its "
             "own, or start another folder. Nothing stored was changed."
         )
-
-
-def _made_today(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored method with the parameters that it has when it is made again: a value may have another name by now."""
-    try:
-        method = make_method(stored["name"], **stored["parameters"])
-    except NoiserError:
-        return stored
-    return {**stored, "parameters": to_jsonable({name: getattr(method, name) for name in stored["parameters"]})}
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -254,9 +254,9 @@ class Store:
         ordered = sorted(merged.values(), key=lambda values: values["index"])
         self._write(self.path / file.path, "".join(map(line, ordered)))
 
-    def spent(self, metric: str) -> dict[str, tuple[int, int]]:
-        """The tokens that a metric's judge has read and written by now, by question."""
-        spent: dict[str, tuple[int, int]] = {}
+    def spent(self, metric: str, logged: Mapping[str, tuple[int, int]] | None = None) -> dict[str, tuple[int, int]]:
+        """The tokens that a metric's judge has read and written by now, by question; the most of files and `logged`."""
+        spent = dict(logged or {})
         folder = self.path / SPENT
         for path in (*folder.glob(f"{metric}.jsonl"), *folder.glob(f"*/*/*/{metric}/*.jsonl")):
             for values in self._lines(path):
@@ -302,10 +302,8 @@ class Store:
         from noiser.bench.spending import SpendingFiles  # which imports a model's packages
 
         for metric, logged in SpendingFiles(self.path / SPENDING).spent().items():
-            spent = self.spent(metric)
-            for question, tokens in logged.items():
-                spent[question] = max(tokens, spent.get(question, (0, 0)))
-            self._write(self.path / SPENT / f"{metric}.jsonl", "".join(map(line, spent_lines(spent))))
+            lines = map(line, spent_lines(self.spent(metric, logged)))
+            self._write(self.path / SPENT / f"{metric}.jsonl", "".join(lines))
         with explained(self.path, "tidy up"):
             shutil.rmtree(self.path / SPENDING)
 

@@ -94,7 +94,7 @@ class Worker:
         """The model and its identity, which has to be the stored one."""
         if self._loaded is None or self._loaded[0] != label:
             self._loaded = None  # before the next one needs its memory
-            free_memory(torch.device("cuda"))
+            free_memory()
             lm = self._load(label, stored)
             _ = lm.packs  # measured once, which no example is charged for
             self._loaded = (label, lm, identity_of(lm))

@@ -119,7 +119,7 @@ class LocalEngine:
         except Exception as error:
             if len(passes) == 1 or not (isinstance(error, TargetError) or is_out_of_memory(error)):
                 return [_light(error) for _ in passes]
-        free_memory(self.lm.device)
+        free_memory()
         middle = len(passes) // 2
         return [*self.run(passes[:middle]), *self.run(passes[middle:])]
 

@@ -238,7 +238,7 @@ class QueryRun:
                 f"Not enough memory on {self.lm.device} to run one sequence of {batch.stop} tokens. "
                 "Shorten the prompt, attribute fewer targets at once, or load the model in a smaller dtype."
             )
-        free_memory(self.lm.device)
+        free_memory()
         self._batch_tokens = max(1, min(self._batch_tokens, batch.tokens * copies) // 2)
         self._batch_keys = max(1, min(self._batch_keys, batch.sequences * batch.stop * copies) // 2)
         singles = [p._replace(first=i, last=i + 1) for p in batch.pieces for i in range(p.first, p.last)]

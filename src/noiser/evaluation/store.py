@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,8 +43,6 @@ class _Row(_Saved):
 class SavedEvaluation(_Saved):
     """The keys of the file that are read; intervals are computed again, and rows hold what metrics measured."""
 
-    format: Literal["noiser.evaluation"]
-    schema_: Literal[1] = Field(alias="schema")
     method: str
     model: ModelIdentity
     metrics: list[str]

@@ -40,7 +40,7 @@ from inseq.data import (  # noqa: E402
 )
 from inseq.data.batch import slice_batch_from_position  # noqa: E402
 
-__all__ = ["InseqMethod", "NoiserAttribution", "NoiserRelativeAttribution", "factory", "inseq_methods"]
+__all__ = ["InseqMethod", "NoiserAttribution", "factory", "inseq_methods"]
 
 
 class NoiserAttribution(PerturbationAttributionRegistry):
@@ -126,13 +126,6 @@ class NoiserAttribution(PerturbationAttributionRegistry):
         return foils.flatten().tolist()
 
 
-class NoiserRelativeAttribution(NoiserAttribution):
-    """`noiser_relative` as a method of Inseq: noise in proportion to each embedding, Hellinger score, no search."""
-
-    method_name = "noiser_relative"
-    registry_name = "noiser_relative"
-
-
 def _adapted(name: str) -> type[NoiserAttribution]:
     """A method of ours as a class for Inseq."""
     words = {"__doc__": f"{METHODS.get(name).summary}.", "__module__": __name__}
@@ -140,7 +133,7 @@ def _adapted(name: str) -> type[NoiserAttribution]:
     return type(f"{''.join(part.title() for part in name.split('_'))}Attribution", (NoiserAttribution,), words | names)
 
 
-OTHER_METHODS = tuple(_adapted(name) for name in METHODS.names() if name not in ("noiser", "noiser_relative"))
+OTHER_METHODS = tuple(_adapted(name) for name in METHODS.names() if name != "noiser")
 """Inseq knows a class as long as somebody holds it."""
 
 

@@ -99,8 +99,6 @@ class Noiser:
         check_choice("scope", self.scope, ("target", "continuation"))
         check_choice("profile", self.profile, get_args(Profile))
         check_positive("r", self.r)
-        if self.search == "exact":  # pyright: ignore[reportUnnecessaryComparison] - bisection, in the first edition
-            object.__setattr__(self, "search", "bisection")
         if self.search is not None:
             check_choice("search", self.search, ("certified", "bisection"))
         if self.search == "bisection" and self.bounding not in _SEARCHES:  # nothing is searched

@@ -88,10 +88,6 @@ class MassMatched:
     by: By
     seed: int
 
-    def advantage(self, reference: Reference = "random") -> float:
-        """The method's area minus the reference's; by "random", 0 for scores without information."""
-        return self.method.area - self.references[reference].area
-
 
 def mass_matched(
     lm: LanguageModel,

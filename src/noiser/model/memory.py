@@ -36,10 +36,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(said in text for said in _SAID)
 
 
-def free_memory(device: torch.device) -> None:
-    """Gives back what the device's allocator keeps for later."""
+def free_memory() -> None:
+    """Gives back what the accelerator's allocator keeps for later; a CPU's keeps nothing."""
     with contextlib.suppress(AttributeError, RuntimeError):
-        torch.get_device_module(device.type).empty_cache()
+        torch.get_device_module().empty_cache()
 
 
 def available_memory() -> float:

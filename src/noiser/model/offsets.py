@@ -93,23 +93,6 @@ def _members(offsets: Sequence[Offset], contents: Sequence[Offset]) -> list[list
     return members
 
 
-def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:
-    """Groups the positions of tokens that share a character, such as the byte-level pieces of an emoji.
-
-    >>> join_overlapping([(0, 3), (3, 5), (4, 5), (5, 9)])
-    [[0], [1, 2], [3]]
-    """
-    groups: list[list[int]] = []
-    covered = -1
-    for index, (start, end) in enumerate(offsets):
-        if groups and start < covered:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-        covered = max(covered, end)
-    return groups
-
-
 def offsets_by_decoding(decode: Callable[[int], str], count: int) -> tuple[str, list[Offset]]:
     """The text of some tokens, and the offset of each in it, by decoding ever more of them.
 

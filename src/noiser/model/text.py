@@ -12,7 +12,7 @@ from typing import Any
 
 from noiser.errors import PromptError, TargetError
 from noiser.model.chat import content_offsets, render_chat
-from noiser.model.offsets import Offset, cover, join_overlapping
+from noiser.model.offsets import Offset, cover
 from noiser.model.tokenizing import (
     Tokens,
     content_ids,
@@ -23,6 +23,7 @@ from noiser.model.tokenizing import (
     tokenize,
 )
 from noiser.model.tokenizing import token_texts as token_texts
+from noiser.spans import join_overlapping
 from noiser.types import Prompt, Span
 
 
