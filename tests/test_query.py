@@ -201,6 +201,9 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
         noiser.wrap(lm.model, "gpt2")
     with pytest.raises(ParameterError, match=r"The model is None; expected a name"):
         noiser.load_model(None)
+    for prompt in (PROMPT, [PROMPT, PROMPT]):
+        with pytest.raises(ParameterError, match=r"The model is a LlamaForCausalLM; expected what noiser\.load_model"):
+            noiser.attribute(lm.model, prompt)
     with pytest.raises(ParameterError, match=r"att is 'text'; expected what noiser\.attribute returns"):
         noiser.tolerance(lm, "text", 1)
     with pytest.raises(ParameterError, match="seed is 'a'"):

@@ -152,12 +152,12 @@ def attribute(
     prompts: list[Any] = list(prompt) if many else [prompt]
     given: dict[str, Any] = {"target": target, "foil": foil, "seed": seed, "sources": sources}
     columns = [one_for_each(name, value, len(prompts)) if many else [value] for name, value in given.items()]
+    engine = LocalEngine(lm, many=many and max_seconds is None)
     for index, text in enumerate(prompts if many else ()):
         try:
             lm.encode(text)
         except NoiserError as error:
             raise _about(error, index) from None
-    engine = LocalEngine(lm, many=many and max_seconds is None)
     shared = SharedProgress(len(prompts), progress) if many else None
     coroutines = (
         attribution_passes(
