@@ -1,0 +1,225 @@
+"""Scores of a prediction: plain functions from logits under a change to one number per sample.
+
+Every function takes `(logits, clean, ids)`: the logits at a target's tokens under a change [samples, tokens, vocab],
+the log-probabilities there without one [tokens, vocab], and the ids of the target's tokens [tokens]. It returns
+[samples]. `SCORES` has them by name; `score_of` adds a foil or a caller's own number. All can be differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from noiser.errors import ParameterError
+
+Logits = Float[Tensor, "samples tokens vocab"]
+LogProbabilities = Float[Tensor, "tokens vocab"]
+Ids = Int[Tensor, " tokens"]
+
+Read = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From logits under a change, clean log-probabilities and target ids to numbers, [samples] or any other shape."""
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""A caller's own number: from log-probabilities under a change, and without one, to [samples]."""
+
+ScoreName = Literal["prob", "logprob", "logit", "hellinger", "squared"]
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+    """Sum of the log-probabilities of the target's tokens, in nats."""
+    return _log_p(logits, ids).sum(-1)
+
+
+def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+    """Geometric mean of the probabilities of the target's tokens: of a single token its probability."""
+    return _log_p(logits, ids).mean(-1).exp()
+
+
+def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+    """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities.
+
+    >>> import torch
+    >>> logits = torch.tensor([[[0.75, 0.25]]]).log()
+    >>> round(logit(logits, logits[0], torch.tensor([0])).item(), 4) == round(torch.tensor(3.0).log().item(), 4)
+    True
+    """
+    logits, at = logits.float(), _columns(logits, ids)
+    right = logits.gather(-1, at)[..., 0]
+    wrong = logits.scatter(-1, at, -torch.inf).logsumexp(-1)
+    if len(ids) == 1:
+        return (right - wrong)[:, 0]
+    total = torch.logaddexp(right, wrong)
+    right, wrong = right - total, wrong - total
+    before = right.cumsum(-1) - right  # 1 - P: right before some token, and wrong at it
+    return right.sum(-1) - (before + wrong).logsumexp(-1)
+
+
+def hellinger(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+    """Minus the Hellinger distance sqrt(½ Σ (√p - √q)²) to the clean distribution; of a span the root mean square.
+
+    It is negative so that, like the other scores, it falls where the prediction gets worse.
+    """
+    return -(_squared_roots(logits, clean) / 2).mean(-1).clamp_min(1e-24).sqrt()
+
+
+def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+    """Minus Σ (√p - √q)² / √2, the distance in the script published with the Noiser paper; of a span the mean."""
+    return -_squared_roots(logits, clean).mean(-1) / 2**0.5
+
+
+SCORES: dict[str, Read] = {
+    "prob": prob,
+    "logprob": logprob,
+    "logit": logit,
+    "hellinger": hellinger,
+    "squared": squared,
+}
+
+
+def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = None) -> Read:
+    """The score by name; of a target against a foil, or the caller's own number in its place.
+
+    Args:
+        name: one of `SCORES`.
+        foil: a token id: "prob" is then p(target) - p(foil), "logprob" and "logit" are log p(target) / p(foil).
+            Distances leave it out.
+        of: a function of log-probabilities, which takes the place of all scores but the distances.
+    """
+    if name in ("hellinger", "squared"):
+        return SCORES[name]
+    if of is not None:
+        return _own(of)
+    if foil is None:
+        return SCORES[name]
+    value = prob if name == "prob" else logprob
+
+    def contrast(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        return value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
+
+    return contrast
+
+
+def _own(of: Objective) -> Read:
+    def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        log_p = logits.float().log_softmax(-1)
+        values: object = of(log_p, clean)
+        if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
+            got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise ParameterError(
+                f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], one number per "
+                f"sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
+            )
+        if log_p.isfinite().any(-1).all() and not values.isfinite().all():
+            raise ParameterError(
+                "The function given as of= returned NaN or an infinite number; expected finite ones. Keep it from "
+                "dividing by 0, and from logarithms of 0."
+            )
+        return values
+
+    return read
+
+
+# ---- the mean distribution over noise samples -----------------------------------------------------------------------
+
+
+class Effect(NamedTuple):
+    """What a change in several samples does to a target, read of the mean distribution P̄ over the samples.
+
+    Attributes:
+        score: what the score loses: its clean value minus that of P̄.
+        stderr: standard error of the score over the samples, by the delta method; NaN for a single sample.
+        flips: 1 if the model changes its mind: the most probable token of P̄ is another one than without the change, at
+            any of the target's tokens; with a foil, the other one of the pair leads.
+        lead: log odds of the model's own token against its strongest rival (of target against foil), divided by their
+            clean value: 1 for no change, negative after a flip. Of a span the smallest.
+        probability: P̄ of the target; of a span the geometric mean.
+        probability_stderr: its standard error.
+        foil_probability: P̄ of the foil; 0 without one.
+        leader: id of the most probable token of P̄, where the lead is smallest.
+        leader_probability: its probability.
+    """
+
+    score: float
+    stderr: float
+    flips: float
+    lead: float
+    probability: float
+    probability_stderr: float
+    foil_probability: float
+    leader: float
+    leader_probability: float
+
+
+def effect_of(score: Read, foil: int | None = None) -> Read:
+    """The function that reads an `Effect` [9] of a change's samples together."""
+
+    def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        samples = logits.float().softmax(-1)
+        mean = samples.mean(0).clamp_min(TINY)
+        (value,), moves = _influences(score, samples, mean, clean, ids)
+        at = ids[:, None]
+        p = mean.gather(-1, at)[:, 0]
+        probability = p.log().mean().exp()
+        probability_moves = probability * (samples.gather(-1, at.expand(len(samples), -1, 1))[..., 0] / p).mean(-1)
+        lead = _leads(mean.log(), clean, ids, foil)
+        clean_lead = _leads(clean, clean, ids, foil)
+        lead = lead / torch.where(clean_lead == 0, torch.inf, clean_lead)
+        if foil is None:
+            flips = (mean.argmax(-1) != clean.argmax(-1)).any()
+            of_foil = torch.zeros_like(value)
+        else:
+            of_foil = mean[0, foil]
+            flips = (clean[0, ids[0]] > clean[0, foil]) != (p[0] > of_foil)
+        leader_p, leader = mean[lead.argmin()].max(-1)
+        errors = torch.stack([moves, probability_moves])
+        errors = errors.std(-1) / len(samples) ** 0.5 if len(samples) > 1 else torch.full_like(errors[:, 0], torch.nan)
+        loss = score(clean[None], clean, ids)[0] - value
+        numbers = [loss, errors[0], flips, lead.min(), probability, errors[1], of_foil, leader, leader_p]
+        return torch.stack([number.double() for number in numbers])
+
+    return read
+
+
+def leads(clean: LogProbabilities, ids: Ids, foil: int | None = None) -> Float[Tensor, " tokens"]:
+    """Log odds of the model's own token against its strongest rival, or of the target against a foil."""
+    return _leads(clean, clean, ids, foil)
+
+
+def _leads(log_p: Tensor, clean: Tensor, ids: Tensor, foil: int | None) -> Tensor:
+    if foil is not None:
+        return log_p.gather(-1, ids[:, None])[:, 0] - log_p[:, foil]
+    own = clean.argmax(-1, keepdim=True)
+    return log_p.gather(-1, own)[:, 0] - log_p.scatter(-1, own, -torch.inf).amax(-1)
+
+
+def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The score of the mean distribution, [1], and by the delta method each sample's influence on it, [samples]."""
+    if len(samples) == 1:
+        return score(mean.log()[None], clean, ids), torch.zeros(1, device=mean.device)
+    with torch.enable_grad():
+        p = mean.detach().requires_grad_()
+        value = score(p.log()[None], clean, ids)
+        if not value.requires_grad:
+            return value, torch.full_like(samples[:, 0, 0], torch.nan)
+        (slope,) = torch.autograd.grad(value.sum(), p)
+    return value.detach(), torch.einsum("stv,tv->s", samples, slope)
+
+
+def _columns(logits: Tensor, ids: Tensor) -> Tensor:
+    return ids.expand(len(logits), -1)[..., None]
+
+
+def _log_p(logits: Tensor, ids: Tensor) -> Tensor:
+    logits = logits.float()
+    return logits.gather(-1, _columns(logits, ids))[..., 0] - logits.logsumexp(-1)
+
+
+def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:
+    roots = (logits.float().log_softmax(-1) / 2).exp()
+    return (roots - (clean / 2).exp()).square().sum(-1)
