@@ -8,11 +8,10 @@
 
 `cost` cites an answer of several sentences, each copied from one of many made-up sentences in several sources: by
 `noiser.cite` as it is, with every sentence of every source hidden, and by the full computation, in which every
-sentence's rows become zeros and everything after it is run again; then as where tokens cannot be hidden, without and
-with a proxy, which is the same model and can. LDS is the rank correlation, over random halves of the sentences that
-are removed (`--removal`: their rows are zeros, or they are hidden), of the summed scores of the kept sentences with an
-answer sentence's log-probability; mean over answer sentences. *Found* counts the answer sentences whose own sentence
-has the largest score.
+sentence's rows become zeros and everything after it is run again; then as where tokens cannot be hidden. LDS is the
+rank correlation, over random halves of the sentences that are removed (`--removal`: their rows are zeros, or they are
+hidden), of the summed scores of the kept sentences with an answer sentence's log-probability; mean over answer
+sentences. *Found* counts the answer sentences whose own sentence has the largest score.
 
 `truth` takes planted facts (`noiser.data`), with every sentence a source: prompts whose answer the model gives, and
 does not give without the gold sentences. Recall@1 is the share of them on which a gold sentence has the largest score.
@@ -65,7 +64,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "every sentence hidden": {"unit": "sentence"},
     "full: every sentence zero": {"unit": "sentence", "method": noiser.Occlusion(score="logprob")},
     "noiser.cite, zero rows": {"method": noiser.Occlusion(score="logprob")},
-    "noiser.cite, zero rows, proxy": {},
 }
 CATEGORIES = ("once", "twice", "conflict", "combined")
 
@@ -104,13 +102,10 @@ def cost_rows(
     """A row for each way."""
     text = case(lm, chosen.tokens, chosen.sources, chosen.answers, seed)
     probe = _Probe(lm, text, chosen.masks, seed, chosen.removal)
-    cannot_hide = noiser.wrap(lm.model, lm.tokenizer)
-    cannot_hide.packs = False
     for way in ways:
-        model, proxy = (cannot_hide, lm) if way.endswith("proxy") else (lm, None)
-        options = {"proxy": proxy, "answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
+        options = {"answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
         begin = time.process_time()
-        citations = noiser.cite(model, QUESTION, text.sources, **options)
+        citations = noiser.cite(lm, QUESTION, text.sources, **options)
         seconds = time.process_time() - begin
         att = citations.attribution
         best = [att.units[int(row.argmax())].text.strip() for row in att.scores]

@@ -10,9 +10,7 @@ import random
 import re
 
 import pytest
-import tokenizers
 import torch
-import transformers
 from typer.testing import CliRunner
 
 import noiser
@@ -20,11 +18,10 @@ import noiser.model
 from attribution_for_tests import make, spans_of, spoiled
 from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
-from noiser.explain.shortlist import Shortlist
 from noiser.model import memory
 from noiser.types import Source, Target
 from test_pages import chat_model
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import tiny
 
 SOURCES = ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]
 ANSWER = " The fox sings. It rains."
@@ -411,20 +408,6 @@ MANY = [f"The {animal} sings in the {place}. It {verb}." for animal, place, verb
 )]  # fmt: skip
 
 
-def test_a_shortlist_has_the_best_of_each_target():
-    record = citations().attribution  # units A fox. | A dog. | It rains. | Trains.
-    units = list(record.units)
-    best = Shortlist(record, 1)
-    assert [unit.text for unit in best.choose(units, [0])] == ["A fox."]
-    assert [unit.text for unit in best.choose(units, [1, 0])] == ["A fox.", "Trains."]
-    assert [unit.text for unit in Shortlist(record, 2).choose(units[1:], [1])] == ["It rains.", "Trains."]
-    both = (*units[0].token_indices, *units[1].token_indices)
-    joined = units[0]._replace(end=units[1].end - 1, token_indices=both)  # its last token goes on after it
-    assert best.choose([joined, *units[2:]], [0]) == (joined,)  # 3 + 1
-    unknown = units[3]._replace(token_indices=(99,))  # not what was scored
-    assert best.choose([*units[:3], unknown], [0]) == (*units[:3], unknown)
-
-
 def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():
     """As in a chat in which the same source was quoted before, and where the question quotes it."""
     lm, source = chat_model(), "A fox sings."
@@ -464,54 +447,6 @@ def test_arguments_of_the_wrong_type(changes, message, unchecked):
     given = {"question": QUESTION, "sources": SOURCES, "answer": ANSWER} | changes
     with pytest.raises(noiser.errors.NoiserError, match=message):
         noiser.cite(tiny("llama"), **given)
-
-
-@pytest.mark.parametrize("unit", ["source", "auto"])
-def test_a_model_that_is_its_own_proxy_loses_no_citation(unit):
-    lm = tiny("llama")
-    options = {"answer": ANSWER, "contrast": False, "memory": -math.inf, "least_share": 0.4, "unit": unit}
-    full, pruned = (noiser.cite(lm, QUESTION, MANY, proxy=proxy, **options) for proxy in (None, lm))
-    scored = ~pruned.scores.isnan()
-    assert 2 <= scored[0].sum() <= 4  # two of each sentence
-    torch.testing.assert_close(pruned.scores[scored], full.scores[scored])
-    cited = [{c.number for c in sentence.citations} for sentence in full.sentences]
-    assert any(cited)
-    assert all(a <= {c.number for c in s.citations} for a, s in zip(cited, pruned.sentences, strict=True))
-    assert pruned.attribution.info["proxy"]["model"] == lm.identity.name
-    if unit == "source":
-        assert pruned.attribution.info["token_forwards"] < full.attribution.info["token_forwards"]
-    again = noiser.Citations.from_dict(json.loads(pruned.to_json()))
-    assert [s.mark for s in again.sentences] == [s.mark for s in pruned.sentences]
-    page = re.sub(r"<.*?>|\s", "", pruned.to_html())
-    assert all(re.sub(r"\s", "", text) in page for text in MANY)  # those that were left out, too
-    assert "nan" not in str(pruned)
-
-
-def test_the_large_model_decides():
-    lm, proxy = (noiser.wrap(tiny_model("llama", seed=seed), tiny_tokenizer()) for seed in (0, 1))
-    lm.packs = False  # as one that runs elsewhere: it cannot hide tokens, and its proxy can
-    options = {"answer": ANSWER, "contrast": False, "memory": -math.inf, "unit": "source", "least_share": 0.5}
-    other, full = (noiser.cite(each, QUESTION, MANY, **options) for each in (proxy, lm))
-    found = noiser.cite(lm, QUESTION, MANY, proxy=proxy, **options)
-    assert found.attribution.parameters["baseline"] == "zero"
-    assert other.attribution.parameters["baseline"] == "hidden"
-    first = {i for row in other.scores for i in row.topk(2).indices.tolist()}
-    assert {i for i in range(len(MANY)) if not found.scores[0, i].isnan()} == first
-    torch.testing.assert_close(found.scores[:, sorted(first)], full.scores[:, sorted(first)])
-
-
-def test_a_proxy_of_another_tokenizer_is_refused_before_anything_runs(monkeypatch):
-    lm = tiny("llama")
-    data = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
-    vocabulary = data["model"]["vocab"]
-    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
-    swapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(data)), bos_token="<s>", eos_token="</s>"
-    )
-    proxy = noiser.wrap(tiny_model("llama"), swapped)
-    monkeypatch.setattr(lm.model, "forward", None)
-    with pytest.raises(ParameterError, match=r"proxy: token \d+ is '[ae]' in .* and '[ae]' in .*same tokenizer"):
-        noiser.cite(lm, QUESTION, SOURCES, proxy=proxy)
 
 
 def test_many_questions_are_answered_as_one_by_one():
@@ -555,7 +490,6 @@ def test_command(tmp_path, monkeypatch):
     assert run("--format", "csv").stdout.startswith("sentence_index,sentence,log_probability,loss,")
     assert run("--format", "md").stdout.startswith("The fox sings. ")
     assert run("--format", "html").stdout.startswith("<!doctype html>")
-    assert run("--proxy", "small").exit_code == 0
     files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")
     assert "\ufeff" not in json.loads(run("--format", "json").stdout)["attribution"]["text"]
     files[0].write_bytes(b"\xff\xfe")

@@ -18,10 +18,6 @@ def cite(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")],
     source: Annotated[list[Path], typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable.")],
     model: o.Model = "gemma-3-270m",
-    proxy: Annotated[
-        str | None,
-        typer.Option(help="A small model of the same tokenizer, which scores all first; the other scores the best."),
-    ] = None,
     method: Annotated[
         str | None, typer.Option("--method", help="A method's name; hides one source at a time unless given.")
     ] = None,
@@ -51,18 +47,15 @@ def cite(
 
     from noiser.explain import cite as run
     from noiser.methods import make_method
-    from noiser.model import load_model
 
     defaults = {} if method else {"score": "logprob", "baseline": "hidden"}
     chosen = make_method(method or "occlusion", **defaults | parameters) if method or parameters else None
     lm = loading.load(model)
-    small = None if proxy is None else load_model(proxy, dtype=loading.dtype, device=loading.device)
     with progress_bar("Citing") as progress:
         citations = run(
             lm,
             asked,
             sources,
-            proxy=small,
             method=chosen,
             answer=answer,
             max_new_tokens=max_new_tokens or 128,

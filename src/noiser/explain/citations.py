@@ -130,8 +130,8 @@ class Citations:
 
     @cached_property
     def scores(self) -> Float[Tensor, "sentences sources"]:
-        """What each sentence loses without each source; NaN for a source that a proxy left out."""
-        return self._of_every_source(self._by_source.scores)
+        """What each sentence loses without each source."""
+        return self._by_source.scores
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
@@ -139,19 +139,8 @@ class Citations:
         return tuple(map(self._sentence, range(len(self.losses))))
 
     @cached_property
-    def _scored(self) -> list[int]:
-        """The sources that have units: a proxy may have left some out."""
-        units = self.attribution.units
-        return [i for i, s in enumerate(self.sources) if any(s.start < u.end and u.start < s.end for u in units)]
-
-    @cached_property
     def _by_source(self) -> Attribution:
-        return self.attribution.aggregate([(self.sources[i].start, self.sources[i].end) for i in self._scored])
-
-    def _of_every_source(self, values: Float[Tensor, "sentences _scored"]) -> Float[Tensor, "sentences sources"]:
-        every = values.new_full((len(values), len(self.sources)), torch.nan)
-        every[:, self._scored] = values
-        return every
+        return self.attribution.aggregate([(source.start, source.end) for source in self.sources])
 
     def _sentence(self, row: int) -> Sentence:
         target, loss = self.attribution.targets[row], self.losses[row]
@@ -167,7 +156,7 @@ class Citations:
     @cached_property
     def _stderr(self) -> Float[Tensor, "sentences sources"]:
         stderr = self._by_source.stderr
-        return torch.full_like(self.scores, torch.nan) if stderr is None else self._of_every_source(stderr)
+        return torch.full_like(self.scores, torch.nan) if stderr is None else stderr
 
     @cached_property
     def _shares(self) -> Float[Tensor, "sentences sources"]:

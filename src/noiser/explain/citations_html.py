@@ -117,7 +117,7 @@ def _source(citations: Citations, source: Source, number: int) -> Iterator[str]:
             yield escape(visible(text[max(position, start) : begin]))
             yield f'<span class="q q{column}">{escape(visible(text[begin:end]))}</span>'
             position = end
-    yield escape(visible(text[max(position, start) : source.end]))  # what a proxy left out
+    yield escape(visible(text[max(position, start) : source.end]))
 
 
 def _rules(citations: Citations, identifier: str) -> Iterator[str]:

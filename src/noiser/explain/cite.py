@@ -14,7 +14,6 @@ from noiser.errors import ParameterError, TargetError
 from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
 from noiser.explain.citations import Citations
 from noiser.explain.refine import MIN_SHARE, Budget, SplitRule
-from noiser.explain.shortlist import check_proxy, make_shortlist
 from noiser.methods import Method, Occlusion, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
@@ -41,7 +40,6 @@ def cite(
     question: Prompt,
     sources: Sources,
     *,
-    proxy: LanguageModel | None = None,
     method: str | Method | None = None,
     answer: str | None = None,
     max_new_tokens: int = 128,
@@ -63,7 +61,6 @@ def cite(
     question: Prompts,
     sources: Sequence[Sources],
     *,
-    proxy: LanguageModel | None = None,
     method: str | Method | None = None,
     answer: Sequence[str | None] | None = None,
     max_new_tokens: int = 128,
@@ -84,7 +81,6 @@ def cite(
     question: Prompt | Prompts,
     sources: Sources | Sequence[Sources],
     *,
-    proxy: LanguageModel | None = None,
     method: str | Method | None = None,
     answer: str | Sequence[str | None] | None = None,
     max_new_tokens: int = 128,
@@ -111,10 +107,6 @@ def cite(
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
-        proxy: a small model of the same tokenizer, which scores every source and sentence first. `lm` then scores only
-            those that are among the proxy's best for a sentence: as many as can have `least_share` of its score. The
-            others have no score, NaN; shares are of those that were scored. Its work does not count for `max_forwards`
-            and `max_seconds`.
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
@@ -138,10 +130,9 @@ def cite(
         PromptError, UnitError: the prompt or a source is empty, too long, or does not stand in the prompt.
         TargetError: the answer is empty.
         ModelError: memory does not suffice; the message says what it would take.
-        UnknownNameError, ParameterError: no such method, a value outside its domain, or a proxy of another tokenizer.
+        UnknownNameError, ParameterError: no such method, or a value outside its domain.
     """
     options: dict[str, Any] = {
-        "proxy": proxy,
         "method": None if method is None else make_method(method),
         "max_new_tokens": max_new_tokens,
         "template": template,
@@ -172,7 +163,6 @@ def _citation_passes(
     question: Prompt,
     sources: Sources,
     *,
-    proxy: LanguageModel | None,
     method: Method | None,
     answer: str | None,
     max_new_tokens: int,
@@ -197,8 +187,6 @@ def _citation_passes(
     prompt = asked if template is None else place_sources(asked, sources, template)
     read = lm.encode(prompt)
     begin = 0 if template is None else begin_of_sources(asked, prompt, template, read.text)
-    if proxy is not None:  # before anything is run
-        check_proxy(lm, proxy, read.token_ids)
     writing = {"max_new_tokens": max_new_tokens, "stop": None if chat else _LINE_END}
     query = yield from engine.query(
         prompt,
@@ -217,7 +205,7 @@ def _citation_passes(
         )
     default = _default(lm, query)
     memory = MEMORY[default.baseline] if memory is None else memory
-    steps = _steps(lm, proxy, query, method, default, seed, budget, memory, least_share)
+    steps = _steps(lm, query, method, default, seed, budget, memory, least_share)
     attribution, losses = yield from engine.answer(query, steps, progress)
     alone = None
     if contrast:
@@ -245,7 +233,6 @@ def _default(lm: LanguageModel, query: Query) -> Occlusion:
 
 def _steps(
     lm: LanguageModel,
-    proxy: LanguageModel | None,
     query: Query,
     method: Method | None,
     default: Occlusion,
@@ -262,12 +249,5 @@ def _steps(
     losses = tuple(removal.score[0].tolist())
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
-    shortlist = None
-    if proxy is not None:
-        shortlist = make_shortlist(lm, proxy, query, method or _default(proxy, query), seed, rule, least_share)
-        query = query.with_units(shortlist.choose(query.units, relied or range(len(losses))))
-        rule = rule._replace(choose=shortlist.choose)
     attribution = yield from attribution_steps(lm, query, method or default, seed, budget, rule)
-    if shortlist is not None:
-        attribution = replace(attribution, info={**attribution.info, "proxy": shortlist.info})
     return attribution, losses

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,14 +36,11 @@ class SplitRule(NamedTuple):
         least_share: of the sum of absolute scores, that a unit must carry.
         targets: of any one of these targets; None for the average over all.
         finest: "sentence", "word" or "token": parts are no smaller.
-        choose: from the parts of a unit, and the targets of whose score it carries `least_share`, to those that are
-            scored; None for all.
     """
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None
     finest: TextUnitName = "token"
-    choose: Callable[[Sequence[Span], Sequence[int]], Sequence[Span]] | None = None
 
 
 BY_DEFAULT = SplitRule()
@@ -119,9 +116,6 @@ def refine(
         node = heapq.heappop(left)[-1]
         in_prompt = node.unit.token_indices[0] < query.prompt_tokens
         parts = split_unit(query.encoding, node.unit, rule.finest) if in_prompt else ()
-        if parts and rule.choose:
-            shares, targets = _shares(node, whole), range(len(whole)) if rule.targets is None else rule.targets
-            parts = rule.choose(parts, [t for t in targets if shares[t] >= rule.least_share] or targets)
         if parts and run.affords(parts):
             for part in _settled(node, (yield from run.score(parts))):
                 heapq.heappush(left, (-_share(part, whole, rule), next(order), part))
