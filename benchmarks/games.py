@@ -50,7 +50,7 @@ from noiser.methods import Method
 from noiser.metrics.mass_matched import keep_rates
 from noiser.metrics.metric import RATES
 from noiser.model import LanguageModel, Query, build_query
-from noiser.model.text import Encoding
+from noiser.text import Encoding
 from noiser.types import ModelIdentity, Span
 
 MOST_UNITS = 11

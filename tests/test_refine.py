@@ -11,7 +11,7 @@ import noiser
 from noiser.errors import ParameterError, UnitError
 from noiser.explain.refine import MIN_SHARE
 from noiser.model import build_query
-from noiser.model.units import COARSE_UNITS, make_units, split_unit
+from noiser.text.units import COARSE_UNITS, make_units, split_unit
 from tiny import tiny
 
 SENTENCES = ["The fox sings.", "A dog plays along.", "It rains."]

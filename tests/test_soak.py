@@ -34,10 +34,10 @@ from noiser.bench.plan import read_plan
 from noiser.bench.progress import status
 from noiser.errors import JudgeError, NoiserError
 from noiser.model.conversion import read_head
-from noiser.model.text import encode
-from noiser.model.units import make_units
 from noiser.report.heatmaps import heatmaps, own_attributions
 from noiser.report.rows import Results
+from noiser.text.encoding import encode
+from noiser.text.units import make_units
 from soak_for_tests import SHARE, damaged, hostile_json, share, tell
 from test_attribution_store import rich_example
 from test_inseq_format import SCORES, content

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noiser.spans import sentence_spans, snap, word_spans
+from noiser.text.segments import sentence_spans, snap, word_spans
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text(
     "aB1 .,!?'\"()-\n\t…。。日本ไทé\u0301\u200d👨👩🏽_@&:/", max_size=40

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from noiser.errors import PromptError, TargetError
-from noiser.model.chat import content_offsets, render_chat
-from noiser.model.offsets import align, mend
-from noiser.model.text import encode, encode_target, extend, token_texts
-from noiser.model.tokenizing import continuation_offsets, continuation_text
-from noiser.model.units import make_units
-from noiser.spans import join_overlapping
+from noiser.text.chat import content_offsets, render_chat
+from noiser.text.encoding import encode, encode_target, extend, token_texts
+from noiser.text.offsets import align, mend
+from noiser.text.segments import join_overlapping
+from noiser.text.tokenizing import continuation_offsets, continuation_text
+from noiser.text.units import make_units
 from tokenizers_for_tests import SENTENCES, SLOW_TOKENIZERS, TOKENIZERS
 
 ALL = {**TOKENIZERS, **SLOW_TOKENIZERS}

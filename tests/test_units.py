@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from noiser.errors import PromptError, UnitError, UnknownNameError
-from noiser.model.text import Encoding, encode, extend
-from noiser.model.units import make_units
+from noiser.text.encoding import Encoding, encode, extend
+from noiser.text.units import make_units
 from test_text import ALL, TEXTS, tokenizer_of
 
 NAMES = ["token", "word", "sentence"]

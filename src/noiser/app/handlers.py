@@ -25,8 +25,7 @@ from noiser.files import json_text
 from noiser.methods import Method, make_method
 from noiser.methods.search import SMALLEST, TIE
 from noiser.model import LanguageModel
-from noiser.model.sources import place_sources
-from noiser.model.units import make_units
+from noiser.text import make_units, place_sources
 from noiser.types import Progress, Prompt
 
 T = TypeVar("T")

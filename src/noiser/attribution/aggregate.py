@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.checks import check_choice
 from noiser.errors import UnitError, UnknownNameError
-from noiser.spans import checked_spans, owners, sentence_spans, snap, word_spans
+from noiser.text import checked_spans, owners, sentence_spans, snap, word_spans
 from noiser.types import Span, Unit
 
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)

@@ -15,7 +15,6 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,7 +26,7 @@ from torch import Tensor
 from noiser.attribution.record import AttributionRecord
 from noiser.attribution.store import from_dict, to_dict
 from noiser.errors import DependencyError, ParameterError, StoredFileError
-from noiser.spans import join_overlapping
+from noiser.text import byte_level_bytes, join_overlapping
 from noiser.types import ModelIdentity, Span, Target
 
 Reduction = Literal["l2", "sum", "mean"]
@@ -314,19 +313,6 @@ def _bytes_of_piece(token: str) -> bytes:
 def _bytes_of_byte_level(token: str) -> bytes:
     found = byte_level_bytes(token)
     return token.encode() if found is None else found
-
-
-def byte_level_bytes(token: str) -> bytes | None:
-    """The bytes for which a name of a byte-level vocabulary stands (Radford et al. 2019); None for other names."""
-    alphabet = _byte_level_alphabet()
-    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else None
-
-
-@cache
-def _byte_level_alphabet() -> dict[str, int]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _walk(whole: bytes, pieces: Sequence[bytes]) -> list[tuple[int, int]]:

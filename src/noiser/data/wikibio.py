@@ -11,7 +11,7 @@ from typing import Any, cast
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
 from noiser.data.files import read_json, read_text
 from noiser.errors import DataError
-from noiser.spans import sentence_spans
+from noiser.text import sentence_spans
 
 FILE = "dataset-generated.json"
 

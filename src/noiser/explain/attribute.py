@@ -16,8 +16,8 @@ from noiser.explain.refine import BY_DEFAULT, Budget, SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
-from noiser.model.text import token_texts
 from noiser.objectives import Objective, name_of
+from noiser.text import token_texts
 from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, Target, TargetUnit, Unit
 from noiser.version import __version__, version_of
 

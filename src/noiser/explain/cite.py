@@ -17,7 +17,7 @@ from noiser.explain.refine import MIN_SHARE, Budget, SplitRule
 from noiser.methods import Method, Occlusion, make_method
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
-from noiser.model.sources import TEMPLATE, begin_of_sources, place_sources, without_sources
+from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
 from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources
 
 METHOD = Occlusion(score="logprob", baseline="hidden")

@@ -22,7 +22,7 @@ from torch import Tensor
 from noiser.engine import Counters, Query, Spent, Steps
 from noiser.errors import ParameterError
 from noiser.methods import Method, Scores
-from noiser.model.units import split_unit
+from noiser.text import split_unit
 from noiser.types import Span, TextUnitName
 
 MIN_SHARE = 0.05

@@ -18,8 +18,8 @@ from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
 from noiser.model import LanguageModel, rebuild_query
-from noiser.model.text import token_texts
 from noiser.registry import unversioned
+from noiser.text import token_texts
 from noiser.types import Progress, Span, Target
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from noiser.integrations.inseq_method import InseqMethod, factory, import_inseq,
 from noiser.methods import METHODS, Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import query_of
-from noiser.model.text import Encoding, extend
-from noiser.model.units import make_units
+from noiser.text import Encoding, extend, make_units
 
 import_inseq()
 

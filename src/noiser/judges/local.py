@@ -16,7 +16,7 @@ from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verd
 from noiser.judges.replies import Reading, normal_form, parse_reply
 from noiser.model.checkpoint import quiet_transformers
 from noiser.model.language_model import LanguageModel
-from noiser.spans import word_spans
+from noiser.text import word_spans
 
 Tokens = tuple[int, ...]
 

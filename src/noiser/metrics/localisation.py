@@ -13,7 +13,7 @@ from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
 from noiser.metrics.metric import Case, Measured, Metric, Scale
-from noiser.spans import checked_spans, visible_part
+from noiser.text import checked_spans, visible_part
 from noiser.types import Span
 
 REST = "rest"

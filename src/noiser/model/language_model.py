@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from noiser.checks import check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
-from noiser.model.chat import check_template_kwargs, check_template_reads
 from noiser.model.packing import Branches, Packed, packed_logits
 from noiser.model.prefix import Prefix
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu, uncompiled
-from noiser.model.text import Encoding, encode
+from noiser.text import Encoding, check_template_kwargs, check_template_reads, encode
 from noiser.types import ModelIdentity, Prompt
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class LanguageModel:
         self._chat_template_kwargs = checked
 
     def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
-        """A text or chat messages in tokens; see `noiser.model.text.encode`."""
+        """A text or chat messages in tokens; see `noiser.text.encode`."""
         return encode(
             self.tokenizer,
             prompt,

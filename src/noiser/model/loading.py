@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.model.catalog import BUILT_IN
-from noiser.model.chat import check_template_kwargs
 from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
 from noiser.model.conversion import Converted, built_in_entry, gguf_entry
 from noiser.model.hub import cached_commit, check_hub_id, hub_answers, model_not_found
 from noiser.model.language_model import LanguageModel, dtype_name
 from noiser.model.runtime import on_the_cpu
 from noiser.model.store import checkpoint_state, folder_sha256, reading
+from noiser.text import check_template_kwargs
 from noiser.types import ModelIdentity
 
 

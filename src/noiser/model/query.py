@@ -17,10 +17,8 @@ from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import check_answer, check_prompt
-from noiser.model.sources import find_sources
-from noiser.model.text import Encoding, encode_target, extend, token_texts
-from noiser.model.units import make_target_spans, make_units
 from noiser.objectives import Objective
+from noiser.text import Encoding, encode_target, extend, find_sources, make_target_spans, make_units, token_texts
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, SpecialTokens, TargetUnit, Unit
 
 

@@ -6,7 +6,7 @@ from noiser.attribution import Attribution
 from noiser.errors import ParameterError
 from noiser.model.language_model import LanguageModel
 from noiser.model.query import Query, check_length, query_of
-from noiser.model.text import Encoding
+from noiser.text import Encoding
 from noiser.types import Span
 
 

@@ -11,9 +11,10 @@ from itertools import chain
 from typing import Any
 
 from noiser.errors import PromptError, TargetError
-from noiser.model.chat import content_offsets, render_chat
-from noiser.model.offsets import Offset, cover
-from noiser.model.tokenizing import (
+from noiser.text.chat import content_offsets, render_chat
+from noiser.text.offsets import Offset, cover
+from noiser.text.segments import join_overlapping
+from noiser.text.tokenizing import (
     Tokens,
     content_ids,
     continuation_offsets,
@@ -22,8 +23,7 @@ from noiser.model.tokenizing import (
     special_tokens,
     tokenize,
 )
-from noiser.model.tokenizing import token_texts as token_texts
-from noiser.spans import join_overlapping
+from noiser.text.tokenizing import token_texts as token_texts
 from noiser.types import Prompt, Span
 
 

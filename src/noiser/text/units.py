@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 from noiser.errors import UnitError, UnknownNameError
-from noiser.model.offsets import Offset
-from noiser.model.text import Encoding
-from noiser.spans import checked_spans, owners, sentence_spans, snap, visible_part, word_spans
+from noiser.text.encoding import Encoding
+from noiser.text.offsets import Offset
+from noiser.text.segments import checked_spans, owners, sentence_spans, snap, visible_part, word_spans
 from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, UnitError
-from noiser.model.chat import check_messages
-from noiser.model.offsets import Offset
-from noiser.model.text import Encoding
+from noiser.text.chat import check_messages
+from noiser.text.encoding import Encoding
+from noiser.text.offsets import Offset
 from noiser.types import Prompt, Source
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"

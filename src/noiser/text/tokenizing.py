@@ -6,11 +6,11 @@ import contextlib
 import re
 import threading
 from collections.abc import Generator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from noiser.attribution.inseq import byte_level_bytes
-from noiser.model.offsets import Offset, align, common_length, mend, offsets_by_decoding
+from noiser.text.offsets import Offset, align, common_length, mend, offsets_by_decoding
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
@@ -231,3 +231,16 @@ def _bytes_of(tokenizer: Any, token_id: int) -> bytes | None:
     if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
         return bytes([int(match[1], 16)])
     return byte_level_bytes(name)
+
+
+def byte_level_bytes(token: str) -> bytes | None:
+    """The bytes for which a name of a byte-level vocabulary stands (Radford et al. 2019); None for other names."""
+    alphabet = _byte_level_alphabet()
+    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else None
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
-from noiser.spans import Offset as Offset
+from noiser.text.segments import Offset as Offset
 
 _WINDOW = 200  # characters that are aligned together where a tokenizer changes a text
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, PromptError
-from noiser.model.offsets import Offset
+from noiser.text.offsets import Offset
 
 _EXPECTED = 'expected a list of {"role": ..., "content": "..."} with contents that are text'
 
