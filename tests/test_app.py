@@ -25,7 +25,6 @@ from noiser.app.jobs import BusyError, Job, Jobs, Models, StoppedError, Turns, o
 from noiser.app.question import MOST_CHARACTERS, MOST_TARGETS, Question, parse_chat
 from noiser.app.show import explain, progress_line
 from noiser.cli import app
-from noiser.durations import duration
 from noiser.errors import ModelError, NoiserError, ParameterError, PromptError, UnknownNameError
 from noiser.explain import tolerance
 from noiser.methods import METHODS
@@ -886,12 +885,6 @@ def test_files_are_what_the_commands_write(handlers, tmp_path):
     assert [noiser.Attribution.from_dict(data).method for data in listed] == ["noiser@2", "occlusion@1"]
     assert file_of(both, "html").text.startswith("<!doctype html>")
     assert "http" not in file_of(both, "html").media_type
-
-
-def test_durations():
-    assert [duration(s) for s in (0.2, 5, 60, 3599, 3600)] == [
-        "under a second", "5 s", "1 min 00 s", "59 min 59 s", "1 h 00 min",
-    ]  # fmt: skip
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------

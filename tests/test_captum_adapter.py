@@ -174,8 +174,8 @@ def test_metrics_take_the_result():
     [
         ("captum:FeatureAblations", "Did you mean 'captum:FeatureAblation'"),
         ("captum:LayerConductance", "attribute to what is inside a model"),
-        ("captum:Lime@2", "captum:Lime@1"),
-        ("captom:Lime", "Also captum:NAME"),
+        ("captum:Lime@2", "Did you mean 'captum:Lime'"),
+        ("captom:Lime", "Did you mean 'captum:NAME'"),
     ],
 )
 def test_unknown_names(name, message):

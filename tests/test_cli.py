@@ -201,17 +201,6 @@ def test_output_to_a_pipe(noiser_command):
         assert (result.exit_code, pipe.read()) == (0, shown), result.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/fd")
-def test_output_to_an_open_file_adds_to_it(tmp_path):
-    """As `-o /dev/stdout >> out` does, of which stdout is one."""
-    file = tmp_path / "out"
-    file.write_text("before\n", encoding="utf-8")
-    with file.open("ab") as opened:
-        terminal.write("after\n", Path(f"/dev/fd/{opened.fileno()}"), "text")
-    assert file.read_text(encoding="utf-8") == "before\nafter\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 def test_two_methods_of_one_class_have_their_own_names(noiser_command):
     first, second = json.loads(
         noiser_command("compare", PROMPT, "--methods", "noiser,noiser_relative", "--format", "json").stdout

@@ -302,7 +302,7 @@ def test_a_file_without_parameters_is_loaded(tmp_path):
     [
         ("{", "not readable JSON"),
         ("[1e999]", "the number 1e999 is not finite"),
-        ("[" * 5000 + "]" * 5000, "nested more than 100 levels deep"),
+        ("[" * 5000 + "]" * 5000, "nested too deeply"),
         ("[1]", '"noiser.evaluation"'),
         ('{"format": "noiser.attribution", "schema": 1}', '"noiser.evaluation"'),
         ('{"format": "noiser.evaluation", "schema": 2}', "schema 2; this version of noiser reads schema 1"),

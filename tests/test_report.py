@@ -676,17 +676,6 @@ def test_csv_has_every_cell_with_every_digit():
     assert {one["source"] for one in lines} == {"run", "paper"}
 
 
-def test_no_cell_of_the_csv_is_a_formula():
-    made = Table(
-        key="t",
-        title="T",
-        stub_header="",
-        columns=(Column("@SUM(A1)"),),
-        rows=(Row("+1", ("=cmd|' /C calc'!A0",)),),
-    )
-    assert csv_text([made]).splitlines()[1] == "t,'+1,,'@SUM(A1),run,,,,,,,,,'=cmd|' /C calc'!A0"
-
-
 def test_tables_have_keys_of_their_own():
     keys = [one.key for one in everything()]
     assert len(set(keys)) == len(keys)

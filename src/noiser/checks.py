@@ -1,4 +1,4 @@
-"""Checks of arguments, each error of which says what, got, expected; and imports that leave nothing changed."""
+"""Checks of arguments whose errors name the argument, the value and what was expected."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def check_seed(got: object) -> int:
 
 def check_positive(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a finite number above 0."""
-    if not _is_number(got) or not 0 < got < math.inf:  # pyright: ignore
+    if not _is_number(got) or not 0 < got < math.inf:
         raise ParameterError(f"{name} is {got!r}; expected a positive number.")
 
 
 def check_not_negative(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a finite number of at least 0."""
-    if not _is_number(got) or not 0 <= got < math.inf:  # pyright: ignore
+    if not _is_number(got) or not 0 <= got < math.inf:
         raise ParameterError(f"{name} is {got!r}; expected a finite number of at least 0.")
 
 
 def check_probability(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
-    if not _is_number(got) or not 0 < got < 1:  # pyright: ignore
+    if not _is_number(got) or not 0 < got < 1:
         raise ParameterError(f"{name} is {got!r}; expected a number between 0 and 1, both excluded.")
 
 
@@ -76,11 +76,10 @@ def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, .
 
 
 def _is_integer(got: object) -> TypeGuard[int]:
-    """Whether it is one of Python or NumPy."""
     return isinstance(got, Integral) and not isinstance(got, bool)
 
 
-def _is_number(got: object) -> bool:
+def _is_number(got: object) -> TypeGuard[float]:
     return isinstance(got, int | float) and not isinstance(got, bool)
 
 

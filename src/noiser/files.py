@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, JSON that is read strictly, and the cache folder with its locks."""
+"""Atomic writes, strict JSON, and the cache folder with its locks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any
 
 DRAFTS = ".noiser-*.tmp"
-"""Names of temporary files: one that is left belongs to a process that was killed while it wrote."""
-
-_DEEPEST = 100
-
-
-def unmarked(text: str) -> str:
-    """A user's text without the byte-order mark that some editors write before it."""
-    return text.removeprefix("\ufeff")
+"""Pattern of the temporary files; a process that was killed while it wrote leaves one."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -30,20 +23,13 @@ def parse_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: the text is not UTF-8 or not valid JSON (RFC 8259, which has no NaN), holds a number beyond
-            float64, or nests more than 100 levels deep.
+            float64, or nests more deeply than Python's stack.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
-        value = json.loads(unmarked(text), parse_constant=_finite, parse_float=_finite)
+        return json.loads(text.removeprefix("\ufeff"), parse_constant=_finite, parse_float=_finite)
     except RecursionError:
-        raise ValueError(f"nested more than {_DEEPEST} levels deep") from None
-    level = [value]
-    for _ in range(_DEEPEST + 1):
-        containers = [item for item in level if isinstance(item, dict | list)]
-        if not containers:
-            return value
-        level: list[Any] = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
-    raise ValueError(f"nested more than {_DEEPEST} levels deep")
+        raise ValueError("nested too deeply") from None
 
 
 def _finite(number: str) -> float:
@@ -68,16 +54,10 @@ def json_text(value: Any) -> str:
 
 
 def csv_text(*frames: Any) -> str:
-    """DataFrames as one CSV, in which no text is a formula that a spreadsheet runs; what is missing is empty."""
+    """DataFrames as one CSV, in which a missing value is empty."""
     import pandas as pd
 
-    frame: Any = pd.concat(frames)
-    texts = {name: values.map(_no_formula) for name, values in frame.items() if any(isinstance(v, str) for v in values)}
-    return frame.assign(**texts).to_csv(index=False, lineterminator="\n")
-
-
-def _no_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return pd.concat(frames).to_csv(index=False, lineterminator="\n")
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
@@ -88,16 +68,15 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
 
-    A stream (`is_stream`) is written to directly.
+    A device or a pipe, such as /dev/null, is written in place and never replaced.
 
     Raises:
         OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
     """
-    if is_stream(path):
-        with Path(path).open("ab") as stream:  # what /dev/stdout was redirected to keeps what it has
-            stream.write(content)
+    destination = Path(path).resolve()
+    if Path(path).exists() and not destination.is_file():
+        Path(path).write_bytes(content)
         return
-    destination = Path(os.path.realpath(path))
     draft = destination.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
     try:
         with draft.open("xb") as file:
@@ -109,12 +88,6 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
         draft.replace(destination)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def is_stream(path: str | PathLike[str]) -> bool:
-    """Whether a path is a pipe, a device or, such as /dev/stdout, an open file: something that no file may replace."""
-    path = Path(path)
-    return path.exists() and (not path.is_file() or str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"))
 
 
 # ---- the cache folder, for converted models, fetched files and answers of judges ------------------------------------
@@ -143,11 +116,9 @@ def only_process(lock_path: Path, waiting_for: str) -> Generator[None]:
 
     lock = FileLock(lock_path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         print(f"noiser: another process is preparing {waiting_for}; waiting for it", file=sys.stderr, flush=True)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()

@@ -51,8 +51,8 @@ class Family:
 
     Attributes:
         prefix: the part before the colon.
-        place: "module:function", imported when a name of the family is first looked up. The function takes the name
-            after the colon and returns a factory; it raises UnknownNameError for a name it does not know.
+        place: "module:function", imported when a name of the family is looked up. The function maps the name after
+            the colon to a factory, and raises UnknownNameError for a name it does not know.
         summary: the family in one line.
     """
 
@@ -91,10 +91,8 @@ class Registry(Generic[T]):
         self._newest[name] = max(version, self._newest.get(name, 0))
 
     def register_family(self, prefix: str, place: str, *, summary: str) -> None:
-        """Adds a prefix; see `Family`. Raises ValueError when another place has it."""
-        family = Family(prefix=prefix, place=place, summary=summary)
-        if self._families.setdefault(prefix, family).place != place:
-            raise ValueError(f"The prefix {prefix!r} is registered twice: {self._families[prefix].place}, {place}")
+        """Adds a prefix; see `Family`."""
+        self._families[prefix] = Family(prefix=prefix, place=place, summary=summary)
 
     def families(self) -> list[Family]:
         """All families, in the order they were registered."""
@@ -108,21 +106,14 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Entry[T]:
         """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
         self._load_plugins()
-        prefix, colon, _ = name.partition(":")
-        if colon and prefix in self._families:
-            return self._get_of_family(self._families[prefix], name)
+        prefix, colon, bare = name.partition(":")
+        if colon and (family := self._families.get(prefix)):
+            bare = bare.removesuffix("@1")
+            return Entry(name=f"{prefix}:{bare}", version=1, factory=family.factory(bare), summary=family.summary)
         versioned = name if "@" in name else f"{name}@{self._newest.get(name, 0)}"
         if versioned not in self._entries:
-            prefixes = " ".join(f"Also {family.prefix}:NAME, {family.summary}." for family in self.families())
-            raise UnknownNameError(self.kind, name, self._newest, prefixes)
+            raise UnknownNameError(self.kind, name, [*self._newest, *(f"{prefix}:NAME" for prefix in self._families)])
         return self._entries[versioned]
-
-    def _get_of_family(self, family: Family, name: str) -> Entry[T]:
-        bare, _, version = name.removeprefix(f"{family.prefix}:").partition("@")
-        if version not in ("", "1"):
-            raise UnknownNameError(self.kind, name, [f"{family.prefix}:{bare}@1"])
-        factory = family.factory(bare)
-        return Entry(name=f"{family.prefix}:{bare}", version=1, factory=factory, summary=family.summary)
 
     def entry_of(self, factory: object) -> Entry[T] | None:
         """The newest entry made by `factory`, or None."""

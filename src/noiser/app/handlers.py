@@ -16,7 +16,6 @@ from noiser.attribution import Attribution
 from noiser.attribution.display import label
 from noiser.attribution.html import compare_fragment, compare_html, fragment
 from noiser.attribution.store import dumps
-from noiser.durations import duration
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
 from noiser.explain import Citations, Tolerance, attribute, cite, tolerance
@@ -25,6 +24,7 @@ from noiser.files import json_text
 from noiser.methods import Method, make_method
 from noiser.methods.search import SMALLEST, TIE
 from noiser.model import LanguageModel
+from noiser.numbers import duration
 from noiser.text import make_units, place_sources
 from noiser.types import Progress, Prompt
 

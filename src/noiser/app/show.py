@@ -10,11 +10,11 @@ from pathlib import Path
 
 from noiser.app.jobs import State
 from noiser.attribution.display import label
-from noiser.durations import duration
 from noiser.errors import NoiserError
 from noiser.evaluation import Evaluation
 from noiser.metrics import METRICS
 from noiser.model.memory import is_out_of_memory
+from noiser.numbers import duration
 from noiser.pages import html_table
 
 _FIRST = {

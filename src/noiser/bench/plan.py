@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from noiser.bench.records import Cost, Label, Row
 from noiser.errors import PlanError, UnknownNameError
-from noiser.files import unmarked
 from noiser.types import Profile, RemovalName, TargetUnitName
 
 ATTRIBUTION = "attribution"
@@ -382,7 +381,7 @@ def read_plan(path: Path) -> tuple[Plan, str]:
         PlanError: no such file, no TOML, or a plan that means nothing; says which key, what it got, what is expected.
     """
     try:
-        text = unmarked(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise PlanError(f"Cannot read the plan {path}: {reason}. Expected a TOML file; see docs/bench.md.") from error

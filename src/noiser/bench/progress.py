@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from noiser.bench.plan import ATTRIBUTION, combined
 from noiser.bench.records import Cost, Selection
 from noiser.bench.store import Store
-from noiser.durations import duration
+from noiser.numbers import duration
 
 
 class Key(NamedTuple):

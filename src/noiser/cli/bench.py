@@ -12,8 +12,8 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import ProgressBar, printable, progress_bar, say, write
-from noiser.durations import duration
 from noiser.errors import ParameterError, RunError
+from noiser.numbers import duration
 
 if TYPE_CHECKING:
     from noiser.bench.progress import Forecast

@@ -10,7 +10,7 @@ import typer
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
 from noiser.errors import ParameterError
-from noiser.files import csv_text, unmarked
+from noiser.files import csv_text
 from noiser.types import CitedUnit
 
 
@@ -79,7 +79,7 @@ def cite(
 def _read(path: Path) -> str:
     """A file's text. Raises PromptError where it is not UTF-8, ParameterError where it cannot be read."""
     try:
-        return unmarked(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ParameterError(f"--source: cannot read {path}: {error.strerror}. Expected a text file.") from error
     except UnicodeDecodeError as error:

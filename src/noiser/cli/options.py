@@ -19,7 +19,7 @@ import typer
 from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.files import is_stream, json_messages, parse_json, unmarked
+from noiser.files import json_messages, parse_json
 from noiser.types import AutoUnit, Prompt
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Output:
                 f"--output: got {self.output.name}, expected a name that ends in {', '.join(filter(None, _ENDINGS))}, "
                 "or in nothing for text. Rename it, or add --format."
             )
-        if is_stream(self.output):
+        if self.output.exists() and not self.output.is_file():
             return
         folder = self.output.absolute().parent
         if not folder.is_dir():
@@ -283,7 +283,7 @@ def read_stdin() -> str:
     if sys.stdin is None:
         raise PromptError("stdin is closed; expected the prompt there. Give it as an argument, or through a pipe.")
     try:
-        return unmarked(sys.stdin.read())
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise not_text(f"stdin has bytes that are not text, such as {error.object[error.start]:#04x}") from None
 

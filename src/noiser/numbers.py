@@ -1,0 +1,43 @@
+"""Numbers, intervals and durations as text, for every table, page and terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Form = Literal["decimal", "percent", "quantity"]
+"""How a number is shown: with three decimals; in percent with one decimal; with three significant digits."""
+
+
+def number(value: float, form: Form = "decimal") -> str:
+    r"""The text of a number, with a true minus sign; a percentage has no unit, and NaN is a dash.
+
+    >>> number(-0.12345), number(0.4567, "percent"), number(1234.5, "quantity"), number(float("nan"))
+    ('−0.123', '45.7', '1\xa0234', '–')
+    """
+    if math.isnan(value):
+        return "–"
+    if form == "percent":
+        text = f"{100 * value:z.1f}"
+    elif form == "decimal":
+        text = f"{value:z.3f}" if abs(value) < 1000 else f"{value:.3g}"
+    elif not math.isfinite(value) or not value:
+        text = f"{value:g}"
+    elif abs(value) >= 100:
+        text = f"{value:,.0f}".replace(",", "\u00a0")
+    else:
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.replace("-", "−")
+
+
+def interval(low: float, high: float, form: Form = "decimal") -> str:
+    """The text of an interval, such as "[0.050, 0.210]"; empty where an end is NaN."""
+    return "" if math.isnan(low) or math.isnan(high) else f"[{number(low, form)}, {number(high, form)}]"
+
+
+def duration(seconds: float) -> str:
+    """The text of a duration, such as "under a second", "1 min 35 s" or "2 h 05 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s" if seconds >= 1 else "under a second"
