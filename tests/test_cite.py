@@ -17,8 +17,7 @@ import noiser
 import noiser.model
 from attribution_for_tests import make, spans_of, spoiled
 from noiser.cli import app
-from noiser.errors import ModelError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
-from noiser.model import memory
+from noiser.errors import ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.types import Source, Target
 from test_pages import chat_model
 from tiny import tiny
@@ -340,52 +339,6 @@ def test_sources_may_stand_in_the_prompt_already():
 def test_what_cannot_be_cited_is_a_clear_error(sources, options, error, message, unchecked):
     with pytest.raises(error, match=message):
         noiser.cite(tiny("llama"), QUESTION, sources, **{"answer": ANSWER, **options})
-
-
-@pytest.mark.parametrize(
-    ("method", "free", "message"),
-    [
-        ("occlusion", 1e5, r"A prompt of 2\d\d tokens needs about .* the keys and values of 2 layers; .*Shorten"),
-        ("last_attention", 1e6, r"Attention weights between 2\d\d tokens need about .* in 2 layers; .*'occlusion'"),
-        ("input_x_gradient", 7e5, r"A backward pass through \d+ tokens needs about .*only predicts"),
-        ("attn_lrp", 2e6, r"A backward pass through \d+ tokens needs about .*only predicts"),
-    ],
-)
-def test_what_memory_cannot_hold_is_refused_before_it_runs(method, free, message, monkeypatch):
-    lm = tiny("llama")
-    monkeypatch.setattr(memory, "available_memory", lambda: free)
-    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
-    with pytest.raises(ModelError, match=message):
-        noiser.attribute(lm, "It rains. " * 45, method=method, target=" fox")
-    monkeypatch.setattr(memory, "available_memory", lambda: 8 * free)
-    noiser.attribute(lm, "It rains. " * 45, method=method, target=" fox", unit="sentence")
-
-
-def test_an_answer_that_memory_cannot_hold_is_refused_before_it_is_scored(monkeypatch):
-    lm = tiny("llama")
-    monkeypatch.setattr(memory, "available_memory", lambda: 2.0**20)
-    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
-    monkeypatch.setattr(memory, "COPIES", 1000)
-    with pytest.raises(ModelError, match=r"target tokens need about 0\.0 GiB.*0\.0 GiB of memory are free.*lower"):
-        noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER)
-
-
-def test_a_containers_cache_of_files_counts_as_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 100\ninactive_file 700\nslab 3\n")):
-        (tmp_path / f"memory.{name}").write_text(text + "\n")
-    assert memory.available_memory() == 800
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory() != 800
-
-
-def test_a_long_answer_ends_before_memory_does(monkeypatch):
-    lm = tiny("llama")
-    monkeypatch.setattr(memory, "available_memory", lambda: 6.5 * 4 * 384 * 8)
-    monkeypatch.setattr(memory, "LEAST_CHECKED", 0)
-    monkeypatch.setattr(memory, "check_prompt", None)
-    with pytest.raises(ModelError, match=r"9 target tokens need about"):
-        noiser.model.build_query(lm, "fox", max_new_tokens=50)
 
 
 def test_a_continuation_ends_before_a_text():

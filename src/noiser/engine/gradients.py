@@ -33,7 +33,7 @@ from noiser.errors import ModelError, NumericalError, ParameterError
 from noiser.model.attention import eager_attention
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import check_backward, is_out_of_memory
+from noiser.model.memory import is_out_of_memory
 from noiser.model.products import fast_products
 
 COPIES = 4
@@ -143,7 +143,6 @@ def _parts(
     copies = 1 if session.lm.device.type == "cpu" else COPIES
     run = partial(_passes, session, perturbations, name, wanted)
     batches = session.plan(perturbations, range(len(perturbations)), copies=copies)
-    check_backward(session.lm, max((batch.tokens for batch in batches), default=0))
     backward_passes = len(session.query.target_spans)
     expected = session.counters.token_forwards + sum(batch.tokens for batch in batches) * (1 + backward_passes)
     for batch in batches:
@@ -272,7 +271,6 @@ def relevance(session: QueryRun, request: Relevance) -> RelevanceTable:
         at = session.at(request.reference.positions)
         reference[at] = request.reference.rows(clean[at], session.baseline)[0]
         inputs = torch.stack([clean, reference])
-    check_backward(session.lm, len(inputs) * len(clean), len(inputs) * len(clean) ** 2 if request.in_python else 0)
     try:
         values, slopes = _ruled_passes(session, request, inputs)
     except (MemoryError, RuntimeError) as error:

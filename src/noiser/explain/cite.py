@@ -129,7 +129,7 @@ def cite(
     Raises:
         PromptError, UnitError: the prompt or a source is empty, too long, or does not stand in the prompt.
         TargetError: the answer is empty.
-        ModelError: memory does not suffice; the message says what it would take.
+        ModelError: memory does not suffice.
         UnknownNameError, ParameterError: no such method, or a value outside its domain.
     """
     options: dict[str, Any] = {

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.memory import check_maps
 from noiser.model.runtime import eager_attention, uncompiled
 
 
@@ -33,10 +32,8 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positio
 
     Raises:
         UnsupportedModelError: no layer has attention, or the model does not give its weights.
-        ModelError: memory does not suffice.
     """
     length = len(token_ids)
-    check_maps(lm, length)
     with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, length):
         out = lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]

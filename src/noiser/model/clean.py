@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import check_answer
 from noiser.model.packing import Branches, Group, Packed
 from noiser.model.prefix import Prefix, empty_prefix
 
@@ -106,7 +105,6 @@ def greedy_continuation(
 
     Raises:
         NumericalError: the logits are not finite.
-        ModelError: memory does not suffice for what will be read at so many tokens.
     """
     stops = lm.end_tokens
     out: list[int] = []
@@ -123,7 +121,6 @@ def greedy_continuation(
         if stop and out and stop in lm.tokenizer.decode([*out[1:][-len(stop) :], token]):
             break
         out.append(token)
-        check_answer(lm, len(out))  # before there are so many that they do not fit
         rows.append(logits)
         left_out = max(left_out, lost)
         if token in stops or len(out) == count:

@@ -16,7 +16,6 @@ from noiser.checks import check_count, plain
 from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.model.clean import Continuation, Passes, greedy_continuation, run_clean, without_sharing
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import check_answer, check_prompt
 from noiser.objectives import Objective
 from noiser.text import Encoding, encode_target, extend, find_sources, make_target_spans, make_units, token_texts
 from noiser.types import AutoUnit, ModelIdentity, Prompt, Source, Sources, Span, SpecialTokens, TargetUnit, Unit
@@ -172,8 +171,6 @@ def query_passes(
     check_length(lm, len(encoding.token_ids))
     if max(encoding.token_ids, default=0) >= lm.vocabulary_size:
         raise PromptError(_unknown_token(lm, "The prompt", encoding.token_ids))
-    if lm.looks_inside:
-        check_prompt(lm, len(encoding.token_ids))
     documents = () if sources is None else find_sources(encoding, sources, sources_begin)
     if target is None:
         check_length(lm, len(encoding.token_ids) + max_new_tokens - 1)
@@ -196,7 +193,6 @@ def query_passes(
         ids, first, foil_id = _first_difference(lm, ids, foil_ids)
         foil_ids = ()
     check_length(lm, len(encoding.token_ids) + max(len(ids), len(foil_ids)) - 1)
-    check_answer(lm, len(ids))
 
     prompt_tokens = len(encoding.token_ids)
     complete = extend(lm.tokenizer, encoding, ids)
