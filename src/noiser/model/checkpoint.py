@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +16,8 @@ import torch
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.files import parse_json
 from noiser.model.memory import is_out_of_memory
-from noiser.model.products import fast_products
 
-Dtype = Literal["auto", "fastest", "float32", "bfloat16", "float16"] | torch.dtype
+Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 _quiet = threading.RLock()
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -80,30 +76,9 @@ def choose_dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Lit
         return dtype
     if dtype == "auto":
         return torch.float32 if device is not None and device.type == "cpu" else "auto"
-    if dtype == "fastest":
-        return fastest_dtype() if device is not None and device.type == "cpu" else "auto"
     if dtype not in _DTYPES:
-        raise ParameterError(f"dtype: got {dtype!r}, expected one of auto, fastest, {', '.join(_DTYPES)}.")
+        raise ParameterError(f"dtype: got {dtype!r}, expected one of auto, {', '.join(_DTYPES)}.")
     return _DTYPES[dtype]
-
-
-@cache
-def fastest_dtype() -> torch.dtype:
-    """bfloat16 where this processor multiplies it clearly faster than float32, measured in some milliseconds.
-
-    Processors with matrix instructions for it are up to twice as fast; others convert it, and are slower.
-    """
-    layers = {dtype: torch.nn.Linear(640, 2048, bias=False, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    seconds = dict.fromkeys(layers, math.inf)
-    with torch.inference_mode():
-        for _ in range(16):  # alternating; the quickest counts: other work on the machine should not decide
-            for dtype, layer in layers.items():
-                x = torch.ones(512, 640, dtype=dtype)
-                with fast_products(layer):
-                    started = time.perf_counter()
-                    layer(x)
-                    seconds[dtype] = min(seconds[dtype], time.perf_counter() - started)
-    return torch.bfloat16 if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32] else torch.float32
 
 
 def adapter_base(source: str, revision: str | None = None, *, local_only: bool = True) -> str | None:

@@ -47,8 +47,7 @@ def load_model(
             and GGUF files are converted once, to float32, into the cache folder (`NOISER_CACHE`, else the user's).
             "vllm:NAME" runs the model NAME in vLLM, and "http://HOST/v1" is a model behind a server; both only predict.
         dtype: of the weights. "auto": float32 on the CPU, so that scores do not depend on the machine; the checkpoint's
-            own on anything else. "fastest": on the CPU, bfloat16 where this processor is clearly faster with it.
-            A large model on the CPU takes half the memory with "bfloat16".
+            own on anything else. A large model on the CPU takes half the memory with "bfloat16".
         device: "auto" (CUDA, else MPS, else CPU), or such as "cpu", "cuda", "cuda:1".
         device_map: how accelerate spreads the model over devices ("auto", or a map), instead of `device`.
         revision: branch, tag or commit on the hub.
