@@ -1,0 +1,307 @@
+"""Cases of the golden numbers: every method and metric on tiny models, as functions from a model to named numbers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+import noiser
+from noiser.errors import NoiserError
+from noiser.methods import METHODS, make_method
+from tiny import CHAT_TEMPLATE, FAMILIES, tiny_model, tiny_tokenizer
+
+Numbers = Mapping[str, Any]
+Case = Callable[[], Numbers]
+
+
+# What the cases use of the library; public names only, so that everything underneath can be replaced.
+
+
+def measure(lm: noiser.LanguageModel, att: noiser.Attribution, name: str, **settings: Any) -> Numbers:
+    """The numbers that a metric measures of an attribution."""
+    from noiser.engine import LocalEngine, complete
+    from noiser.metrics import METRICS, Case, measure_passes
+
+    engine = LocalEngine(lm)
+    case = Case(lm=lm, att=att, **settings)
+    columns = complete(engine, measure_passes(engine, METRICS.get(name).factory(), case))
+    return {column: value for column, value in columns.items() if isinstance(value, int | float)}
+
+
+def numbers_of(*attributions: noiser.Attribution) -> Numbers:
+    """What is stored of attributions: all numbers that a user reads, and the work."""
+    found = {}
+    for index, att in enumerate(attributions):
+        named = {
+            "scores": att.scores,
+            "stderr": att.stderr,
+            "thresholds": att.thresholds,
+            "k_min": att.k_min,
+            "p": [target.probability for target in att.targets],
+            "foil_p": None if att.foil is None else att.foil.probability,
+            "units": [[unit.start, unit.end] for unit in att.units],
+            "token_forwards": att.info.get("token_forwards"),
+        }
+        found |= {f"{name}{index or ''}": value for name, value in named.items() if value is not None}
+    return found
+
+
+def attributed(lm: noiser.LanguageModel, prompt: Any, **options: Any) -> Numbers:
+    """The numbers of an attribution, or of those of many prompts."""
+    found = noiser.attribute(lm, prompt, **options)
+    return numbers_of(*(found if isinstance(found, list) else [found]))
+
+
+def cited(lm: noiser.LanguageModel, question: Any, sources: Any, **options: Any) -> Numbers:
+    """The scores per source, what each sentence loses without all of them, and the attribution."""
+    found = noiser.cite(lm, question, sources, max_new_tokens=6, **options)
+    numbers = {}
+    for index, one in enumerate(found if isinstance(found, list) else [found]):
+        own = {"by_source": one.scores, "losses": one.losses, **numbers_of(one.attribution)}
+        numbers |= {f"{name}{index or ''}": value for name, value in own.items()}
+    return numbers
+
+
+def tolerated(lm: noiser.LanguageModel, prompt: str, unit_index: int, **options: Any) -> Numbers:
+    """How the targets' probabilities fall with noise on a unit."""
+    curve = noiser.tolerance(lm, noiser.attribute(lm, prompt, **options), unit_index, (0.0, 0.1, 0.5, 1.0))
+    named = {"p": curve.probabilities, "stderr": curve.stderr, "flips": curve.flips, "foil": curve.foil_probabilities}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+@cache
+def model(family: str, batch_tokens: int | None = None) -> noiser.LanguageModel:
+    """A tiny model whose tokenizer has a chat template."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return noiser.wrap(tiny_model(family).eval(), tokenizer, batch_tokens=batch_tokens)
+
+
+# The questions.
+
+PROMPT = "The quick fox sings late"
+LONG = "A dog sings. The trains run late! It rains near the river bank."
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The dog sings."}]
+SOURCES = ["The lute is in the attic. It rains.", ("Notes", "A dog sings near the bank.")]
+QUESTION = "Where is the lute?"
+ANSWER = " In the attic. The dog sings."
+IN_SOURCES = noiser.place_sources(QUESTION, SOURCES)
+
+
+def favourite(log_p: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+    """A number of one's own: the log-probability of token 40 minus the highest one at the clean run."""
+    return (log_p[..., 40] - clean.max(-1).values).sum(-1)
+
+
+QUESTIONS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "token": (PROMPT, {}),
+    "bytes": ("Café 🎻 señor", {}),
+    "word": (LONG, {"unit": "word"}),
+    "sentence": (LONG, {"unit": "sentence"}),
+    "spans": (PROMPT, {"unit": [(4, 9), (10, 19)]}),
+    "chat": (CHAT, {"unit": "word", "target": " rain"}),
+    "turn": (CHAT, {"unit": "turn"}),
+    "source": (IN_SOURCES, {"sources": SOURCES, "unit": "source"}),
+    "source_sentence": (IN_SOURCES, {"sources": SOURCES, "unit": "sentence", "target": " attic"}),
+    "token_id": (PROMPT, {"target": 70, "special_tokens": "perturbed"}),
+    "foil": (PROMPT, {"target": " rain", "foil": " dog"}),
+    "three": (PROMPT, {"max_new_tokens": 3}),
+    "three_alone": (PROMPT, {"max_new_tokens": 3, "continuation_units": False}),
+    "target_word": (PROMPT, {"unit": "word", "target": " in the river", "target_unit": "word"}),
+    "target_sentence": (LONG, {"unit": "sentence", "target": " Dogs run. It rains.", "target_unit": "sentence"}),
+    "target_all": (PROMPT, {"target": " near the bank", "target_unit": "all"}),
+    "target_spans": (PROMPT, {"target": " near the bank", "target_unit": [(0, 9), (9, 14)]}),
+    "of": (PROMPT, {"of": favourite}),
+    "entropy": (PROMPT, {"of": noiser.objectives.entropy, "target": " in the", "target_unit": "all"}),
+    "many": (
+        [PROMPT, CHAT, "It rains"],
+        {"target": [None, " rain", None], "foil": [None, " dog", None], "seed": [0, 5, 2]},
+    ),
+    "many_words": ([PROMPT, LONG], {"unit": "word", "max_new_tokens": 2}),
+    "seed": (PROMPT, {"seed": 7}),
+}
+
+# Small hyper-parameters for what would be slow; a method that is not here runs with its defaults.
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "noiser": {"samples": 3, "steps": 5},
+    "noiser@1": {"samples": 3, "steps": 5},
+    "noiser_relative": {"samples": 3},
+    "lime": {"samples": 12},
+    "kernel_shap": {"samples": 14},
+    "noiser_joint": {"samples": 12},
+    "shapley_sampling": {"permutations": 3},
+    "context_cite": {"samples": 16},
+    "integrated_gradients": {"n_steps": 5},
+    "gradient_shap": {"samples": 3},
+    "sequential_integrated_gradients": {"n_steps": 3},
+}
+
+# Hyper-parameters, one change at a time, on the question "three" unless it is named.
+VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
+    "noiser": [
+        *({"bounding": bounding} for bounding in ("k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf")),
+        *({"bounding": bounding} for bounding in ("random", "none", "relative", 0.3)),
+        {"score": "logprob"},
+        {"score": "hellinger"},
+        {"bounding": "relative", "r": 0.5, "score": "logprob"},
+        {"search": "bisection", "bounding": "k_max_per_unit", "score": "logprob"},
+        {"profile": "authors", "bounding": 0.4},
+        {"noise": torch.linspace(-2, 2, 64).reshape(2, 32), "samples": 2, "bounding": "k_min"},
+    ],
+    "occlusion": [
+        *({"baseline": baseline} for baseline in ("mean", "delete", "hidden")),
+        {"score": "logprob"},
+        {"score": "hellinger"},
+        {"score": "logprob", "baseline": "hidden"},
+        {"score": "hellinger", "baseline": "delete"},
+    ],
+    "noiser_joint": [
+        *({"removal": removal} for removal in ("mean", "noise", "delete")),
+        *({"score": score} for score in ("prob", "logprob", "logit", "hellinger")),
+    ],
+    "lime": [
+        *({"baseline": baseline} for baseline in ("mean", "delete", "hidden")),
+        *({"score": score} for score in ("logprob", "logit", "hellinger")),
+        {"mask_probability": 0.6, "alpha": 0.1, "kernel_width": 0.5},
+    ],
+    "kernel_shap": [*({"baseline": baseline} for baseline in ("mean", "delete", "hidden")), {"score": "logit"}],
+    "shapley_sampling": [*({"baseline": each} for each in ("mean", "delete", "hidden")), {"score": "logprob"}],
+    "context_cite": [
+        *({"baseline": baseline} for baseline in ("mean", "delete", "hidden")),
+        {"score": "logprob"},
+        {"keep_probability": 0.7, "alpha": 0.1},
+    ],
+    "input_x_gradient": [{"reduce": "sum"}, {"reduce": "sum", "score": "logprob"}],
+    "integrated_gradients": [{"reduce": "l2"}, {"baseline": "mean"}, {"score": "logprob"}],
+    "gradient_shap": [{"stdev": 0.1}, {"reduce": "l2"}, {"baseline": "mean", "score": "logprob"}],
+    "sequential_integrated_gradients": [{"baseline": "mean"}, {"score": "logprob"}],
+    "deeplift": [{"baseline": "mean"}, {"score": "logprob"}],
+    "attn_lrp": [{"softmax": "constant"}],
+}
+
+EVERYWHERE = ("occlusion", "lime", "noiser", "noiser@1", "noiser_joint", "input_x_gradient", "integrated_gradients")
+COMMON = ("token", "word", "foil", "three", "target_all", "many")
+BETTER = (*COMMON, "chat", "source_sentence", "three_alone", "target_word", "of")
+FULL = "llama"  # everything
+DEEP = (FULL, "gemma3", "gpt2")  # every method
+
+GOLD = {"first": [(0, 9)], "gold": [(10, 15)]}
+# Each metric with its settings; attributions to measure are below.
+METRIC_SETTINGS: list[tuple[str, Mapping[str, Any]]] = [
+    ("lds", {"masks": 12, "draws": 2}),
+    ("lds", {"masks": 12, "draws": 2, "removal": "delete"}),
+    *(("erasure", {"removal": removal}) for removal in ("zero", "mean", "noise", "delete")),
+    ("erasure_curves", {"draws": 2}),
+    ("erasure_curves", {"draws": 2, "removal": "delete"}),
+    ("top_k", {"k": (1, 2), "draws": 2}),
+    ("top_k", {"k": (2,), "draws": 2, "removal": "mean"}),
+    ("normalised_aopc", {}),
+    ("normalised_aopc", {"removal": "delete"}),
+    ("soft_scores", {"masks": 3, "draws": 2}),
+    ("soft_scores", {"masks": 2, "draws": 2, "normalization": "positive", "seed": 3}),
+    ("soft_scores", {"draws": 2, "profile": "authors"}),
+    ("mass_matched", {"masks": 2, "draws": 2, "rates": (0.2, 0.5, 0.8)}),
+    ("mass_matched_rank", {"masks": 2, "draws": 2, "rates": (0.2, 0.5, 0.8)}),
+    ("gold_spans", {"spans": GOLD, "k": (1, 2)}),
+    ("localisation", {"spans": GOLD}),
+    ("stability", {}),
+]
+MEASURED: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "token": (PROMPT, {"method": "occlusion"}),
+    "three": (PROMPT, {"method": "lime", "max_new_tokens": 3}),
+    "word": (
+        "A dog sings near the bank",
+        {"method": "occlusion", "unit": "word", "target": " in the", "target_unit": "all"},
+    ),
+    "chat": (CHAT, {"method": "input_x_gradient", "target": " rain"}),
+}
+
+
+def cases(family: str, batch_tokens: int | None = None) -> Iterator[tuple[str, Case]]:
+    """The cases of a family, by names that are stored."""
+    lm = model(family, batch_tokens)
+    deep = family in DEEP
+    asked = QUESTIONS if family == FULL else BETTER if deep else COMMON
+    for name in [*METHODS.names(), "noiser@1"] if deep else EVERYWHERE:
+        settings = SMALL.get(name, {})
+        for question in COMMON if name == "noiser@1" else asked:
+            prompt, options = QUESTIONS[question]
+            yield f"{name}/{question}", partial(attributed, lm, prompt, method=make_method(name, **settings), **options)
+        prompt, options = QUESTIONS["three"]
+        for changed in VARIANTS.get(name, []) if family == FULL else ():
+            method = make_method(name, **{**settings, **changed})
+            label = " ".join(
+                f"{key}={'own' if isinstance(value, torch.Tensor) else value}" for key, value in changed.items()
+            )
+            yield f"{name}/{label}", partial(attributed, lm, prompt, method=method, **options)
+    if deep:
+        yield from explanations(lm)
+        yield from metrics(lm, MEASURED if family == FULL else ["three"])
+
+
+def explanations(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
+    """Citations, tolerance, paths through the continuation, and what is computed of a result alone."""
+    for unit in ("source", "sentence"):
+        yield f"cite/{unit}", partial(cited, lm, QUESTION, SOURCES, unit=unit, answer=ANSWER)
+    yield "cite/own answer", partial(cited, lm, QUESTION, SOURCES, unit="source", contrast=False)
+    yield "cite/chat", partial(cited, lm, CHAT, SOURCES, unit="source", answer=ANSWER)
+    yield "cite/shap", partial(cited, lm, QUESTION, SOURCES, unit="sentence", answer=ANSWER, method="kernel_shap")
+    many = {"answer": [ANSWER, " It rains."], "unit": "source"}
+    yield "cite/many", partial(cited, lm, [QUESTION, "Who sings?"], [SOURCES, SOURCES[::-1]], **many)
+    noise = noiser.Noiser(samples=3, steps=5)
+    yield "tolerance/noiser", partial(tolerated, lm, PROMPT, 2, method=noise, max_new_tokens=2)
+    yield (
+        "tolerance/foil",
+        partial(tolerated, lm, PROMPT, 1, method="occlusion", unit="word", target=" rain", foil=" dog"),
+    )
+    yield "through", partial(_through, lm)
+    yield "result", partial(_result, lm)
+
+
+def _through(lm: noiser.LanguageModel) -> Numbers:
+    prompt, options = QUESTIONS["target_sentence"]
+    return numbers_of(noiser.attribute(lm, prompt, method="occlusion", **options).through())
+
+
+def _result(lm: noiser.LanguageModel) -> Numbers:
+    att = noiser.attribute(lm, LONG, method=noiser.Noiser(samples=3, bounding=0.5), max_new_tokens=2)
+    kinds = ("sum", "positive", "abs_sum", "minmax", "softmax", "none")
+    normalised = {kind: att.normalized(kind) for kind in kinds}
+    reduced = {
+        f"{unit}_{how}": att.aggregate(unit, how).scores for unit in ("word", "sentence") for how in ("sum", "max")
+    }
+    return {**normalised, **reduced, **numbers_of(att.aggregate("word"))}
+
+
+def metrics(lm: noiser.LanguageModel, measured: Iterable[str]) -> Iterator[tuple[str, Case]]:
+    """Every metric on attributions of several kinds."""
+    for question in measured:
+        prompt, options = MEASURED[question]
+        for name, settings in METRIC_SETTINGS:
+            if name == "stability":
+                again = partial(noiser.attribute, lm, prompt, **options)
+                settings = {"reattribute": lambda seed, again=again: again(seed=seed)}
+            label = " ".join(f"{key}={value}" for key, value in settings.items() if key not in ("spans", "reattribute"))
+            yield f"{name}/{question} {label}".strip(), partial(_measured, lm, prompt, options, name, settings)
+
+
+def _measured(lm: noiser.LanguageModel, prompt: Any, options: Any, name: str, settings: Any) -> Numbers:
+    return measure(lm, noiser.attribute(lm, prompt, **options), name, **settings)
+
+
+def run(case: Case) -> dict[str, torch.Tensor] | None:
+    """The numbers of a case as float64 tensors; None where the library refuses the question."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            numbers = case()
+    except NoiserError:
+        return None
+    return {name: torch.as_tensor(value).double().detach().cpu() for name, value in numbers.items()}
+
+
+__all__ = ["FAMILIES", "cases", "measure", "model", "run"]

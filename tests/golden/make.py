@@ -1,0 +1,84 @@
+"""Computes the golden numbers and stores them: `python -m golden.make`, with `src` and `tests` on the path.
+
+Only cases whose numbers do not depend on how sequences are put into passes are stored: where rounding turns a search
+another way, a number says nothing about the code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from golden.cases import FAMILIES, cases, run
+
+FILE = Path(__file__).with_name("scores.npz")
+SMALL_PASSES = 48  # tokens
+
+Numbers = dict[str, np.ndarray]
+
+
+def main(processes: int = 2) -> None:
+    """Stores the numbers of all cases, and prints those that are left out."""
+    jobs = list(product(FAMILIES, (None, SMALL_PASSES)))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        found = dict(zip(jobs, pool.map(computed, *zip(*jobs, strict=True)), strict=True))
+    kept = {}
+    for family in FAMILIES:
+        numbers, others = found[family, None], found[family, SMALL_PASSES]
+        stable = {name: each for name, each in numbers.items() if _agree(each, others[name])}
+        print(f"{family}: {len(stable)} cases, left out:", *(numbers.keys() - stable.keys()))
+        kept |= {f"{family}/{name}": each for name, each in stable.items()}
+    save(kept)
+
+
+def save(kept: Mapping[str, Numbers]) -> None:
+    """Writes numbers by family and case, then by name, into one file."""
+    shapes = {case: {name: value.shape for name, value in numbers.items()} for case, numbers in kept.items()}
+    values = [value.ravel() for numbers in kept.values() for value in numbers.values()]
+    np.savez_compressed(FILE, shapes=np.array(json.dumps(shapes)), values=np.concatenate(values))
+    print(f"{len(kept)} cases, {FILE.stat().st_size / 1000:.0f} kB")
+
+
+def computed(family: str, batch_tokens: int | None) -> dict[str, Numbers]:
+    """The numbers of a family's cases that the library does not refuse."""
+    torch.set_num_threads(1)
+    found = {name: run(case) for name, case in cases(family, batch_tokens)}
+    return {
+        name: {each: value.float().numpy() for each, value in numbers.items()}
+        for name, numbers in found.items()
+        if numbers is not None
+    }
+
+
+def _agree(one: Numbers, other: Numbers) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape
+        and np.allclose(one[name], other[name], rtol=5e-6, atol=5e-6, equal_nan=True)
+        for name in one
+        if not name.startswith("token_forwards")
+    )
+
+
+def stored() -> dict[str, dict[str, torch.Tensor]]:
+    """The stored numbers, by family and case, then by name."""
+    with np.load(FILE) as file:
+        shapes, values = json.loads(str(file["shapes"])), torch.from_numpy(file["values"]).double()
+    found, begin = {}, 0
+    for case, fields in shapes.items():
+        found[case] = {}
+        for name, shape in fields.items():
+            end = begin + int(np.prod(shape))
+            found[case][name] = values[begin:end].reshape(shape)
+            begin = end
+    return found
+
+
+if __name__ == "__main__":
+    main()
