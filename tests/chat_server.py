@@ -1,17 +1,14 @@
-"""A small OpenAI-compatible server on 127.0.0.1 that answers as it is told, and misbehaves as it is told."""
+"""A small OpenAI-compatible server on 127.0.0.1 that answers, or fails, as a script says."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-HANG = "hang"
 CUT = "cut"
-DRIP = "drip"
 
 
 def completion(text: str | None, **choice: Any) -> dict[str, Any]:
@@ -28,7 +25,7 @@ def completion(text: str | None, **choice: Any) -> dict[str, Any]:
 
 
 class Step:
-    """One response: a status, headers and a body; or "hang" for seconds, "cut" the connection, or "drip"."""
+    """One response: a status, headers and a body after some seconds; or a connection that is "cut"."""
 
     def __init__(self, status=200, body: Any = None, *, kind="application/json", headers=None, trouble="", seconds=0.0):
         self.status, self.kind, self.headers, self.trouble, self.seconds = status, kind, headers or {}, trouble, seconds
@@ -36,7 +33,7 @@ class Step:
 
 
 class ChatServer:
-    """Answers each request by what `script` holds for its words and how often they came; else by their last word.
+    """Answers each request with what `script` gives for its words, else with the last of them.
 
     Args:
         script: called with the words and how many requests had these words before; a `Step`, or None for a good answer.
@@ -47,7 +44,6 @@ class ChatServer:
         self.hits: Counter[tuple[str, ...]] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
         self.at_once = self.most_at_once = 0
         self.closing = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -86,7 +82,6 @@ def _handler(owner: ChatServer):
                 owner.hits[words] += 1
                 owner.bodies.append(body)
                 owner.headers.append({name.lower(): value for name, value in self.headers.items()})
-                owner.times.append(time.monotonic())
                 owner.at_once += 1
                 owner.most_at_once = max(owner.most_at_once, owner.at_once)
             try:
@@ -101,23 +96,14 @@ def _handler(owner: ChatServer):
 
         def _send(self, step: Step):
             try:
-                if step.trouble == CUT:
-                    self.send_response(200)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", "500")
-                    self.end_headers()
-                    self.wfile.write(b'{"choices": [{"mess')
-                    self.close_connection = True
-                    return
                 self.send_response(step.status)
                 self.send_header("Content-Type", step.kind)
-                self.send_header("Content-Length", str(len(step.body)))
+                self.send_header("Content-Length", str(500 if step.trouble == CUT else len(step.body)))
                 for name, value in step.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
-                for at in range(0, len(step.body), 1 if step.trouble == DRIP else max(1, len(step.body))):
-                    self.wfile.write(step.body[at:] if step.trouble != DRIP else step.body[at : at + 1])
-                    owner.closing.wait(0.1 if step.trouble == DRIP else 0)
+                self.wfile.write(b'{"choices": [{"mess' if step.trouble == CUT else step.body)
+                self.close_connection = step.trouble == CUT
             except OSError:
                 self.close_connection = True  # the client has hung up
 

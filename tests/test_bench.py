@@ -13,7 +13,6 @@ import sys
 import time
 import warnings
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,12 @@ from noiser.bench.plan import DataEntry, parse_plan
 from noiser.bench.progress import attribution_tokens, status
 from noiser.bench.resolve import check_change, resolve
 from noiser.bench.run import _check_trust
-from noiser.bench.spending import SpendingFiles
 from noiser.bench.store import locked
 from noiser.bench.tasks import Setup
 from noiser.bench.worker import Worker
 from noiser.cli import app
 from noiser.errors import JudgeError, NoiserError, ParameterError, PlanError, RunError, StoredFileError
 from noiser.evaluation.examples import Item
-from noiser.judges.answers import Ledger
-from noiser.judges.protocol import Usage
 from noiser.methods import METHODS
 from noiser.methods.protocol import describe
 from tiny import tiny
@@ -502,14 +498,6 @@ def test_a_judge_that_is_one_of_the_models_is_loaded_as_the_plan_says(tmp_path, 
         *(('name = "localisation"', f'name = "answerability"\n{judge}', f"metrics, 'answerability': {said}")
           for judge, said in [
             ('judge = "locl"', "Unknown judge 'locl'. Did you mean 'local'"),
-            ('judge = "local"\njudge_args = { stile = "plain" }', "Judge 'local' does not accept {'stile': '...'}"),
-            ('judge = "local:small"\njudge_args = { style = "plane" }', "Unknown style 'plane'. Did you mean 'plain'"),
-            ('judge = "openai"', "The openai judge got no model; expected a name such as"),
-            ('judge = "openai:m"\njudge_args = { bugdet_usd = 1 }', "Judge 'openai' does not accept"),
-            ('judge = "openai:m"\njudge_args = { timeout = -1.0 }', "timeout is -1.0; expected seconds"),
-            ('judge = "openai:m"\njudge_args = { spent = { a = [1, 2] } }', "judge_args has spent, which a run stores"),
-            ('judge = "openai:m"\njudge_args = { base_url = 3 }', "Judge 'openai' does not accept"),
-            ('judge = "openai:m"\njudge_args = { parameters = { max_tokens = "x" } }', "Judge 'openai' does not"),
           ]),
         ("max_new_tokens = 3", 'without_category = "a"', "data, 'long': prompts of the plan's own have no category"),
         ("max_new_tokens = 3", "as_published = true", "data, 'long': prompts of the plan's own have no category"),
@@ -978,11 +966,11 @@ def test_an_error_that_another_try_mends_is_gone_from_replies_too(tmp_path, mode
 
 
 def test_a_judge_lives_as_long_as_its_worker(models):
-    """So does its budget; and neither a budget nor patience is what rows are about."""
+    """So does its budget; and neither a budget nor a time-out is what rows are about."""
     judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {{ base_url = "http://x/v1"{} }}\n'
     cheap, dear = (
         parse_plan(plan_text(models) + judged.format(more), "p.toml")
-        for more in (", budget_tokens = 5", ", budget_tokens = 9, patience = 3")
+        for more in (", budget_tokens = 5", ", budget_tokens = 9, timeout = 3.0")
     )
     assert resolve(cheap, "p.toml")["metrics"] == resolve(dear, "p.toml")["metrics"]
     worker = Worker(Setup(plan=cheap))
@@ -1050,13 +1038,9 @@ def test_a_pack_shortens_paths_in_errors(tmp_path, whole):
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
-        ("The judge gave no reply: HTTP 503: my words.", "The judge gave no reply: HTTP 503…"),
+        ("The judge gave no reply: Error code: 503 - my words.", "The judge gave no reply: Error code: 503…"),
         ("The judge gave no reply: budget.", "The judge gave no reply: budget."),
-        ("The judge x at y refuses to work: HTTP 401: my words.", "The judge x at y refuses to work: HTTP 401…"),
-        (
-            "The judge x failed 10 times in a row; the last time: no choices: my words",
-            "The judge x failed 10 times in a row; the last time: …",
-        ),
+        ("The judge x at y cannot work: Error code: 401 - my words.", "The judge x at y cannot work: Error code: 401…"),
     ],
 )
 def test_what_an_endpoint_says_is_not_in_rows(said, kept):
@@ -1302,44 +1286,6 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path, whole, models):
     assert "[31mnames no spans" in shown
 
 
-def test_a_judges_budget_is_one_for_all_starts_of_a_run(tmp_path, models, monkeypatch):
-    """Replies of rows that are there are not looked at again; what they cost counts all the same."""
-    from noiser.judges import JUDGES, Verdict
-
-    class Counting:
-        name = "counting"
-
-        def __init__(self, *, model, lm, budget_tokens, spent=None):
-            self.budget, self.spent = budget_tokens, dict(spent or {})
-
-        def judge(self, requests):
-            verdicts = []
-            for request in requests:
-                key = " ".join(request.words)
-                if key not in self.spent and sum(map(sum, self.spent.values())) + 10 > self.budget:
-                    verdicts.append(Verdict(status="unscored", reason="budget", lost=True))
-                    continue
-                asked.extend({key} - self.spent.keys())
-                self.spent[key] = (9, 1)
-                verdicts.append(Verdict(status="answered", answers=("word",)))
-            return verdicts
-
-    asked = []
-    monkeypatch.setattr(JUDGES, "_entries", dict(JUDGES._entries))
-    monkeypatch.setattr(JUDGES, "_newest", dict(JUDGES._newest))
-    JUDGES.register("counting", Counting, summary="counts")
-    judged = '[[metrics]]\nname = "answerability"\njudge = "counting"\ndata = "own"\n'
-    text = plan_text(models, limit=4) + judged + "judge_args = { budget_tokens = 50 }\n"
-    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
-    for _ in range(3):
-        run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
-    assert len(asked) == 5
-    assert sum(map(sum, Store(tmp_path / "out").spent("answerability").values())) == 50
-    (tmp_path / "p.toml").write_text(text.replace("= 50 }", "= 70 }"), encoding="utf-8")
-    run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=0, retry_errors=True)
-    assert len(asked) == 7
-
-
 @pytest.mark.parametrize("harm", ["all", "units", "targets"])
 def test_a_damaged_attribution_is_not_measured(tmp_path, plan, whole, harm):
     out = Path(shutil.copytree(whole, tmp_path / "out"))
@@ -1377,7 +1323,7 @@ def test_a_refused_key_ends_a_run_and_what_is_finished_is_kept(tmp_path, models,
     refused = Step(401, {"error": {"message": "no such key"}})
     with ChatServer(lambda words, before: refused if server.total > 2 else None) as server:
         plan = judged_plan(tmp_path, models, server, ", concurrency = 1")
-        with pytest.raises((RunError, JudgeError), match=r"refuses to work: HTTP 401.*Check"):
+        with pytest.raises((RunError, JudgeError), match=r"cannot work: Error code: 401.*Check"):
             run_bench(plan, tmp_path / "out", Heard(), workers=workers)
         asked = server.total
         assert asked <= 4  # one may be on its way when the answer to another comes
@@ -1386,13 +1332,6 @@ def test_a_refused_key_ends_a_run_and_what_is_finished_is_kept(tmp_path, models,
         server.script = lambda words, before: None
         assert run_bench(plan, tmp_path / "out", Heard(), workers=0).errors == 0
         assert server.total == asked + 2
-
-
-def test_an_endpoint_that_is_down_ends_a_run_however_small_its_blocks_are(tmp_path, models, no_openai_settings):
-    with ChatServer(lambda words, before: Step(503, {})) as server:
-        plan = judged_plan(tmp_path, models, server, ", patience = 3, max_retries = 0, concurrency = 1")
-        with pytest.raises(JudgeError, match="failed 3 times in a row"):
-            run_bench(plan, tmp_path / "out", Heard(), workers=0)
 
 
 def test_an_interrupted_run_stores_the_replies_that_are_under_way(tmp_path, models, no_openai_settings):
@@ -1407,44 +1346,8 @@ def test_an_interrupted_run_stores_the_replies_that_are_under_way(tmp_path, mode
         plan = judged_plan(tmp_path, models, server, prompts=2)
         with pytest.raises(KeyboardInterrupt):
             run_bench(plan, tmp_path / "out", Interrupting(), workers=1)
-        assert len(list((tmp_path / "answers").rglob("*.json"))) == 2
         run_bench(plan, tmp_path / "out", Heard(), workers=0)
         assert server.total == 2
-        assert sum(map(sum, Store(tmp_path / "out").spent("answerability").values())) == 2 * 55
-
-
-def test_what_a_killed_run_spent_is_counted(tmp_path):
-    """Of a log that a kill left: what was paid, also twice, and what was under way; an older file never says less."""
-    store = Store.create(tmp_path, {"resolved": {"models": {}, "data": {}, "methods": {}, "metrics": {}, "seed": 0}})
-    log = SpendingFiles(tmp_path / ".spending")
-    log.begin({"judged": {"earlier": (50, 5)}, "unused": {}})
-    one, other = (Ledger(budget_tokens=1000, spent={"earlier": (50, 5)}) for _ in range(2))
-    for ledger in (one, other):
-        ledger.share(partial(log.exchange, "judged"))
-        assert ledger.reserve("both", Usage(100, 10))
-        ledger.settle("both", Usage(40, 4))
-    assert one.reserve("under way", Usage(100, 10))
-    for _ in range(2):
-        store.sweep()
-        assert store.spent("judged") == {"earlier": (50, 5), "both": (80, 8), "under way": (100, 10)}
-    assert not (tmp_path / ".spending").exists()
-
-
-@pytest.mark.slow
-def test_workers_side_by_side_keep_one_budget(tmp_path, models):
-    """More questions than the budget allows, by two processes, which both ask; then by one, which finds it spent."""
-    budget, tokens, most = 2500, 55, 1000
-    judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\ndata = "own"\n'
-    with ChatServer(lambda words, before: Step(body=completion("word"), seconds=0.05)) as server:
-        settings = f'base_url = "{server.url}", concurrency = 1, cache_dir = "{tmp_path}/answers"'
-        judged += f"judge_args = {{ {settings}, budget_tokens = {budget} }}\n"
-        (tmp_path / "p.toml").write_text(plan_text(models).replace("block = 2", "block = 1") + judged, encoding="utf-8")
-        for workers in (2, 0):
-            run_bench(tmp_path / "p.toml", tmp_path / "out", Heard(), workers=workers, retry_errors=True)
-            spent = sum(map(sum, Store(tmp_path / "out").spent("answerability").values()))
-            assert spent == tokens * server.total  # what both asked at the same moment was paid twice
-            assert budget - 2 * most < spent <= budget
-        assert server.most_at_once == 2
 
 
 def test_a_folder_goes_on_with_the_version_of_a_method_that_it_was_made_with():

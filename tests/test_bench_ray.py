@@ -9,7 +9,7 @@ import torch
 
 from bench_for_tests import Heard, check_same_numbers, plan_text, save_models
 from chat_server import ChatServer, Step, completion
-from noiser.bench import Store, run_bench
+from noiser.bench import run_bench
 from noiser.bench.executors import Pool
 from noiser.bench.tasks import Job
 from noiser.errors import ParameterError, RunError
@@ -124,22 +124,6 @@ def test_a_node_dies_in_the_middle_of_a_chunk_and_the_rows_are_the_same(tmp_path
         run("whole", workers=0)
         check_same_numbers(tmp_path / "out", tmp_path / "whole")
         assert run("out", executor="ray").rows == 0
-
-
-@pytest.mark.parametrize("dies", [False, True], ids=["two nodes", "and one dies"])
-def test_a_judge_s_budget_is_one_for_all_nodes(tmp_path, plan, cluster, dies):
-    """More questions than the budget allows; then, by one process, which finds it spent."""
-    budget, both = 2500, BothNodes(cluster, dies=dies)
-    judged = JUDGED.format(url=both.server.url, cache=tmp_path / "answers", budget=budget)
-    text = plan.read_text(encoding="utf-8").replace("block = 2", "block = 1")
-    plan.write_text(text + judged, encoding="utf-8")
-    with both.server as server:
-        for options in ({"executor": "ray"}, {"workers": 0}):
-            run_bench(plan, tmp_path / "out", Heard(), retry_errors=True, **options)
-            spent = sum(map(sum, Store(tmp_path / "out").spent("answerability").values()))
-            assert budget - 2 * MOST < spent <= TOKENS * server.total <= budget
-        assert both.met, "the nodes were never at work side by side"
-        assert both.places == {True}, "what was spent must not die with another node"
 
 
 def test_a_model_that_is_not_there_is_one_error(tmp_path, plan, cluster):

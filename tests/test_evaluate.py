@@ -561,7 +561,7 @@ def test_numbers_have_the_digits_that_their_interval_allows():
     ("arguments", "says"),
     [
         (["--data", "known", "--chat"], "expected no --data with it"),
-        ([PROMPTS[0], "--judge-set", "budget_usd=1"], "expected --judge with it"),
+        ([PROMPTS[0], "--judge-set", "budget_tokens=1"], "expected --judge with it"),
         ([PROMPTS[0], "--data-dir", "somewhere"], "expected --data with it"),
         ([PROMPTS[0], "--category", "river"], "expected --data with them"),
     ],

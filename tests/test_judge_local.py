@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import noiser
-from noiser.errors import ModelNotFoundError, NumericalError, ParameterError, UnknownNameError
+from noiser.errors import ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
 from noiser.model.clean import greedy_continuation, without_sharing
@@ -170,26 +170,6 @@ def test_words_that_the_model_cannot_read_do_not_stop_the_others(words):
     assert others == alone
 
 
-def test_a_prompt_that_the_model_answers_with_nan_does_not_stop_the_others(monkeypatch):
-    lm = model()
-    asked = [JudgeRequest((word,)) for word in "uvwxyz"]
-    alone = LocalJudge(lm).judge(asked)
-    bad = lm.embed(torch.tensor([encode(lm.tokenizer, "w").token_ids]))
-    probabilities, sizes = lm.probabilities, []
-
-    def sometimes(embeddings, **options):
-        if embeddings.shape[1] == bad.shape[1] and (embeddings == bad).all(-1).all(-1).any():
-            sizes.append(len(embeddings))
-            raise NumericalError("NaN")
-        return probabilities(embeddings, **options)
-
-    monkeypatch.setattr(lm, "probabilities", sometimes)
-    verdicts = LocalJudge(lm).judge(asked)
-    assert sizes[0] > sizes[-1] == 1
-    assert (verdicts[2].status, verdicts[2].reason) == ("unscored", "NaN")
-    assert [*verdicts[:2], *verdicts[3:]] == [*alone[:2], *alone[3:]]
-
-
 @pytest.mark.parametrize(
     ("text", "token", "cut", "answers"),
     [
@@ -242,11 +222,6 @@ def test_what_cannot_be_made(name, parameters, error, says):
         parameters = parameters | {"lm": model()}
     with pytest.raises(error, match=says):
         make_judge(name, **parameters)
-
-
-def test_what_is_no_judge(unchecked):
-    with pytest.raises(ParameterError, match="expected a name"):
-        make_judge(7)
 
 
 @pytest.mark.slow

@@ -16,15 +16,13 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 
 import noiser
 from app_for_tests import Visitors, served
-from bench_for_tests import PROMPTS, Heard, check_same_numbers, contents, plan_text, save_models, stored
-from chat_server import ChatServer, Step, completion
+from bench_for_tests import PROMPTS, Heard, check_same_numbers, plan_text, save_models, stored
 from gguf_for_tests import write_gguf
 from noiser.app.handlers import Answer, result_html
 from noiser.app.question import Question
@@ -32,7 +30,7 @@ from noiser.bench import Store, run_bench
 from noiser.bench.pack import pack
 from noiser.bench.plan import read_plan
 from noiser.bench.progress import status
-from noiser.errors import JudgeError, NoiserError
+from noiser.errors import NoiserError
 from noiser.model.conversion import read_head
 from noiser.report.heatmaps import heatmaps, own_attributions
 from noiser.report.rows import Results
@@ -41,7 +39,6 @@ from noiser.text.units import make_units
 from soak_for_tests import SHARE, damaged, hostile_json, share, tell
 from test_attribution_store import rich_example
 from test_inseq_format import SCORES, content
-from test_judge_openai import ECHOES, KEY, TROUBLES, judge_at, requests_of
 from test_text import ALL, check_invariants
 from tiny import tiny, tiny_model, tiny_tokenizer
 from tokenizers_for_tests import CHAT_TEMPLATE
@@ -227,90 +224,6 @@ def growth(tokenizer, piece: str) -> float:
 
     length = 3_000 if SHARE == 1 else 1_000
     return seconds(4 * length) / max(seconds(length), 0.004)
-
-
-# ---- judges ----------------------------------------------------------------------------------------------------------
-
-REDIRECT = Step(307, {}, headers={"Location": "http://127.0.0.1:9/v1/chat/completions"})
-LATER = {
-    **{f"after {value}": Step(429, {}, headers={"Retry-After": value}) for value in ("0.01", "-5", "soon", "86400")},
-    "a date": Step(429, {}, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-    "a late date": Step(503, {}, headers={"Retry-After": "Wed, 21 Oct 2065 07:28:00 GMT"}),
-}
-UNREADABLE = {f"unreadable {i}": Step(body=completion(text)) for i, text in enumerate(["", None, "I cannot help."])}
-FAULTS = TROUBLES | LATER | UNREADABLE | {f"echo {name}": step for name, step in ECHOES.items()} | {"away": REDIRECT}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_judges_that_misbehave_are_unscored_or_right_and_counted_once(tmp_path, monkeypatch):
-    """Every second request meets a fault by chance; where all would fail, the job is started again."""
-    monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
-    draw, met, starts, count = random.Random(3), Counter(), 0, share(500)
-    messages, judges, words = [], [], {f"w{i}" for i in range(count)}
-
-    def script(words, before):
-        name = draw.choice([*FAULTS]) if draw.random() < 0.5 else None
-        if name:
-            met[name] += 1
-        return name and FAULTS[name]
-
-    def start():
-        judge = judge_at(server, api_key=KEY, max_retries=2, timeout=0.5, backoff=0.002, max_wait=1, concurrency=8)
-        judges.append(judge)
-        try:
-            return judge.judge(requests_of(count))
-        except JudgeError as error:
-            messages.append(str(error))
-            return None
-
-    with ChatServer(script) as server:
-        while (verdicts := start()) is None or any(not verdict.replies for verdict in verdicts):
-            starts += 1
-            assert starts < 40 * count
-        for number, verdict in enumerate(verdicts):
-            assert (verdict.status, verdict.answers) == ("answered", (f"w{number}",)) or (
-                not {*verdict.answers} & words and verdict.says(f"w{number}") is not True
-            )
-        asked = server.total
-        again = start()
-        assert server.total == asked
-    assert [v.answers for v in again] == [v.answers for v in verdicts]
-    assert sum(judge.bill.asked for judge in judges) == count
-    files = [path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert KEY[:12].encode() not in b"".join(files) + repr((verdicts, messages)).encode()
-    statuses = Counter(verdict.status for verdict in verdicts)
-    tell(
-        "judge faults", f"{count} verdicts, {sum(met.values())} faults of {len(met)} kinds, {starts} starts: {statuses}"
-    )
-
-
-# ---- clocks ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_clock_that_jumps_changes_no_row_and_no_wait(tmp_path, whole, monkeypatch):
-    """Every look at the wall clock is up to ten years off."""
-    draw, real, looks = random.Random(4), time.time, Counter()
-
-    def jumping():
-        looks["all"] += 1
-        return real() + draw.uniform(-3e8, 3e8)
-
-    monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(time, "time", jumping)
-    monkeypatch.setattr("noiser.endpoint.time", jumping)
-    runs = share(10)
-    for number in range(runs):
-        run_bench(whole / "plan.toml", tmp_path / f"{number}", Heard(), workers=0)
-        assert contents(tmp_path / f"{number}") == contents(whole / "out")
-        step = Step(429, {}, headers={"Retry-After": formatdate(real() + 1, usegmt=True)})
-        with ChatServer(lambda words, before, step=step: step if before < 3 else None) as server:
-            began = time.monotonic()
-            judge = judge_at(server, max_wait=1, budget_tokens=10_000, cache_dir=tmp_path / f"answers{number}")
-            verdicts = judge.judge(requests_of(8))
-            assert time.monotonic() - began < 20
-            assert all(v.answers == (f"w{i}",) or "asks to wait" in v.reason for i, v in enumerate(verdicts))
-    tell("clock", f"{runs} runs of a benchmark and a judge, {looks['all']} looks at a clock that jumps; all the same")
 
 
 # ---- kills, two at once, a full disk ---------------------------------------------------------------------------------

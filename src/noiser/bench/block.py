@@ -17,7 +17,7 @@ from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, Plan, limit_for
 from noiser.bench.records import Cost, Row, without_text
 from noiser.bench.resolve import make
-from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, SPENT, File, spent_lines
+from noiser.bench.store import ATTRIBUTIONS, COSTS, REPLIES, ROWS, File
 from noiser.bench.tasks import Finished, JobAssignment, Sampled
 from noiser.engine import LocalEngine, run_interleaved
 from noiser.evaluation.measuring import Attributor, measure_one, measure_together
@@ -140,7 +140,6 @@ class _Block:
         if not lacking:
             return
         judge = judge_of(metric)
-        spent_before = _spent_tokens(judge)
         registered = METRICS.get(metric.name).factory()
         found: dict[str, Measured | str] = {}
         spent: dict[str, _Spent] = {}
@@ -166,10 +165,7 @@ class _Block:
             found.setdefault(sampled.id, str(self.stored[sampled.id]["error"]))
         rows = [self._row(sampled, metric.label, found[sampled.id]) for sampled in lacking]
         replies = [reply for sampled in lacking if (reply := _replies(sampled, found[sampled.id]))]
-        spent_now = _spent_tokens(judge)
-        tokens = spent_lines({key: counts for key, counts in spent_now.items() if spent_before.get(key) != counts})
-        lines: dict[str, Lines] = {REPLIES: replies, SPENT: tokens}
-        others = [(self._file(kind, metric.label), some) for kind, some in lines.items() if some]
+        others: list[tuple[File, Lines]] = [(self._file(REPLIES, metric.label), replies)] if replies else []
         yield self._finished(metric.label, rows, spent, others)
 
     def _case(self, sampled: Sampled, settings: Mapping[str, Any]) -> Case:
@@ -268,14 +264,7 @@ def _since(started: _Spent, shares: int = 1) -> _Spent:
     return _Spent(*((end - start) / max(1, shares) for start, end in zip(started, now, strict=True)))
 
 
-def _spent_tokens(judge: Judge | None) -> Mapping[str, Sequence[int]]:
-    """All that a judge with a budget counts against it: tokens read and written, by question."""
-    return dict(getattr(judge, "spent", {}))
-
-
-_UNANSWERED = re.compile(
-    r"((?:gave no reply|refuses to work|the last time): (?!budget\.$)(?:HTTP \d{3})?).*", re.DOTALL
-)
+_UNANSWERED = re.compile(r"((?:gave no reply|cannot work): (?!budget\.$)(?:Error code: \d{3})?).*", re.DOTALL)
 """What an endpoint says may quote what it was asked; it is kept with the replies."""
 
 

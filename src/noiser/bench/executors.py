@@ -16,7 +16,6 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from noiser.bench.spending import SpendingActor, SpendingOnRay
 from noiser.bench.tasks import Assign, Assignment, Done, Event, Failed, Lost, Setup, Started, Task, next_task
 from noiser.errors import DependencyError, ParameterError, RunError
 
@@ -349,11 +348,6 @@ def ray_pool(setup: Setup, workers: int | None = None) -> Pool:
     cards = int(sum(node.get("GPU", 0) for node in nodes))
     cores = max(1, min(CORES, max((int(node.get("CPU", 0)) for node in nodes), default=1)))
     room = cards or sum(int(node.get("CPU", 0)) // cores for node in nodes) or 1
-    here: Any = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
-        node_id=ray.get_runtime_context().get_node_id(), soft=False
-    )  # on any other node it could die, and with it what was spent
-    log: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(SpendingActor)
-    setup = replace(setup, spending=SpendingOnRay(log.remote()))
     options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if cards else {"num_cpus": cores}
     actor_class: Any = ray.remote(**options, max_restarts=0)(Worker)
     return Pool(

@@ -66,8 +66,7 @@ _KINDS = ("models", "data", "methods", "metrics")
 _RESTRICTIONS = (*_KINDS, "limit")
 
 WORKING = {
-    "api_key_env", "backoff", "budget_tokens", "budget_usd", "cache_dir", "concurrency", "max_retries", "max_wait",
-    "patience", "prices", "timeout",
+    "api_key_env", "budget_tokens", "cache_dir", "concurrency", "job", "max_retries", "timeout",
 }  # fmt: skip
 """Settings of a judge that say how it works, and not what it answers."""
 
@@ -243,9 +242,7 @@ class MetricEntry(Entry):
     limit: Limit = None
 
     @model_validator(mode="after")
-    def _no_key_and_no_spending(self) -> MetricEntry:
-        if "spent" in self.judge_args:
-            raise ValueError("judge_args has spent, which a run stores and gives to the judge by itself; leave it out")
+    def _no_key(self) -> MetricEntry:
         if "api_key" in self.judge_args:
             raise ValueError(
                 "judge_args has an api_key, which would be stored; put it into an environment variable, OPENAI_API_KEY "

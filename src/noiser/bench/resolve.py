@@ -23,7 +23,7 @@ from noiser.checks import check_choice, check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
-from noiser.judges import check_judge, kind_of
+from noiser.judges import kind_of
 from noiser.methods import METHODS, Method, describe, make_method
 from noiser.metrics import METRICS
 from noiser.metrics.metric import SETTINGS, check_read
@@ -96,7 +96,7 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     if metric.needs_judge and entry.judge is None:
         raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:
-        check_judge(entry.judge, **entry.judge_args)
+        kind_of(entry.judge)
     return entry.meaning | {"name": registered.versioned_name} | _judge_address(entry)
 
 

@@ -21,8 +21,7 @@ from noiser.bench.progress import Forecast, Key
 from noiser.bench.records import Selection
 from noiser.bench.resolve import Definition, check_change, fingerprint
 from noiser.bench.samples import block_of, select_all
-from noiser.bench.spending import SpendingFiles
-from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, SPENDING, File, Store, locked
+from noiser.bench.store import ATTRIBUTIONS, REPLIES, ROWS, RUN, File, Store, locked
 from noiser.bench.tasks import (
     Assignment,
     Candidates,
@@ -121,7 +120,7 @@ def run_bench(
         run = _Run(definition, _open_store(folder, definition), retry_errors)
         run.begin({"command": command, "executor": executor, "workers": workers})
         listener.say(f"At most: {definition.forecast(definition.upper_bounds(), costs=run.store.costs())}.")
-        chosen = _executor(executor, run.setup, workers, folder)
+        chosen = _executor(executor, run.setup, workers)
         try:
             run.prepare(chosen, listener)
             return run.work(chosen, listener)
@@ -162,13 +161,10 @@ def _open_store(folder: Path, definition: Definition) -> Store:
     return Store.create(folder, {"plan": plan.name, "resolved": definition.resolved, "seed": plan.seed})
 
 
-def _executor(name: ExecutorName, setup: Setup, workers: int | None, folder: Path) -> Executor:
+def _executor(name: ExecutorName, setup: Setup, workers: int | None) -> Executor:
     """Of local workers, each has its share of the cores, unless the user has said how many threads there are to be."""
     if name == "ray":
         return ray_pool(setup, workers)
-    spending = SpendingFiles(folder / SPENDING)
-    spending.begin(setup.spent)
-    setup = dataclasses.replace(setup, spending=spending)
     if workers == 0:
         return Inline(setup)
     threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
@@ -199,9 +195,8 @@ class _Run:
     @property
     def setup(self) -> Setup:
         """What workers need to know of the plan and of what is stored."""
-        spent = {label: self.store.spent(label) for label in self.plan.labels("metrics")}
         judges = {label: self._judges[label] for label in self._judges.keys() & self.store.used()["metrics"]}
-        return Setup(plan=self.plan, judges=judges, spent=spent)
+        return Setup(plan=self.plan, judges=judges)
 
     @property
     def _identities(self) -> dict[str, Mapping[str, Any]]:

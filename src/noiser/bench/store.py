@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 FORMAT = "noiser.bench"
 SCHEMA = 1
 
-ROWS, COSTS, REPLIES, ATTRIBUTIONS, SPENT = "rows", "costs", "replies", "attributions", "spent"
-PLAN, RUN, SELECTIONS, SPENDING = "plan.toml", "run.json", "selections", ".spending"
+ROWS, COSTS, REPLIES, ATTRIBUTIONS = "rows", "costs", "replies", "attributions"
+PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
 
 Record = TypeVar("Record", Row, Cost)
 T = TypeVar("T")
@@ -39,7 +38,7 @@ class File(NamedTuple):
     """A file of one block.
 
     Attributes:
-        kind: "rows", "costs", "replies", "attributions", or "spent", whose lines are about questions to a judge.
+        kind: "rows", "costs", "replies", or "attributions".
         labels: model, data, method and, of all but attributions, metric.
         block: its number.
     """
@@ -61,7 +60,6 @@ _Row = create_model("_Row", error=(str | None, ...), __base__=_Line)
 _LINES = {
     ROWS: _Row,
     ATTRIBUTIONS: create_model("_Attribution", attribution=(dict[str, Any] | None, ...), __base__=_Row),
-    SPENT: create_model("_Spent", read=(int, ...), written=(int, ...), __base__=_Line),
 }
 
 
@@ -97,11 +95,6 @@ class _RunFile(BaseModel):
     models: dict[Label, _Known]
     judges: dict[str, dict[str, str | None]] = {}
     sessions: list[_Session] = []
-
-
-def spent_lines(spent: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-    """What questions took, as lines of a file."""
-    return [{"example": key, "index": 0, "read": counts[0], "written": counts[1]} for key, counts in spent.items()]
 
 
 class StoredAttribution(NamedTuple):
@@ -254,16 +247,6 @@ class Store:
         ordered = sorted(merged.values(), key=lambda values: values["index"])
         self._write(self.path / file.path, "".join(map(line, ordered)))
 
-    def spent(self, metric: str, logged: Mapping[str, tuple[int, int]] | None = None) -> dict[str, tuple[int, int]]:
-        """The tokens that a metric's judge has read and written by now, by question; the most of files and `logged`."""
-        spent = dict(logged or {})
-        folder = self.path / SPENT
-        for path in (*folder.glob(f"{metric}.jsonl"), *folder.glob(f"*/*/*/{metric}/*.jsonl")):
-            for values in self._lines(path):
-                question, tokens = values["example"], (values["read"], values["written"])
-                spent[question] = max(tokens, spent.get(question, (0, 0)))
-        return spent
-
     def write_selection(self, selection: Selection) -> None:
         """Writes what was chosen. Raises RunError."""
         self._write(self._selection_path(selection.model, selection.data), selection.dumps())
@@ -290,22 +273,10 @@ class Store:
         write_file(path, text.encode())
 
     def sweep(self) -> None:
-        """Removes drafts that another run left, and stores what its log says was spent; only for who holds the lock."""
-        if (self.path / SPENDING).is_dir():
-            self._keep_spending()
+        """Removes drafts that another run left; only for who holds the lock."""
         with explained(self.path, "tidy up"):
             for draft in self.path.rglob(DRAFTS):
                 draft.unlink()
-
-    def _keep_spending(self) -> None:
-        """Stores what the log of another run says was spent, and removes the log."""
-        from noiser.bench.spending import SpendingFiles  # which imports a model's packages
-
-        for metric, logged in SpendingFiles(self.path / SPENDING).spent().items():
-            lines = map(line, spent_lines(self.spent(metric, logged)))
-            self._write(self.path / SPENT / f"{metric}.jsonl", "".join(lines))
-        with explained(self.path, "tidy up"):
-            shutil.rmtree(self.path / SPENDING)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

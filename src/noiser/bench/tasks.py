@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from noiser.bench.plan import DataEntry, Plan
 from noiser.bench.records import Selection
-from noiser.bench.spending import SpendingLog
 from noiser.bench.store import File
 from noiser.evaluation.examples import Item
 
@@ -146,15 +145,11 @@ class Setup:
     Attributes:
         plan: the plan.
         judges: identities of the models of local judges by metric, as stored.
-        spent: tokens that judges took before, by metric and question; they count against budgets.
-        spending: the log in which they share what their judges take from now on; None where nothing is shared.
         threads: CPU threads of each worker; None leaves them as they are.
     """
 
     plan: Plan
     judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    spent: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict[str, dict[str, tuple[int, int]]])
-    spending: SpendingLog | None = None
     threads: int | None = None
 
 

@@ -7,7 +7,6 @@ import math
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -115,11 +114,8 @@ class Worker:
         _, _, name = entry.judge.partition(":")
         if kind_of(entry.judge) != "local":
             if entry.label not in self._judges:  # one for all jobs: a budget is one for all of them too
-                spent = self.setup.spent.get(entry.label)
-                earlier: dict[str, Any] = {"spent": spent} if spent else {}  # by a judge that counts
-                judge = self._judges[entry.label] = make_judge(entry.judge, **entry.judge_args, **earlier)
-                if self.setup.spending is not None and (share := getattr(judge, "share", None)):
-                    share(partial(self.setup.spending.exchange, entry.label))
+                job = {"job": f"{self.setup.plan.name}/{entry.label}"} if kind_of(entry.judge) == "openai" else {}
+                self._judges[entry.label] = make_judge(entry.judge, **job | entry.judge_args)
             return self._judges[entry.label]
         if name and name not in self._judge_models:
             self._judge_models[name] = self._load(name, self.setup.judges.get(entry.label))

@@ -38,7 +38,7 @@ def evaluate(
     judge_set: Annotated[
         list[str] | None,
         typer.Option(
-            "--judge-set", metavar="KEY=VALUE", help="A setting of the judge, such as budget_usd=1; repeatable."
+            "--judge-set", metavar="KEY=VALUE", help="A setting of the judge, such as budget_tokens=50000; repeatable."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most prompts to take.")] = None,
@@ -91,16 +91,16 @@ def evaluate(
     from noiser.evaluation import Comparison
     from noiser.evaluation import evaluate as run
     from noiser.files import csv_text
-    from noiser.judges import check_judge, kind_of, make_judge
+    from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
     from noiser.metrics.metric import TOP, check_read
 
     typed = judge_parameters.get("base_url")
     if judge and kind_of(judge) == "openai" and typed and "api_key_env" not in judge_parameters:
-        from noiser.judges.openai_judge import Endpoint
+        from noiser.endpoint import is_private
 
-        if Endpoint.keeps_keys(str(typed)):  # a server of one's own in a local network works without
+        if is_private(str(typed)):  # a server of one's own in a local network works without
             judge_parameters.setdefault("api_key", os.environ.get("OPENAI_API_KEY"))
     others = o.parse_names("--against", against) if against else []
     chosen = {method: make_method(method, **parameters)} | {name: make_method(name) for name in others}
@@ -115,9 +115,7 @@ def evaluate(
         "k": tuple(k or TOP),
     }
     check_read(known, settings | {"judge": judge}, lambda name: f"-{'-' * (len(name) > 1)}{name}")
-    if judge:
-        check_judge(judge, **judge_parameters)
-    elif judged := [name for name, metric in zip(names, known, strict=True) if metric.needs_judge]:
+    if not judge and (judged := [name for name, metric in zip(names, known, strict=True) if metric.needs_judge]):
         raise ParameterError(f"{judged[0]} needs a judge; expected --judge local, local:NAME or openai:NAME with it.")
     lm = loading.load(model)
     made_judge = make_judge(judge, lm=lm, **judge_parameters) if judge else None

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.errors import NumericalError, ParameterError, PromptError
+from noiser.errors import ParameterError, PromptError
 from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verdict, render
 from noiser.judges.replies import Reading, normal_form, parse_reply
 from noiser.model.checkpoint import quiet_transformers
@@ -25,12 +25,6 @@ _Answer = tuple[list[Reading], list[str], Usage | None]
 
 _WORD_TOKENS = 8
 """The longest word of a plain completion, in tokens."""
-
-
-def check_settings(*, style: str = "auto", max_new_tokens: int = 32) -> None:
-    """Checks the settings of a local judge without its model. Raises what `LocalJudge` does."""
-    check_choice("style", style, ("auto", "chat", "plain"))
-    check_count("max_new_tokens", max_new_tokens)
 
 
 class LocalJudge:
@@ -60,7 +54,8 @@ class LocalJudge:
     def __init__(
         self, lm: LanguageModel, *, style: Literal["auto", "chat", "plain"] = "auto", max_new_tokens: int = 32
     ) -> None:
-        check_settings(style=style, max_new_tokens=max_new_tokens)
+        check_choice("style", style, ("auto", "chat", "plain"))
+        check_count("max_new_tokens", max_new_tokens)
         if not lm.looks_inside:
             raise ParameterError(
                 f"The local judge generates with a model in this process, and {lm.identity.name} runs outside of it; "
@@ -101,7 +96,7 @@ class LocalJudge:
             for start in range(0, len(members), size):
                 batch = members[start : start + size]
                 ids = torch.tensor([tokens for _, tokens in batch], device=self.lm.device)
-                for (request, _), answer in zip(batch, self._answer_each(ids, count), strict=True):
+                for (request, _), answer in zip(batch, self._answer(ids, count), strict=True):
                     verdicts[request] = self._verdict(request, *answer)
         return [verdicts[request] for request in requests]
 
@@ -115,15 +110,6 @@ class LocalJudge:
         if self.lm.context_length and len(tokens) + room > self.lm.context_length:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
-
-    def _answer_each(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
-        """`_answer`, prompt by prompt where the model returns NaN for one, which must not lose the others."""
-        try:
-            return self._answer(ids, count)
-        except NumericalError as error:
-            if len(ids) == 1:
-                return [([Reading((), str(error))], [], None)]
-            return [answer for row in ids.split(1) for answer in self._answer_each(row, count)]
 
     def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
         if self.style == "chat":

@@ -105,14 +105,6 @@ class Usage(NamedTuple):
         """Both together."""
         return self.prompt_tokens + self.completion_tokens
 
-    def plus(self, *others: Usage) -> Usage:
-        """The sum of this and others."""
-        return Usage(*map(sum, zip(self, *others, strict=True)))
-
-    def minus(self, other: Usage) -> Usage:
-        """The difference."""
-        return Usage(*(mine - its for mine, its in zip(self, other, strict=True)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:

@@ -21,9 +21,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponseError
 from noiser.errors import ModelError, TargetError
 from noiser.files import parse_json
+from noiser.model.endpoints import Endpoint, EndpointError, Retries, UnreadableResponseError
 from noiser.model.served import Input, Prediction
 
 LEAST = 1e-12  # of a probability; what is left out is never less, but for rounding

@@ -16,8 +16,8 @@ from noiser.model.served import ServedModel
 from noiser.model.table import Checkpoint
 
 try:
-    from noiser.endpoint import Endpoint, EndpointError, Retries, UnreadableResponseError
     from noiser.model.completions import CompletionBackend, RefusedError, text_backend
+    from noiser.model.endpoints import Endpoint, EndpointError, Retries, UnreadableResponseError
 except ImportError as error:
     raise DependencyError(
         f"A model behind a server needs a package that is not installed: {error}. Install it: pip install "

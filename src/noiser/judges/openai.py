@@ -1,0 +1,221 @@
+"""A judge at any OpenAI-compatible endpoint: requests side by side, each paid for once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from noiser.checks import check_count, check_positive, random_state_kept
+from noiser.errors import CacheError, DependencyError, JudgeError
+from noiser.files import cache_root
+from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, Usage, Verdict, render
+from noiser.judges.replies import parse_reply
+
+try:
+    import openai
+
+    from noiser.endpoint import choose, client, is_fatal, problem
+except ImportError as error:
+    raise DependencyError(
+        f"The openai judge needs a package that is not installed: {error}. Install it: pip install 'noiser[openai]'."
+    ) from error
+
+WHOLE, CUT = frozenset({"stop", "eos", "end_turn", "none", ""}), frozenset({"length", "max_tokens"})
+"""Why a reply ended, in lower case; a reply that ended for any other reason, such as a filter, is unscored."""
+
+_CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
+
+
+class _UnansweredError(Exception):
+    """No request was sent, or what came back is not a chat completion."""
+
+
+class _Answer(NamedTuple):
+    reply: str
+    finish: str
+    model: str
+    usage: Usage | None
+
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, question TEXT, answer TEXT, tokens INTEGER, job TEXT)"
+)
+
+
+class OpenAIJudge:
+    """Asks an OpenAI-compatible endpoint through the official client, which repeats what may pass.
+
+    Every answer is stored before it is used, under a hash of endpoint, model, prompt and parameters, so that a job
+    that is started again asks only what has no answer. A request that fails for good is unscored.
+
+    Args:
+        model: the model's name at the endpoint.
+        base_url: the endpoint's address, up to and including "/v1". None: `OPENAI_BASE_URL`, or OpenAI's own.
+        api_key: the key. None: `OPENAI_API_KEY` where `base_url` is None or the same address, else none.
+        api_key_env: the environment variable that holds the key of `base_url`, in place of `api_key`.
+        concurrency: the number of requests under way at once.
+        max_retries, timeout: see `noiser.endpoint.client`.
+        budget_tokens: the most tokens, read and written, that the job may pay for. A request that could exceed it is
+            unscored, with reason "budget". Stored answers cost nothing.
+        job: judges of one `job` and `cache_dir`, in any process, share a budget; together they exceed it at most by
+            their requests under way. None: this judge alone.
+        parameters: fields of the request body. None: temperature 0 and at most 128 tokens. Reasoning models may
+            want `{"max_completion_tokens": 4096}`.
+        cache_dir: the folder of the stored answers, in `judges.sqlite`. None: the cache folder.
+
+    Raises:
+        DependencyError: the packages of the extra `openai` are not installed.
+        JudgeError: no key for OpenAI's own endpoint, or none in `api_key_env`.
+        ParameterError: a parameter outside its domain, or an address that must not get the key.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        concurrency: int = 8,
+        max_retries: int = 5,
+        timeout: float = 60.0,
+        budget_tokens: int | None = None,
+        job: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        check_positive("timeout", timeout)
+        self.model, self.name, self.concurrency = model, f"openai:{model}", check_count("concurrency", concurrency)
+        self.parameters = dict({"temperature": 0, "max_tokens": 128} if parameters is None else parameters)
+        self._longest = self.parameters.get("max_completion_tokens", self.parameters.get("max_tokens"))
+        if budget_tokens is not None:
+            check_count("budget_tokens", budget_tokens, least=0)
+            check_count("max_tokens of the parameters, needed for a budget,", self._longest)
+        self.budget_tokens, self.job = budget_tokens, job or uuid.uuid4().hex
+        self.endpoint = choose(base_url, api_key, api_key_env, "The openai judge", JudgeError)
+        retries = check_count("max_retries", max_retries, least=0)
+        self._connect = partial(client, self.endpoint, timeout=timeout, max_retries=retries)
+        self._cache = Path(cache_dir or cache_root()) / "judges.sqlite"
+        self._under_way, self._changed = 0, threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"OpenAIJudge({self.model!r}, base_url={self.endpoint.address!r})"
+
+    @property
+    def paid(self) -> int:
+        """The tokens, read and written, that the judge's job has paid for."""
+        with self._table() as table:
+            return table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)).fetchone()[
+                0
+            ]
+
+    def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
+        """One verdict per request, in order; equal requests are asked once.
+
+        Raises:
+            JudgeError: the endpoint refuses key, model or address, or cannot be reached.
+            CacheError: an answer could not be stored.
+        """
+        distinct = [*dict.fromkeys(requests)]
+        with (
+            random_state_kept(),  # the client's waits are random
+            self._connect() as connection,
+            ThreadPoolExecutor(self.concurrency, "noiser-judge") as pool,
+        ):
+            verdicts = dict(zip(distinct, pool.map(partial(self._verdict, connection), distinct), strict=True))
+        return [verdicts[request] for request in requests]
+
+    def _verdict(self, connection: openai.OpenAI, request: JudgeRequest) -> Verdict:
+        template = TOP5_V1 if request.count > 1 else PAPER_V1
+        prompt = render(template, request.words)
+        asked: dict[str, Any] = {"prompt": prompt, "prompt_version": template.name}
+        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
+        question = json.dumps({"base_url": self.endpoint.address, **body, **self.parameters}, sort_keys=True)
+        key = hashlib.sha256(question.encode()).hexdigest()
+        with self._table() as table:
+            row = table.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        try:
+            answer = _Answer(**json.loads(row[0])) if row else self._ask(connection, body, key, question)
+        except (openai.OpenAIError, _UnansweredError) as error:
+            reason = problem(error, self.endpoint)
+            if is_fatal(error):
+                raise JudgeError(
+                    f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}. Check the model's name, "
+                    "base_url (most end in /v1), the key and the account. Answers until here are stored."
+                ) from None
+            return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
+        finish = answer.finish.lower()
+        reading = parse_reply(answer.reply, request.count, cut=finish in CUT)
+        reason = reading.problem if finish in CUT | WHOLE else answer.finish
+        return Verdict(
+            status="unscored" if reason else "answered",
+            answers=() if reason else reading.answers,
+            reason=reason,
+            replies=(answer.reply,),
+            model=answer.model,
+            usage=answer.usage and Usage(*answer.usage),
+            cached=row is not None,
+            **asked,
+        )
+
+    def _ask(self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str) -> _Answer:
+        with self._reserved(len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)) as most:
+            answer = self._send(connection, body)
+            tokens = answer.usage.total if answer.usage else most
+            with self._table() as table:
+                row = (key, question, json.dumps(answer._asdict()), tokens, self.job)
+                table.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
+        return answer
+
+    def _send(self, connection: openai.OpenAI, body: Any) -> _Answer:
+        """Raises _UnansweredError where a web page comes back, or half an answer."""
+        response: Any = None
+        try:
+            response = connection.chat.completions.create(**body, extra_body=self.parameters)
+            choice, usage = response.choices[0], response.usage
+            text, refusal = choice.message.content or "", choice.message.refusal or ""
+            finish = "refusal" if refusal and not text else str(choice.finish_reason)
+            taken = Usage(usage.prompt_tokens, usage.completion_tokens) if usage else None
+            return _Answer(text or refusal, finish, response.model, taken)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise _UnansweredError(f"not a chat completion: {str(response)[:100]}") from None
+
+    @contextmanager
+    def _table(self) -> Generator[sqlite3.Connection]:
+        try:
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._cache, timeout=60)) as connection, connection:
+                connection.execute(_TABLE)
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise CacheError(
+                f"The answers of judges cannot be read or written in {self._cache}: {error}. Make room, or choose "
+                "another cache_dir; answers that are not stored are paid for again."
+            ) from error
+
+    @contextmanager
+    def _reserved(self, most: int) -> Generator[int]:
+        """Sets aside the most that a request can take, no more than a token per byte, while it is under way."""
+        budget = self.budget_tokens
+        with self._changed:
+            while budget is not None and self.paid + self._under_way + most > budget:
+                if not self._under_way:
+                    raise _UnansweredError("budget")
+                self._changed.wait()
+            self._under_way += most
+        try:
+            yield most
+        finally:
+            with self._changed:
+                self._under_way -= most
+                self._changed.notify_all()
