@@ -21,8 +21,8 @@ NAMES = {
 }
 
 
-def write_gguf(path: Path, model, tokenizer, *, parts: int = 1) -> Path:
-    """Writes a Llama and a byte-level BPE tokenizer, float32; as one of several parts if there are more."""
+def write_gguf(path: Path, model, tokenizer) -> Path:
+    """Writes a Llama and a byte-level BPE tokenizer, float32."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -35,8 +35,6 @@ def write_gguf(path: Path, model, tokenizer, *, parts: int = 1) -> Path:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
-    if parts > 1:
-        writer.add_uint16("split.count", parts)
     _add_tokenizer(writer, tokenizer, config.vocab_size)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():

@@ -103,7 +103,7 @@ def test_metrics_lists_every_metric_with_its_settings(noiser_command):
 def test_models_says_what_is_there(noiser_command, monkeypatch, tmp_path):
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path))
     text = noiser_command("models").stdout
-    for model in noiser.model.catalog.BUILT_IN.values():
+    for model in noiser.model.gguf.BUILT_IN.values():
         assert model.name in text
         assert model.licence in text
         assert model.install in text if model.folder() is None else "converted on first use" in text

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import noiser
-from completion_server import CompletionServer
 from noiser.errors import DependencyError, ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
 from test_contract import PROMPT
@@ -83,16 +82,6 @@ def test_seeds_and_the_callers_random_states():
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])
-
-
-def test_a_server_answers_it_too(no_openai_settings, local, folder):
-    with CompletionServer(local.model, str(folder), tokenizer=local.tokenizer, rows=True) as server:
-        served = noiser.load_model(server.url, device="cpu", embeddings=False, backoff=0.01, logprobs=4)
-        method = make_method("shapiq:KernelSHAP", budget=8, baseline="delete")
-        scores = [
-            noiser.attribute(lm, PROMPT, method=method, unit="word", target=" sings").scores for lm in (served, local)
-        ]
-    torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-3, equal_nan=True)
 
 
 # ---- names and errors -----------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ import pytest
 import noiser
 from app_for_tests import Visitors, served
 from bench_for_tests import PROMPTS, Heard, check_same_numbers, plan_text, save_models, stored
-from gguf_for_tests import write_gguf
 from noiser.app.handlers import Answer, result_html
 from noiser.app.question import Question
 from noiser.bench import Store, run_bench
@@ -31,7 +30,6 @@ from noiser.bench.pack import pack
 from noiser.bench.plan import read_plan
 from noiser.bench.progress import status
 from noiser.errors import NoiserError
-from noiser.model.conversion import read_head
 from noiser.report.heatmaps import heatmaps, own_attributions
 from noiser.report.rows import Results
 from noiser.text.encoding import encode
@@ -40,7 +38,7 @@ from soak_for_tests import SHARE, damaged, hostile_json, share, tell
 from test_attribution_store import rich_example
 from test_inseq_format import SCORES, content
 from test_text import ALL, check_invariants
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import tiny
 from tokenizers_for_tests import CHAT_TEMPLATE
 
 SECONDS = 5.0
@@ -93,12 +91,10 @@ def use_folder(path):
 def good_files(whole: Path, folder: Path) -> dict[str, bytes]:
     rich_example().save(folder / "attribution")
     noiser.evaluate(tiny("llama"), PROMPTS[:3], metrics="soft_scores", masks=1, method="occlusion").save(folder / "e")
-    write_gguf(folder / "gguf", tiny_model("llama").eval(), tiny_tokenizer(bos=False))
     return {
         "saved attributions": (folder / "attribution").read_bytes(),
         "saved evaluations": (folder / "e").read_bytes(),
         "Inseq's files": json.dumps(content(SCORES)).encode(),
-        "GGUF heads": (folder / "gguf").read_bytes(),
         "plans": (whole / "plan.toml").read_bytes(),
         **{
             name: (whole / "out" / name).read_bytes()
@@ -113,15 +109,12 @@ READERS = {
     "saved attributions": show_attribution,
     "saved evaluations": show_evaluation,
     "Inseq's files": show_inseq,
-    "GGUF heads": read_head,
     "plans": read_plan,
 }
 
 
 def hostile(name: str, good: bytes, count: int):
     draw = random.Random(1)
-    if name == "GGUF heads":  # the first 20,000 bytes of the file: all that comes before the weights
-        return (damaged(good[:20_000], draw) + good[20_000:] for _ in range(count))
     if name == "plans":
         return (damaged(good, draw) for _ in range(count))
     return hostile_json(good, count, lines=name.endswith("jsonl"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import noiser
 import vllm_for_tests
@@ -64,7 +62,6 @@ def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
     for one, prompt in zip(found, prompts, strict=True):
         assert_same(one, noiser.attribute(local, prompt, method="occlusion", max_new_tokens=2))
     assert len(llm.calls) == 3  # two tokens of every continuation, then what all prompts ask together
-    assert "left_out" not in found[0].info
 
 
 @pytest.mark.parametrize("family", ["gemma3", "granite", "llama"])
@@ -139,7 +136,8 @@ def test_the_bench_and_the_page_take_it_as_any_model(served):
 def test_says_which_model_it_is(served, folder, local):
     att = noiser.attribute(served, PROMPT, method="occlusion")
     assert att.model.name == f"vllm:{folder}"
-    assert att.model[1:] == local.identity[1:]
+    assert att.model[2:] == local.identity[2:]
+    assert len(att.model.revision) == 64
     assert served.context_length == 199
     assert served.model.backend.llm.settings["max_num_seqs"] == 8
 
@@ -155,7 +153,7 @@ def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wron
 
 def test_logits_that_did_not_come_back_are_an_error(served, monkeypatch):
     monkeypatch.setattr(served.model.backend.llm, "collective_rpc", lambda method: [([], b"")])
-    with pytest.raises(ModelError, match=r"kept no logits of 1 of 1 sequences; expected all. They must run noiser"):
+    with pytest.raises(ModelError, match="kept no logits of 1 of 1 sequences"):
         noiser.attribute(served, PROMPT, method="occlusion")
 
 
@@ -197,7 +195,7 @@ def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
     lm = noiser.load_model(f"vllm:{folder}", device="cpu")
     other = lm.model.embedding.weight.flip(0)
-    from noiser.model.served import measure_embedding_scale
+    from noiser.model.vllm import measure_embedding_scale
 
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
         measure_embedding_scale(lm.model.backend, other, lm.model.config)
@@ -205,15 +203,13 @@ def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
 
 def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(DependencyError, match="Install it: pip install vllm; its versions"):
+    with pytest.raises(DependencyError, match="Install it: pip install vllm, in an environment"):
         noiser.load_model(f"vllm:{tmp_path}")
     vllm_for_tests.install(monkeypatch)
     with pytest.raises(ModelNotFoundError, match="Cannot find the model 'no/such'"):
         noiser.load_model("vllm:no/such")
-    with pytest.raises(ModelError, match="vLLM could not load"):
+    with pytest.raises(ModelError, match="damaged or incomplete"):
         noiser.load_model(f"vllm:{tmp_path}")
-    with pytest.raises(ParameterError, match="'tensor_parallel_size' is not an argument"):
-        noiser.load_model(str(tmp_path), tensor_parallel_size=2)
 
 
 # ---- vLLM itself, where its environment is ---------------------------------------------------------------------------
@@ -282,42 +278,22 @@ def test_vllm_cites_and_evaluates(both):
 @pytest.fixture(scope="module")
 def server(vllm):
     """`vllm serve` with SmolLM2, on a port of its own."""
-    from noiser.model.catalog import BUILT_IN
-    from noiser.model.conversion import built_in_entry
+    from noiser.model.loading import find
 
-    converted = built_in_entry(BUILT_IN["smollm2-135m-instruct"])
-    converted.ensure()
+    folder = find("smollm2-135m-instruct").source
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(converted.folder)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
     command += ["--served-model-name", "smol", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--enable-prompt-embeds", "--max-model-len", "512", "--block-size", "32", "--enforce-eager"]
+    command += ["--max-model-len", "512", "--block-size", "32", "--enforce-eager"]
     with running(command, port) as address:
         yield address
 
 
 @QUIET
 @pytest.mark.slow
-def test_vllms_server_gives_the_local_models_numbers(server):
+def test_vllms_server_gives_the_local_models_numbers_by_deletion(server):
     local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
     served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu")
-    occlusion = noiser.Occlusion(score="logprob")
-    for options in ({"max_new_tokens": 2}, {"target": " football", "foil": " golf"}):
-        found, expected = (noiser.attribute(lm, QUESTION, method=occlusion, **options) for lm in (served, local))
-        torch.testing.assert_close(found.scores, expected.scores, atol=1e-3, rtol=0, equal_nan=True)
-        assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-4)
-    distance = noiser.Occlusion(score="hellinger")
-    found, expected = (noiser.attribute(lm, QUESTION, method=distance) for lm in (served, local))
-    error = float((found.scores - expected.scores).abs().max())
-    print(f"left out {found.info['left_out']:.3f}, error of the distance {error:.4f}")
-    assert error <= 2 * found.info["left_out"] ** 0.5
-
-
-@QUIET
-@pytest.mark.slow
-def test_vllms_server_scores_text_from_which_words_are_deleted(server):
-    local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
-    served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu", embeddings=False)
-    assert served.identity.architecture == "any token"
     method = noiser.Occlusion(baseline="delete", score="logprob")
     options = {"method": method, "unit": "word", "target": " basketball and"}
     found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
@@ -375,69 +351,3 @@ def test_a_plan_with_vllm_that_is_killed_goes_on_and_ends_with_the_local_models_
         if key[-1] == "attribution":
             assert other.pop("token_forwards") < row.values["token_forwards"]  # vLLM is sent whole sequences
         assert {name: row.values[name] for name in other} == pytest.approx(other, abs=1e-3)
-
-
-@QUIET
-@pytest.mark.slow
-@pytest.mark.usefixtures("vllm")
-def test_the_page_answers_with_a_model_in_vllm(tmp_path):
-    pytest.importorskip("gradio", reason="gradio is not installed; scripts/vllm installs it")
-    from app_for_tests import Visitors
-
-    port = free_port()
-    command = [sys.executable, "-m", "noiser", "serve", "-m", "vllm:smollm2-135m-instruct", "--port", str(port)]
-    command += ["--engine-arg", "max_model_len=256", "--engine-arg", "enforce_eager=true"]
-    with running(command, port, path="") as address:
-        visitors = Visitors(address.removesuffix("v1"))
-        *_, page = visitors.ask("one", {"Prompt": QUESTION, "Methods": ["occlusion", "input_x_gradient"]})
-    assert "Done in" in page[0]
-    assert "runs outside of this process, where it only predicts" in page[0]
-    assert "baseball" in str(page[1:])
-
-
-def save_int8(folder):
-    """SmolLM2 with weights and activations of 8 bits, by hand: a scale per row of a weight, and one per token."""
-    lm = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
-    tensors = {name: tensor for name, tensor in lm.model.state_dict().items() if name != "lm_head.weight"}  # is tied
-    for name, weight in [*tensors.items()]:
-        if name.startswith("model.layers.") and weight.ndim == 2:
-            scale = weight.abs().amax(1, keepdim=True) / 127
-            tensors |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
-    whole = {"num_bits": 8, "type": "int", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": whole | {"strategy": "channel", "dynamic": False},
-        "input_activations": whole | {"strategy": "token", "dynamic": True},
-    }
-    config = lm.model.config.to_dict() | {
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "quantization_status": "compressed",
-            "ignore": ["lm_head"],
-            "config_groups": {"group_0": group},
-        }
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    lm.tokenizer.save_pretrained(folder)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-@QUIET
-@pytest.mark.slow
-@pytest.mark.usefixtures("vllm")
-def test_a_quantised_model_gives_what_vllm_says_of_the_tokens_that_are_left(tmp_path):
-    from vllm import SamplingParams
-
-    settings = {"max_model_len": 256, "max_logprobs": -1, "enforce_eager": True}
-    lm = noiser.load_model(f"vllm:{save_int8(tmp_path)}", dtype="float32", device="cpu", **settings)
-    assert lm.identity.dtype == "float32, compressed-tensors"
-    method = noiser.Occlusion(baseline="delete", score="logprob")
-    att = noiser.attribute(lm, QUESTION, method=method, unit="word", target=" basketball")
-    ids = lm.tokenizer(QUESTION)["input_ids"]
-    left = [ids, *([token for i, token in enumerate(ids) if i not in unit.token_indices] for unit in att.units)]
-    parameters = SamplingParams(max_tokens=1, temperature=0.0, logprobs=-1)
-    outputs = lm.model.backend.llm.generate([{"prompt_token_ids": each} for each in left], parameters, use_tqdm=False)
-    says = torch.tensor([each.outputs[0].logprobs[0][att.targets[0].token_id].logprob for each in outputs])
-    torch.testing.assert_close(att.scores[0].float(), says[0] - says[1:], atol=1e-3, rtol=0)

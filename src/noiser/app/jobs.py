@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from noiser.errors import NoiserError, ParameterError, UnknownNameError
 from noiser.model import LanguageModel
-from noiser.model.catalog import BUILT_IN
+from noiser.model.gguf import BUILT_IN
 from noiser.types import Prompt
 
 T = TypeVar("T")

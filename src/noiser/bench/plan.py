@@ -72,14 +72,14 @@ WORKING = {
 
 
 EngineArg = Literal[
-    "api_key_env", "concurrency", "distributed_executor_backend", "embeddings", "enforce_eager",
+    "api_key_env", "concurrency", "distributed_executor_backend", "enforce_eager",
     "gpu_memory_utilization", "logprobs", "max_model_len", "max_num_seqs", "max_retries", "model",
     "pipeline_parallel_size", "quantization", "tensor_parallel_size", "timeout", "tokenizer",
 ]  # fmt: skip
 """What a plan may say to vLLM or about a server: nothing that names code to be run."""
 
 
-_WHICH = ("embeddings", "model", "quantization", "tokenizer")
+_WHICH = ("model", "quantization", "tokenizer")
 """Those that say which model it is, and what it reads."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 import traceback
@@ -18,10 +17,8 @@ from noiser.bench.tasks import Assignment, Done, Event, Failed, JobAssignment, J
 from noiser.errors import NoiserError, StoredFileError
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.model import LanguageModel, load_model
+from noiser.model.identity import sample_weights
 from noiser.model.memory import free_memory
-
-_SAMPLES = 64
-"""Numbers of each weight tensor that its hash is made of."""
 
 _PROBE = "The capital of France is Paris, and the"
 """A text after which models disagree."""
@@ -133,14 +130,7 @@ def stored_commit(identity: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def identity_of(lm: LanguageModel) -> dict[str, Any]:
     """Name, revision, dtype, architecture, the sha256 of samples of weight tensors; and a served model's behaviour."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(lm.model.state_dict().items()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        if not weight.is_meta and weight.numel():
-            flat = weight.detach().flatten()
-            positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
-            digest.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
-    identity = {**lm.identity._asdict(), "weights": digest.hexdigest()}
+    identity = {**lm.identity._asdict(), "weights": sample_weights(lm.model)}
     return identity if lm.looks_inside else identity | {"behaviour": _behaviour(lm)}
 
 

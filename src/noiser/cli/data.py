@@ -9,11 +9,11 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
-from noiser.errors import DataError, NoiserError
+from noiser.errors import DataError
 
 if TYPE_CHECKING:
     from noiser.data import Example
-    from noiser.model.catalog import BuiltIn
+    from noiser.model.gguf import BuiltIn
     from noiser.registry import Entry
 
 
@@ -58,7 +58,7 @@ def metrics() -> None:
 
 def models() -> None:
     """Lists the built-in models; any other decoder-only model works by folder, .gguf file or hub id."""
-    from noiser.model.catalog import BUILT_IN
+    from noiser.model.gguf import BUILT_IN
 
     for model in BUILT_IN.values():
         say("\n  ".join([model.name, model.summary, f"licence: {model.licence}", *_state(model)]))
@@ -66,18 +66,10 @@ def models() -> None:
 
 
 def _state(model: BuiltIn) -> list[str]:
-    from noiser.model.conversion import built_in_entry
-    from noiser.model.store import is_whole
-
     folder = model.folder()
     if folder is None:
         return [f"not installed; install with: {model.install}"]
-    try:
-        entry = built_in_entry(model).folder
-    except NoiserError as error:
-        return [f"installed in {folder}, but: {error}"]
-    converted = f"converted in {entry}" if is_whole(entry) else "converted on first use, which takes about a minute"
-    return [f"installed in {folder}", converted]
+    return [f"installed in {folder}; converted on first use, which takes about a minute"]
 
 
 def list_() -> None:

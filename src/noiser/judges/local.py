@@ -14,7 +14,6 @@ from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError, PromptError
 from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verdict, render
 from noiser.judges.replies import Reading, normal_form, parse_reply
-from noiser.model.checkpoint import quiet_transformers
 from noiser.model.language_model import LanguageModel
 from noiser.text import word_spans
 
@@ -152,7 +151,7 @@ class LocalJudge:
     def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
         """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
         stops = self.lm.end_tokens
-        with self.lm.running(), quiet_transformers(), _default_generation(self.lm.model):
+        with self.lm.running(), _default_generation(self.lm.model):
             out = self.lm.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),

@@ -2,30 +2,69 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from noiser.errors import ModelError, ModelNotFoundError, ParameterError, UnknownNameError
-from noiser.model.catalog import BUILT_IN
-from noiser.model.checkpoint import Dtype, Options, adapter_base, choose_device, choose_dtype, load_checkpoint
-from noiser.model.conversion import Converted, built_in_entry, gguf_entry
-from noiser.model.hub import cached_commit, check_hub_id, hub_answers, model_not_found
+import torch
+
+from noiser.errors import (
+    DependencyError,
+    ModelError,
+    ModelNotFoundError,
+    NoiserError,
+    ParameterError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from noiser.model.gguf import BUILT_IN, check_complete, converted
+from noiser.model.identity import fingerprint
 from noiser.model.language_model import LanguageModel, dtype_name
+from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import on_the_cpu
-from noiser.model.store import checkpoint_state, folder_sha256, reading
 from noiser.text import check_template_kwargs
 from noiser.types import ModelIdentity
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 
-class _Loaded(NamedTuple):
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+_one_at_a_time = threading.Lock()
+"""While it builds a model, transformers changes settings of the whole process."""
+
+
+class Options(NamedTuple):
+    """How a checkpoint is loaded; see `load_model`. Without a device, `device_map` or nothing says where it goes."""
+
+    dtype: torch.dtype | Literal["auto"] = "auto"
+    device: torch.device | None = None
+    device_map: Any = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+
+
+class Place(NamedTuple):
+    """Where a checkpoint is.
+
+    Attributes:
+        name: for the model's identity.
+        source: a folder, or the id of a model on the hub.
+        revision: sha256 of a GGUF file; None of others, which is known when they are loaded.
+    """
+
     name: str
-    model: Any
-    tokenizer: Any
-    revision: str | None
+    source: str
+    revision: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is on this machine."""
+        return os.path.isdir(self.source)  # noqa: PTH112 - Path's own raises for names that are too long
 
 
 def load_model(
@@ -60,113 +99,168 @@ def load_model(
     Raises:
         ModelNotFoundError: the name is not built in, nor a path that exists, nor found on the hub.
         UnsupportedModelError: the model is not a decoder-only language model.
-        ModelError: the checkpoint or the GGUF file is damaged.
-        CacheError: no room for the converted model, or no permission.
+        ModelError: the checkpoint or the GGUF file is damaged, or does not fit into memory.
+        CacheError: the converted model cannot be written.
         DependencyError: a package is missing; the message has the command that installs it.
-        ParameterError: no name, a dtype or device that does not exist, or a chat template cannot get these arguments.
-            UnknownNameError: a server takes no such argument.
+        ParameterError: a dtype or device that does not exist, an argument that this kind of model does not take, or a
+            chat template cannot get these arguments.
     """
     template_kwargs = check_template_kwargs(chat_template_kwargs)
     chosen = choose_device(device, device_map)
-    options = Options(
-        dtype=choose_dtype(dtype, chosen),
-        device=chosen,
-        device_map=device_map,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        attn_implementation=attn_implementation,
-    )
-    if not isinstance(name_or_path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ParameterError(f"The model is {name_or_path!r}; expected a name, a path or an address.")
-    lm = _load_any(name_or_path, options, engine_args)
+    options = Options(choose_dtype(dtype, chosen), chosen, device_map, revision, trust_remote_code, attn_implementation)
+    name = os.fspath(name_or_path)
+    kind, _, rest = name.partition(":")
+    if kind == "vllm":
+        from noiser.model.vllm import load_vllm
+
+        lm = load_vllm(rest, options, engine_args)
+    elif kind in ("http", "https"):
+        from noiser.model.server import load_server
+
+        parameters = [*inspect.signature(load_server).parameters][2:]
+        if unknown := sorted({*engine_args} - {*parameters}):
+            raise UnknownNameError("argument of a model behind a server", unknown[0], parameters)
+        lm = load_server(name, options, **engine_args)
+    elif engine_args:
+        raise ParameterError(
+            f"{next(iter(engine_args))!r} is an argument for models named vllm:... or http://..., and this one is "
+            f"{name!r}. Leave it out."
+        )
+    else:
+        lm = _load(name, options)
     lm.chat_template_kwargs = template_kwargs
     return lm
 
 
-def _load_any(name_or_path: str | os.PathLike[str], options: Options, engine_args: Mapping[str, Any]) -> LanguageModel:
-    kind, _, rest = os.fspath(name_or_path).partition(":")
-    if kind == "vllm":
-        from noiser.model.vllm import load_vllm
-
-        return load_vllm(rest, options, engine_args)
-    if kind in ("http", "https"):
-        from noiser.model.server import load_server
-
-        known = [*inspect.signature(load_server).parameters][2:]
-        if unknown := sorted({*engine_args} - {*known}):
-            raise UnknownNameError("argument of a model behind a server", unknown[0], known)
-        return load_server(os.fspath(name_or_path), options, **engine_args)
-    if engine_args:
+def choose_device(device: str, device_map: Any = None) -> torch.device | None:
+    """The device of that name; None where `device_map` decides. Raises ParameterError where there is none."""
+    if device_map is not None:
+        if device != "auto":
+            raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
+        return None
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
         raise ParameterError(
-            f"{next(iter(engine_args))!r} is not an argument of load_model for {name_or_path!r}; expected it with a "
-            "model in vLLM or behind a server. Name it vllm:... or http://..., or leave the argument out."
-        )
-    with on_the_cpu():
-        name, model, tokenizer, known_revision = _load(name_or_path, options)
-    identity = ModelIdentity(name, known_revision, dtype_name(model), type(model).__name__)
-    return LanguageModel(model, tokenizer, identity=identity)
+            f"device is {device!r}, which this machine does not have; expected one such as 'cpu' or 'cuda'."
+        ) from error
+    return chosen
 
 
-def _load(name_or_path: str | os.PathLike[str], options: Options) -> _Loaded:
-    name = os.fspath(name_or_path)
+def choose_dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Literal["auto"]:
+    """The type of the weights; "auto", which is float32 on a CPU, for the checkpoint's own."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.float32 if device is not None and device.type == "cpu" else "auto"
+    if dtype not in _DTYPES:
+        raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
+    return _DTYPES[dtype]
+
+
+def find(name: str, revision: str | None = None) -> Place:
+    """Where the checkpoint of that name is; a GGUF file is converted. See `load_model` for the errors."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
-    if name in BUILT_IN:
-        if options.revision is not None:
-            raise ParameterError(
-                f"revision: got {options.revision!r}, but {name} is built in and has only one; expected it with the "
-                "id of a model on the hub. Leave it out."
-            )
-        return _load_converted(name, built_in_entry(BUILT_IN[name]), options)
-    if os.path.isdir(path) and name.strip():  # noqa: PTH112 - Path's own raises for names that are too long
-        return _load_folder(path.resolve(), options)
-    if os.path.isfile(path):  # noqa: PTH113
-        return _load_converted(str(path.resolve()), gguf_entry(path), options)
-    if isinstance(name_or_path, os.PathLike):
-        raise model_not_found(name, "there is no such file or folder.")
-    return _load_from_hub(name, options)
+    with explained(name):
+        if name in BUILT_IN:
+            if revision is not None:
+                raise ParameterError(f"revision is {revision!r}, and {name} is built in. Leave revision out.")
+            folder, sha256 = converted(name, BUILT_IN[name].files(), BUILT_IN[name].sha256)
+            return Place(name, str(folder), sha256)
+        if os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
+            folder, sha256 = converted(path.stem, [path.resolve()])
+            return Place(str(path.resolve()), str(folder), sha256)
+    if os.path.isdir(path) and name.strip():  # noqa: PTH112
+        return Place(str(path.resolve()), str(path.resolve()))
+    return Place(name, name)
 
 
-def _load_folder(folder: Path, options: Options) -> _Loaded:
-    base = adapter_base(str(folder))
-    folders = [folder, *([Path(base)] if base and Path(base).is_dir() else [])]
-    with reading(folder):
-        before = [checkpoint_state(each) for each in folders]
-    on_disk = base is None or len(folders) > 1 or not hub_answers()
-    model, tokenizer = load_checkpoint(str(folder), options, local_only=on_disk, base=base)
-    with reading(folder):
-        revision, after = folder_sha256(folder), [checkpoint_state(each) for each in folders]
-        revision = _with_base(revision, base, options)
-    if after != before:
-        raise ModelError(f"{folder} was changed while it was loaded; expected files at rest. Load it again.")
-    return _Loaded(str(folder), model, tokenizer, revision)
+def _load(name: str, options: Options) -> LanguageModel:
+    """A model in this process."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.import_utils import is_peft_available
+
+    place = find(name, options.revision)
+    adapts = place.is_folder and Path(place.source, "adapter_config.json").is_file()
+    if adapts and not is_peft_available():  # transformers would leave the adapter out
+        raise DependencyError(f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft")
+    common: dict[str, Any] = {
+        "revision": options.revision or "main",
+        "trust_remote_code": options.trust_remote_code,
+        "local_files_only": place.is_folder and not adapts,
+    }
+    with _one_at_a_time, on_the_cpu(), explained(name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place.source,
+            dtype=options.dtype,
+            device_map=options.device_map,
+            attn_implementation=options.attn_implementation,
+            output_loading_info=True,
+            **common,
+        )
+        model, report = loaded
+        check_complete(report)
+        if options.device is not None:
+            model.to(options.device)
+        tokenizer = load_tokenizer(place, model, common)
+        revision = place.revision or getattr(model.config, "_commit_hash", None)
+        if place.is_folder and place.revision is None:
+            revision = fingerprint(Path(place.source), model)
+    identity = ModelIdentity(place.name, revision, dtype_name(model), type(model).__name__)
+    return LanguageModel(model.eval(), tokenizer, identity=identity)
 
 
-def _with_base(revision: str | None, base: str | None, options: Options) -> str | None:
-    """The revision of a model; of an adapter, a hash of its own and of that of the model that it is put on."""
-    if base is None:
-        return revision
-    of_base = folder_sha256(Path(base)) if Path(base).is_dir() else cached_commit(base, options.revision)
-    return hashlib.sha256(f"{revision} {of_base}".encode()).hexdigest()
+def load_tokenizer(place: Place, model: Any, common: Mapping[str, Any]) -> Any:
+    """The checkpoint's tokenizer; for an adapter without one, the tokenizer of the model that it is put on."""
+    from transformers import AutoTokenizer
 
-
-def _load_converted(name: str, converted: Converted, options: Options) -> _Loaded:
-    converted.ensure()
-    folder = str(converted.folder)
+    adapter = next(iter(getattr(model, "peft_config", None) or {}), None)
     try:
-        parts = load_checkpoint(folder, options, local_only=True)
-    except ModelError:
-        if not converted.is_damaged():
+        return AutoTokenizer.from_pretrained(place.source, **common)
+    except (OSError, ValueError):
+        if adapter is None:
             raise
-        converted.ensure(rebuild=True)
-        parts = load_checkpoint(folder, options, local_only=True)
-    return _Loaded(name, *parts, converted.sha256)
+        return AutoTokenizer.from_pretrained(model.peft_config[adapter].base_model_name_or_path, **common)
 
 
-def _load_from_hub(name: str, options: Options) -> _Loaded:
-    online = check_hub_id(name, options.revision)
+@contextmanager
+def explained(name: str) -> Generator[None]:
+    """Turns whatever transformers, the hub, safetensors or torch raise into an error that says what to do."""
     try:
-        base = adapter_base(name, options.revision, local_only=not online)
-        parts = load_checkpoint(name, options, local_only=not online, base=base)
-    except ModelNotFoundError as error:
-        raise model_not_found(name, str(error)) from error
-    return _Loaded(name, *parts, _with_base(cached_commit(name, options.revision), base, options))
+        yield
+    except NoiserError:
+        raise
+    except Exception as error:  # they have no root in common
+        raise _explain(name if len(name) <= 200 else f"{name[:200]}...", error) from error
+
+
+def _explain(name: str, error: Exception) -> NoiserError:
+    said = " ".join(str(error).split())[:300].rstrip(".")
+    if isinstance(error, ImportError):
+        return DependencyError(f"The model {name!r} needs a package that is not installed: {said}. Install it.")
+    if is_out_of_memory(error):
+        return ModelError(
+            f"The model {name!r} does not fit into memory: {said}. Load it in a smaller dtype, or with "
+            "device_map='auto'."
+        )
+    if "trust_remote_code" in str(error):
+        return ModelError(
+            f"The model {name!r} comes with Python code of its own. If you trust its authors, pass "
+            "trust_remote_code=True (--trust-remote-code)."
+        )
+    if "Unrecognized configuration class" in said or "not supported" in said:
+        return UnsupportedModelError(
+            f"The model {name!r} is not a causal language model that transformers can load: {said[:150]}. Take a "
+            "decoder-only model."
+        )
+    if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
+        return ModelError(
+            f"The model {name!r} is damaged or incomplete: {type(error).__name__}: {said}. Fetch it or save it again."
+        )
+    return ModelNotFoundError(
+        f"Cannot find the model {name!r}: {said}. Expected a built-in name ({', '.join(BUILT_IN)}), a local folder, a "
+        ".gguf file, or the id of a model on the Hugging Face hub."
+    )

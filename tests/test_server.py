@@ -1,0 +1,211 @@
+"""A model behind vLLM's server: the local model's numbers by deletion, also from a server that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import noiser
+from noiser.bench.worker import check_identity, identity_of
+from noiser.cli import app
+from noiser.errors import ModelError, ParameterError, StoredFileError, UnknownNameError, UnsupportedModelError
+from noiser.model.server import spread
+from test_contract import CHAT, PROMPT
+
+pytestmark = pytest.mark.usefixtures("no_openai_settings")
+OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="logprob")}
+
+
+class Vllm:
+    """Answers /v1/completions and /v1/models as vLLM's server does.
+
+    Args:
+        network: a model of transformers.
+        root: the folder that the list of models names.
+        trouble: called with the number of the request; None for an answer, a status, or a body in place of one.
+    """
+
+    def __init__(self, network, root, trouble=lambda number: None):
+        self.network, self.trouble = network, trouble
+        self.listed = [{"id": "tiny", "object": "model", "created": 0, "owned_by": "us", "root": root}]
+        self.listed[0]["max_model_len"] = 200
+        self.bodies, self.keys, self.lock = [], [], threading.Lock()
+
+    @torch.no_grad()
+    def complete(self, body):
+        assert (body["max_tokens"], body["temperature"], body["return_tokens_as_token_ids"]) == (1, 0, True)
+        ids, most = body["prompt"], body["prompt_logprobs"]
+        rows = self.network(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+        def top(row, *more):
+            return {token: float(row[token]) for token in (*row.topk(most).indices.tolist(), *more)}
+
+        given = [None]
+        for row, token in zip(rows, ids[1:], strict=False):
+            given.append({str(i): {"logprob": value, "rank": 1} for i, value in top(row, token).items()})
+        last = {f"token_id:{i}": value for i, value in top(rows[-1]).items()}
+        logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [last], "text_offset": []}
+        choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs, "prompt_logprobs": given}
+        return {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+
+
+@contextmanager
+def serving(vllm):
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            self.answer(200, {"object": "list", "data": vllm.listed})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with vllm.lock:
+                trouble = vllm.trouble(len(vllm.bodies))
+                vllm.bodies.append(body)
+                vllm.keys.append(self.headers["Authorization"])
+                answer = vllm.complete(body)
+            if isinstance(trouble, int):
+                self.answer(trouble, {"error": {"message": "no"}})
+            else:
+                self.answer(200, trouble or answer)
+
+        def answer(self, status, content):
+            content = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Retry-After-Ms", "1")
+            self.end_headers()
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def vllm(local, folder):
+    return Vllm(local.model, str(folder))
+
+
+@pytest.fixture
+def address(vllm):
+    with serving(vllm) as address:
+        yield address
+
+
+def assert_same(found, expected):
+    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
+    assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
+    torch.testing.assert_close(found.scores, expected.scores, atol=2e-5, rtol=1e-3, equal_nan=True)
+    for one, other in zip(found.targets, expected.targets, strict=True):
+        assert one.probability == pytest.approx(other.probability, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        (PROMPT, {}),
+        (PROMPT, {"max_new_tokens": 3}),
+        (PROMPT, {"target": " sings a song"}),
+        (PROMPT, {"target": " sings a song", "target_unit": "all"}),
+        (PROMPT, {"target": " sings", "foil": " dog"}),
+        (PROMPT, {"method": noiser.ContextCite(samples=12, baseline="delete"), "target": " sings"}),
+        (CHAT, {"target": 5}),
+    ],
+)
+def test_gives_the_local_models_numbers_by_deletion(address, local, prompt, options):
+    served = noiser.load_model(address, logprobs=2)
+    found, expected = (noiser.attribute(lm, prompt, **OPTIONS | options) for lm in (served, local))
+    assert_same(found, expected)
+
+
+def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_once(vllm, address, local):
+    served = noiser.load_model(address)
+    vllm.bodies.clear()
+    prompts = [PROMPT, "A teacher plays the violin in the village"]
+    found = noiser.attribute(served, prompts, target=" sings a song", **OPTIONS)
+    assert len(vllm.bodies) == len(prompts) + sum(len(one.units) for one in found)
+    for one, prompt in zip(found, prompts, strict=True):
+        assert_same(one, noiser.attribute(local, prompt, target=" sings a song", **OPTIONS))
+
+
+def test_what_may_pass_is_sent_again(vllm, address, local):
+    served = noiser.load_model(address)
+    vllm.trouble = lambda number: 503 if number % 3 == 0 else None
+    assert_same(*(noiser.attribute(lm, PROMPT, **OPTIONS) for lm in (served, local)))
+
+
+@pytest.mark.parametrize(("trouble", "message"), [(401, "gave no answer: .*401"), ({"choices": []}, "prompt_logprobs")])
+def test_what_cannot_pass_ends_everything_with_a_reason(vllm, address, trouble, message, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-0123456789")
+    served = noiser.load_model(address, api_key_env="MY_KEY", max_retries=0)
+    assert vllm.keys[-1] == "Bearer sk-0123456789"
+    vllm.trouble = lambda number: trouble
+    with pytest.raises(ModelError, match=message) as caught:
+        noiser.attribute(served, PROMPT, **OPTIONS)
+    assert "sk-0123456789" not in str(caught.value)
+
+
+def test_what_cannot_be_loaded_says_so(vllm, address, folder):
+    for settings, error, message in (
+        ({"time_out": 3}, UnknownNameError, "'time_out'. Did you mean 'timeout'"),
+        ({"model": "other"}, ParameterError, "model is 'other'; expected one of the server's: tiny"),
+        ({"trust_remote_code": True}, ParameterError, "would say whose code runs. Name the model: tokenizer="),
+        ({"logprobs": 0}, ParameterError, "logprobs is 0"),
+    ):
+        with pytest.raises(error, match=message):
+            noiser.load_model(address, **settings)
+    assert noiser.load_model(address, trust_remote_code=True, tokenizer=str(folder)).context_length == 198
+    vllm.trouble = lambda number: {"choices": [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}]}
+    with pytest.raises(ModelError, match="does not send prompt_logprobs of token ids"):
+        noiser.load_model(address)
+    with pytest.raises(ModelError, match=r"gave no answer: .*See whether it runs"):
+        noiser.load_model("http://127.0.0.1:9/v1", max_retries=0)
+
+
+def test_methods_that_change_tokens_or_look_inside_are_refused(address):
+    served = noiser.load_model(address)
+    for method, message in (("noiser", "delete"), ("input_x_gradient", "occlusion")):
+        with pytest.raises(UnsupportedModelError, match=message):
+            noiser.attribute(served, PROMPT, method=method)
+
+
+def test_other_weights_at_the_same_address_are_another_model(vllm, address):
+    first = identity_of(noiser.load_model(address))
+    check_identity("It", identity_of(noiser.load_model(address)), first)
+    with torch.no_grad():
+        vllm.network = noiser.load_model(vllm.listed[0]["root"]).model
+        for name, weight in vllm.network.named_parameters():
+            weight.mul_(-1 if "down_proj" in name else 1)
+    with pytest.raises(StoredFileError, match="its server predicts other tokens after the same text"):
+        check_identity("It", identity_of(noiser.load_model(address)), first)
+
+
+def test_commands_take_an_address(address, local):
+    arguments = ["attribute", PROMPT, "-m", address, "--method", "occlusion", "--set", "baseline=delete"]
+    arguments += ["--format", "json", "--engine-arg", "logprobs=3"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    expected = noiser.attribute(local, PROMPT, method=noiser.Occlusion(baseline="delete")).scores
+    torch.testing.assert_close(torch.tensor(json.loads(result.stdout)["scores"]), expected, atol=2e-5, rtol=1e-3)
+
+
+def test_what_was_not_sent_is_spread_evenly():
+    row = spread({1: -0.5, 2: -1.5}, 5).exp()
+    assert float(row.sum()) == pytest.approx(1)
+    assert row[[0, 3, 4]].tolist() == pytest.approx([float(row[0])] * 3)
+    assert row[1].log() == pytest.approx(-0.5)
