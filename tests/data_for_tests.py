@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import http.server
 import json
 import os
+import shutil
+import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +88,7 @@ def as_json(records: object) -> bytes:
 
 
 class Served:
-    """What a server has to give: paths to contents, replies it gives instead, and the requests that came."""
+    """What a server has to give: contents and troubles ("cut", "hang") by path, and the requests that came."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -96,7 +99,7 @@ class Served:
 
 @contextmanager
 def serving():
-    """A server on this machine; replies of "cut" and "hang" break off, or never begin."""
+    """A server on this machine."""
     served, finished = Served(), threading.Event()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -105,14 +108,13 @@ def serving():
             content, reply = served.files.get(self.path[1:]), served.replies.get(self.path[1:])
             if reply == "hang":
                 finished.wait(20)
-                return
-            if content is None:
+            elif content is None:
                 self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content[: len(content) // 2] if reply == "cut" else content)
+            else:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) // 2] if reply == "cut" else content)
 
         def log_message(self, *arguments):
             pass
@@ -131,11 +133,25 @@ def serving():
 
 
 def _real_folder() -> Path | None:
-    """The folder of the real files: `$NOISER_DATA`, or shared/data beside the checkout."""
-    chosen = os.environ.get("NOISER_DATA")
-    folder = Path(chosen).expanduser() if chosen else Path(__file__).parents[2] / "shared" / "data"
-    return folder if folder.is_dir() else None
+    """The real files under their upstream names: `$NOISER_DATA`, or links to shared/data beside the checkout."""
+    if chosen := os.environ.get("NOISER_DATA"):
+        return Path(chosen).expanduser()
+    shared = Path(__file__).parents[2] / "shared" / "data"
+    if not shared.is_dir():
+        return None
+    links = Path(tempfile.mkdtemp(prefix="noiser-data-"))
+    atexit.register(shutil.rmtree, links, ignore_errors=True)
+    for name, place in NAMES.items():
+        (links / name).symlink_to(shared / place)
+    return links
 
 
+NAMES = {
+    "known_1000.json": "known/known_1000.json",
+    "LongRA.json": "longra/LongRA.qasemii-Noiser.json",
+    "wikitext.txt": "wikibio/reagent_wikitext.txt",
+    "dataset-generated.json": "wikibio/wiki_bio_gpt3_first119.KAIST-dataset-generated.json",
+    "longra_573_rendered.json": "longra/longra_573_rendered.json",
+}
 REAL = _real_folder()
 NO_REAL = "the data sets' files are neither in NOISER_DATA nor in ../shared/data"

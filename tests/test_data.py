@@ -25,7 +25,7 @@ from noiser.data import Example, Recipe, loading, planted
 from noiser.data.dataset import choose
 from noiser.data.known import known, read_known
 from noiser.data.longra import longra, read_longra
-from noiser.data.wikibio import detokenize, first_sentences, read_biographies
+from noiser.data.wikibio import first_sentences, read_biographies
 from noiser.data.wikitext import read_wikitext, wikitext
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.examples import read_examples
@@ -45,8 +45,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     for name, (file, content, recipe) in FILES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_bytes(content)
-        real = recipe()
-        made = Recipe(source=source(upstream(file, content)), read=real.read, read_as_published=real.read_as_published)
+        made = Recipe(source=source(upstream(file, content)), read=recipe().read)
         registry.register(name, lambda made=made: made, summary="")
     monkeypatch.setattr(loading, "DATA_SETS", registry)
     monkeypatch.delenv("NOISER_DATA", raising=False)
@@ -64,7 +63,6 @@ def test_known_has_every_prompt_once_and_says_so(folder):
     found = data.load("known", folder)
     assert [example.id for example in found] == ["known-0", "known-1", "known-3"]
     assert found.notes == ("Removed 1 of 4 records: known-2 repeats the prompt of known-0.",)
-    assert (found.total, found.as_published) == (3, False)
     assert found[1] == Example(
         id="known-1",
         prompt="Grandfather's kettle sings in the key of",
@@ -79,13 +77,6 @@ def test_known_has_every_prompt_once_and_says_so(folder):
         },
     )
     assert found.categories == {"P1": 1, "P2": 2}
-
-
-def test_known_as_published_keeps_the_duplicate(folder):
-    found = data.load("known", folder, as_published=True)
-    assert [example.id for example in found] == ["known-0", "known-1", "known-2", "known-3"]
-    assert found.notes == ("As published: 4 records; prompts that occur before: known-2.",)
-    assert found.as_published
 
 
 def test_known_without_duplicates_has_no_note(tmp_path):
@@ -129,14 +120,6 @@ def test_longra_spans(folder):
     assert [parts(example)["antecedent"] for example in found[2:]] == [["Denmark"], ["walk"], ["apple"]]
 
 
-def test_longra_as_published_has_the_records_as_they_are(folder):
-    found = data.load("longra", folder, as_published=True)
-    assert [(e.prompt, e.target) for e in found] == [(r["prompt"], r["target"]) for r in LONGRA_RECORDS]
-    assert found.notes == ("As published: 3 of 5 records are malformed and were not repaired.",)
-    assert parts(found[2]) == {"distractor": ["(My shoe was wet)."]}, "its antecedent was deleted"
-    assert "antecedent" in found[0].spans
-
-
 def test_longra_malformed_in_a_category_without_known_place(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(as_json([{**LONGRA_RECORDS[2], "type": "rivers"}]))
@@ -149,15 +132,12 @@ def test_longra_malformed_in_a_category_without_known_place(tmp_path):
 # ---- wikitext and wikibio --------------------------------------------------------------------------------------------
 
 
-def test_wikitext_is_stripped_unless_as_published(folder):
+def test_wikitext_is_stripped(folder):
     found = data.load("wikitext", folder)
     assert [example.prompt for example in found] == ["The old mill is", "A heron waits", "Snow fell on"]
     assert [example.id for example in found] == ["wikitext-0", "wikitext-1", "wikitext-2"]
     assert {example.target for example in found} == {None}
     assert found.notes == ("Removed the whitespace at the ends of 2 of 3 lines.",)
-    published = data.load("wikitext", folder, as_published=True)
-    assert [example.prompt for example in published] == ["The old mill is ", "A heron waits", "Snow fell on "]
-    assert published.notes == ("As published: 2 of 3 lines begin or end in whitespace.",)
 
 
 def test_wikitext_splits_at_newlines_only(tmp_path):
@@ -195,70 +175,6 @@ def test_biographies_of_selfcheckgpt(tmp_path):
     assert reading.notes == ("Left out 1 of 2 biographies, which have fewer than 2 sentences.",)
 
 
-LINES = [
-    "ann ode -lrb- born 4 may 1945 -- 1990 -rrb- was a poet 's daughter .",
-    "she did n't write , but `` painted '' .",
-    "she rowed .",
-]
-JOINED = "ann ode (born 4 may 1945 – 1990) was a poet's daughter. she didn't write, but \"painted\"."
-
-
-def test_biographies_of_lebret(tmp_path):
-    (tmp_path / "part.json").write_bytes(as_json({"5": [line + "\n" for line in LINES], "6": ["bo was .\n"]}))
-    (tmp_path / "train.sent").write_text("\n".join([*LINES, "bo was ."]) + "\n", encoding="utf-8")
-    (tmp_path / "train.nb").write_text("3\n1\n", encoding="utf-8")
-    for file, identity in (("part.json", "wikibio-5"), ("train.sent", "wikibio-0")):
-        reading = read_biographies(tmp_path / file)
-        assert [(example.id, example.prompt) for example in reading.examples] == [(identity, JOINED)]
-        assert "Left out 1 of 2" in reading.notes[0]
-
-
-def test_only_line_feeds_end_the_sentences_of_lebret(tmp_path):
-    """Other characters that end lines for Python stand inside of some."""
-    (tmp_path / "a.sent").write_text("ann\x85 ode\u2028 was a poet .\nshe rowed .\n", encoding="utf-8")
-    (tmp_path / "a.nb").write_text("2\n", encoding="utf-8")
-    (example,) = read_biographies(tmp_path / "a.sent").examples
-    assert example.prompt.endswith("was a poet. she rowed.")
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("a.json", b"[1, 2]", "holds no biographies; expected a JSON list"),
-        ("a.json", b'{"a": "text"}', "holds no biographies"),
-        ("a.json", b"3", "holds no biographies"),
-        ("a.json", b"{", "is not valid JSON"),
-        ("a.json", b"[NaN]", "is not valid JSON"),
-        ("a.json", b"\xff", "not text in UTF-8"),
-        ("a.sent", b"one .\ntwo .\n", "has 2 lines and a.nb counts 3"),
-        ("b.sent", b"one .\n", "b.nb: invalid literal"),
-        ("c.sent", b"one .\n", "Cannot read"),
-    ],
-)
-def test_biographies_in_another_form(tmp_path, file, content, says):
-    (tmp_path / "a.nb").write_text("3\n")
-    (tmp_path / "b.nb").write_text("x\n")
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(DataError, match=says):
-        read_biographies(tmp_path / file)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "text"),
-    [
-        ("a , b ; c : d ?", "a, b; c: d?"),
-        ("-lrb- see [ 3 ] -rrb- , then", "(see [3]), then"),
-        ("the ''", 'the"'),
-        ("`` the cat '' , he said .", '"the cat", he said.'),
-        ("the dogs ' house is n't theirs , it 's ours", "the dogs ' house isn't theirs, it's ours"),
-        ("100 % of $ 5", "100% of $5"),
-        ("", ""),
-    ],
-)
-def test_detokenize(tokens, text):
-    assert detokenize(tokens) == text
-
-
 # ---- load ------------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +182,6 @@ def test_limit_takes_the_first_and_says_so(folder):
     found = data.load("known", folder, 2)
     assert [example.id for example in found] == ["known-0", "known-1"]
     assert found.notes[-1] == "Took 2 of 3 examples, in the order of the file."
-    assert found.total == 3
     assert data.load("known", folder, 3).notes == data.load("known", folder).notes
 
 
@@ -317,29 +232,12 @@ def test_unknown_name():
         data.load("nown")
 
 
-def test_as_published_where_there_is_no_such_form():
-    with pytest.raises(ParameterError, match=r"wikibio has one form only"):
-        data.load("wikibio", as_published=True)
-
-
 def test_environment_names_the_folder_and_an_argument_goes_before_it(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("NOISER_DATA", str(folder))
     assert len(data.load("known")) == 3
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"There is no known_1000.json in .*empty or below"):
+    with pytest.raises(DataError, match=r"There is no known_1000.json with .*empty or below"):
         data.load("known", tmp_path / "empty")
-
-
-def test_records_with_other_fields(folder, monkeypatch):
-    content = as_json([{"prompt": "p"}])
-    (folder / "strange.json").write_bytes(content)
-    made = Recipe(
-        source=source(upstream("strange.json", content)),
-        read=lambda paths: read_known({"known_1000.json": paths["strange.json"]}),
-    )
-    loading.DATA_SETS.register("strange", lambda: made, summary="")
-    with pytest.raises(DataError, match=r"files of strange have another form than expected: KeyError\('subject'\)"):
-        data.load("strange", folder)
 
 
 def test_a_data_set_is_a_sequence_that_evaluate_takes_and_that_travels(folder):
@@ -362,7 +260,6 @@ def test_real_known():
     found = data.load("known", REAL)
     assert len(found) == 1208
     assert found.notes == ("Removed 1 of 1209 records: known-762 repeats the prompt of known-446.",)
-    assert len(data.load("known", REAL, as_published=True)) == 1209
     assert len(found.categories) == 33
     for example in found:
         assert parts(example)["subject"] == [example.meta["subject"]]
@@ -372,8 +269,8 @@ def test_real_known():
 
 @real_files
 def test_real_longra_equals_the_rendered_templates():
-    rendered = next(REAL.rglob("longra_573_rendered.json"), None)
-    if rendered is None:
+    rendered = REAL / "longra_573_rendered.json"
+    if not rendered.is_file():
         pytest.skip("longra_573_rendered.json is not with the other files")
     right = json.loads(rendered.read_text(encoding="utf-8"))
     found = data.load("longra", REAL)
@@ -391,33 +288,18 @@ def test_real_longra_equals_the_rendered_templates():
     assert got == right
     assert len(found) == 573
     assert sum(bool(e.meta["repaired"]) for e in found) == 186
-    published = data.load("longra", REAL, as_published=True)
-    assert sum(a.prompt != b.prompt for a, b in zip(published, found, strict=True)) == 186
+    capitals = [e for e in found if e.category == "capital-world"]
+    assert len(capitals) == 116
+    assert {parts(e)["last_content_word"][0] for e in capitals} == {"capital"}
 
 
 @real_files
-def test_real_longra_capital_world():
-    found = data.load("longra", REAL, category="capital-world")
-    assert len(found) == 116
-    assert {parts(example)["last_content_word"][0] for example in found} == {"capital"}
-
-
-@real_files
-def test_real_wikitext():
-    found = data.load("wikitext", REAL)
-    assert len(found) == 22
-    assert all(example.prompt == example.prompt.strip() for example in found)
-
-
-@real_files
-def test_real_wikibio():
+def test_real_wikitext_and_wikibio():
+    assert len(data.load("wikitext", REAL)) == 22
     found = data.load("wikibio", REAL)
     assert len(found) == len({example.id for example in found}) == 119
     assert all(example.prompt.count("(") == example.prompt.count(")") for example in found)
     assert min(len(example.prompt) for example in found) > 90
-    part = next(REAL.rglob("lebret_train_first10*.json"), None)
-    if part is not None:
-        assert len(read_biographies(part).examples) == 8
 
 
 # ---- planted ---------------------------------------------------------------------------------------------------------
@@ -427,34 +309,34 @@ def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
     examples = data.load("planted")
     assert len({example.id for example in examples}) == len(examples)
     for example in examples:
-        (question,) = re.findall(r"Question: .*|[a-z]+:$", example.prompt)
+        (question,) = re.findall(r"Question: .*", example.prompt)
         gold = parts(example)["gold"]
         rest = example.prompt
         for sentence in gold:
-            rest = rest.replace(sentence + ("\n" if example.category == "few_shot" else " "), "")
+            rest = rest.replace(sentence + " ", "")
         assert example.without == rest
         assert example.target in " ".join(gold)
         asked = re.findall(r"does (\w+) keep the (\w+)", question)
-        if example.category in ("once", "twice", "similar"):
+        if example.category in ("once", "twice"):
             (person, thing), room = asked[0], example.target
             assert set(gold) == {f"{person} keeps the {thing} in the {room}."}
             assert f"{person} keeps the {thing}" not in example.without
         assert len(gold) == {"twice": 2, "combined": 2}.get(example.category, 1)
 
 
-def test_planted_places_are_balanced_and_lengths_span_20_to_2000_tokens():
+def test_planted_places_are_balanced_and_lengths_span_40_to_2000_tokens():
     examples = data.load("planted")
-    for category in ("once", "twice", "combined", "similar", "few_shot"):
+    for category in ("once", "twice", "combined"):
         for sentences in planted.SENTENCES:
             depths = [e.meta["depth"] for e in examples if e.id.startswith(f"planted-{category}-{sentences}-")]
             assert sum(depths) / len(depths) == pytest.approx(50, abs=1)
             assert {0, 100} <= set(depths)
     lengths = [len(example.prompt.split()) for example in examples]
-    assert min(lengths) < 20
+    assert min(lengths) == 31
     assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
 
 
-@pytest.mark.parametrize(("category", "sentences"), [("once", 1), ("few_shot", 0), ("similar", 2), ("twice", -2)])
+@pytest.mark.parametrize(("category", "sentences"), [("once", 1), ("twice", -2)])
 def test_planted_prompts_have_a_least_length(category, sentences):
     with pytest.raises(ParameterError, match=f"sentences is {sentences}; expected an integer of at least"):
         planted.draw(category, sentences)
@@ -473,4 +355,4 @@ def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
 
 def test_planted_is_the_same_in_every_run():
     digest = hashlib.sha256("".join(example.prompt for example in data.load("planted")).encode()).hexdigest()
-    assert digest[:16] == "336c34df2805ea50"
+    assert digest[:16] == "d9dffa9741c49fab"

@@ -1,342 +1,167 @@
-"""Upstream files: fetched whole or not at all, found in a folder, and the commands. The server is on this machine."""
+"""Upstream files: fetched from a server of our own, found in a folder, and listed by commands."""
 
 from __future__ import annotations
 
-import socket
+import json
+import re
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from typer.testing import CliRunner
 
 import noiser.data
 from data_for_tests import KNOWN_RECORDS, as_json, serving, source, upstream
-from noiser import data
 from noiser.cli import app
-from noiser.data import Recipe, UpstreamFile, loading
-from noiser.data.dataset import DATA_SETS
+from noiser.data import DATA_SETS, Recipe, loading
+from noiser.data import files as data_files
 from noiser.data.files import fetch_file, find_file
-from noiser.data.known import known
-from noiser.errors import DataError, NoiserError
+from noiser.data.known import read_known
+from noiser.errors import DataError
 from noiser.registry import Registry
-from noiser.version import __version__
 
-CONTENT = as_json(KNOWN_RECORDS)
-NAME = "known_1000.json"
+NAME, CONTENT = "known_1000.json", as_json(KNOWN_RECORDS)
 
 
 @pytest.fixture
-def served(monkeypatch):
-    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(variable, raising=False)
+def served():
     with serving() as server:
         server.files[NAME] = CONTENT
         yield server
 
 
 @pytest.fixture
-def file(served) -> UpstreamFile:
+def file(served):
     return upstream(NAME, CONTENT, served.address)
 
 
 @pytest.fixture
-def catalog(file, monkeypatch, tmp_path) -> Registry[Recipe]:
-    """The registry with our own KNOWN, on our own server, and a cache of its own."""
+def catalog(file, monkeypatch, tmp_path):
+    """Two data sets: "known", of our own records on our own server, and "gone", which is not there."""
     registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
-    recipe = Recipe(source=source(file), read=known().read, read_as_published=known().read_as_published)
-    registry.register("known", lambda: recipe, summary="facts of our own")
-    monkeypatch.setattr(loading, "DATA_SETS", registry)
-    monkeypatch.setattr(noiser.data, "DATA_SETS", registry)
+    for name, one in (("gone", upstream("gone.json", b"gone", file.url.rpartition("/")[0])), ("known", file)):
+        recipe = Recipe(source=source(one), read=read_known)
+        registry.register(name, lambda recipe=recipe: recipe, summary=f"facts of {name}")
+    for module in (noiser.data, loading):
+        monkeypatch.setattr(module, "DATA_SETS", registry)
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("NOISER_DATA", raising=False)
-    return registry
 
 
-def left(folder: Path) -> list[str]:
-    """What is in a folder, but for locks."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock") if folder.exists() else []
-
-
-# ---- fetching --------------------------------------------------------------------------------------------------------
-
-
-def test_fetches_once(file, served, tmp_path):
-    steps: list[tuple[float, float]] = []
-    path = fetch_file(file, tmp_path / "new" / "folder", progress=lambda done, total: steps.append((done, total)))
+def test_fetches_once_and_replaces_a_damaged_copy(file, served, tmp_path):
+    path = fetch_file(file, tmp_path / "new" / "folder")
     assert path.read_bytes() == CONTENT
-    assert steps[-1] == (len(CONTENT), len(CONTENT))
-    assert served.requests == [(f"/{NAME}", f"noiser/{__version__}")]
     assert fetch_file(file, path.parent) == path
     assert len(served.requests) == 1
-    assert left(path.parent) == [NAME]
-
-
-def test_a_damaged_copy_is_replaced(file, tmp_path):
-    (tmp_path / NAME).write_bytes(CONTENT[:-1] + b"x")
-    assert fetch_file(file, tmp_path).read_bytes() == CONTENT
-
-
-def with_other_checksum(file, served):
-    served.files[NAME] = CONTENT.replace(b"moss", b"MOSS")
-    return file
-
-
-def with_too_much(file, served):
-    served.files[NAME] = CONTENT + b" " * 100_000
-    return file
-
-
-def cut_short(file, served):
-    served.replies[NAME] = "cut"
-    return file
-
-
-def shortened(file, served):
-    served.files[NAME] = CONTENT[:100]
-    return file
-
-
-def missing(file, served):
-    served.files.clear()
-    return file
-
-
-def hanging(file, served):
-    served.replies[NAME] = "hang"
-    return file
-
-
-def refusing(file, served):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return file._replace(url=f"http://127.0.0.1:{free.getsockname()[1]}/{NAME}")
-
-
-def nowhere(file, served):
-    return file._replace(url=f"http://nowhere.invalid/{NAME}")
-
-
-def local(file, served):
-    return file._replace(url="file:///etc/hostname")
+    assert re.fullmatch(r"noiser/\d+\.\S+", served.requests[0][1])
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert fetch_file(file, path.parent).read_bytes() == CONTENT
+    assert [entry.name for entry in path.parent.iterdir()] == [NAME]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("trouble", "says"),
     [
-        (with_other_checksum, r"got sha256 [0-9a-f]{64}; the file has changed"),
-        (with_too_much, r"got more than \d+ bytes"),
-        (cut_short, r"got \d+ bytes, expected \d+; the file was cut short|IncompleteRead"),
-        (shortened, r"got 100 bytes, expected \d+"),
-        (missing, r"the server answers 404 Not Found"),
-        (hanging, r"timed out"),
-        (refusing, r"refused"),
-        (nowhere, r"Cannot fetch"),
-        (local, r"begins with http:// or https://"),
+        ("404", "404"),
+        ("cut", "IncompleteRead"),
+        ("hang", "timed out"),
+        ("changed", rf"got {len(CONTENT)} bytes with sha256 [0-9a-f]{{64}}; the file has changed"),
+        ("no folder", "(Not a directory|File exists)"),
     ],
 )
-def test_a_failed_fetch_leaves_nothing_and_says_what_to_do(file, served, tmp_path, spoil, says):
-    spoiled = spoil(file, served)
-    with pytest.raises(DataError, match=says) as caught:
-        fetch_file(spoiled, tmp_path, timeout=1)
-    message = str(caught.value)
-    for part in (NAME, spoiled.url, str(file.size), file.sha256, str(tmp_path), "--data-dir", "NOISER_DATA"):
-        assert part in message
-    assert "\n" not in message
-    assert left(tmp_path) == []
+def test_a_failed_fetch_leaves_what_was_there_and_says_what_to_do(file, served, tmp_path, monkeypatch, trouble, says):
+    monkeypatch.setattr(data_files, "TIMEOUT", 0.3)
+    (tmp_path / NAME).write_bytes(b"old")
+    served.files[NAME] = CONTENT.replace(b"moss", b"mass") if trouble == "changed" else CONTENT
+    served.replies[NAME] = trouble
+    if trouble == "404":
+        del served.files[NAME]
+    folder = tmp_path / NAME if trouble == "no folder" else tmp_path
+    with pytest.raises(DataError, match=rf"Cannot fetch {NAME} from {file.url}.*{says}.*put it there") as caught:
+        fetch_file(file, folder)
+    assert file.sha256 in str(caught.value)
+    assert isinstance(caught.value, OSError)
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [(NAME, b"old")]
 
 
-def test_a_failed_fetch_keeps_what_was_there(file, served, tmp_path):
-    (tmp_path / NAME).write_bytes(b"an older file")
-    with pytest.raises(DataError):
-        fetch_file(missing(file, served), tmp_path)
-    assert (tmp_path / NAME).read_bytes() == b"an older file"
+def test_nobody_listens(tmp_path):
+    with pytest.raises(DataError, match=r"Cannot fetch a from http://127\.0\.0\.1:9/a .*refused"):
+        fetch_file(upstream("a", b"x"), tmp_path)
 
 
-def test_the_error_is_caught_as_ours_and_as_an_oserror(file, served, tmp_path):
-    for kind in (NoiserError, OSError):
-        with pytest.raises(kind):
-            fetch_file(missing(file, served), tmp_path)
-
-
-def test_a_folder_that_cannot_be_made(file, tmp_path):
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(DataError, match=r"Cannot write .*taken.*--data-dir or NOISER_CACHE"):
-        fetch_file(file, tmp_path / "taken")
-
-
-def test_a_disk_that_is_full(file, tmp_path, monkeypatch):
-    def full(handle):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(DataError, match=r"Cannot write .*No space left on device"):
-        fetch_file(file, tmp_path)
-    assert left(tmp_path) == []
-
-
-def test_an_interruption_leaves_nothing(file, tmp_path):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch_file(file, tmp_path, progress=interrupt)
-    assert left(tmp_path) == []
-    assert fetch_file(file, tmp_path).read_bytes() == CONTENT, "the lock is free again"
-
-
-def test_who_comes_second_waits_and_fetches_nothing(file, served, tmp_path, capsys):
-    with FileLock(tmp_path / f".{NAME}.lock"):
-        thread = threading.Thread(target=fetch_file, args=(file, tmp_path))
-        thread.start()
-        thread.join(0.3)
-        assert thread.is_alive()
-        assert served.requests == []
-        (tmp_path / NAME).write_bytes(CONTENT)  # by whoever holds the lock
-    thread.join(10)
-    assert not thread.is_alive()
-    assert served.requests == []
-    assert f"another process is preparing {NAME}" in capsys.readouterr().err
-
-
-# ---- finding ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", [NAME, f"a/b/{NAME}", "copies/known (2).json"])
-def test_finds_by_name_or_content_in_any_folder(file, tmp_path, place):
+@pytest.mark.parametrize("place", [NAME, f"a/b/{NAME}"])
+def test_finds_the_right_file_below_a_folder(file, tmp_path, place):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / NAME).write_bytes(CONTENT.replace(b"\n", b"\r\n"))  # not the right one
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "aa").mkdir()
-    (tmp_path / "aa" / NAME).write_bytes(b"another file of that name")
     (tmp_path / place).write_bytes(CONTENT)
     assert find_file(file, tmp_path, data_set="known") == tmp_path / place
 
 
-def test_a_folder_without_the_file(file, tmp_path):
-    with pytest.raises(DataError, match=rf"There is no {NAME} in .* noiser data fetch known --data-dir") as caught:
-        find_file(file, tmp_path, data_set="known")
-    assert file.url in str(caught.value)
-    assert file.sha256 in str(caught.value)
+def test_a_folder_without_the_right_file(file, tmp_path):
+    (tmp_path / NAME).write_bytes(CONTENT + b" ")
+    for folder in (tmp_path, tmp_path / "no"):
+        with pytest.raises(DataError, match=rf"no {NAME} with sha256 {file.sha256}.* noiser data fetch known"):
+            find_file(file, folder, data_set="known")
 
 
-def test_no_folder(file, tmp_path):
-    with pytest.raises(DataError, match=r"folder .*none is not a folder"):
-        find_file(file, tmp_path / "none", data_set="known")
-
-
-def test_a_copy_with_other_line_ends_is_refused(file, tmp_path):
-    (tmp_path / NAME).write_bytes(CONTENT.replace(b"\n", b"\r\n"))
-    with pytest.raises(
-        DataError, match=r"is not the expected .*Only its line ends differ \(CRLF\); convert them to LF"
-    ):
-        find_file(file, tmp_path, data_set="known")
-
-
-def test_a_changed_copy_is_refused(file, tmp_path):
-    (tmp_path / NAME).write_bytes(CONTENT.replace(b"moss", b"MOSS"))
-    with pytest.raises(DataError, match=r"got \d+ bytes with sha256 [0-9a-f]{64}, expected") as caught:
-        find_file(file, tmp_path, data_set="known")
-    assert "CRLF" not in str(caught.value)
-
-
-# ---- load and fetch --------------------------------------------------------------------------------------------------
-
-
-def test_load_fetches_into_the_cache_once(catalog, served, tmp_path):
-    assert len(data.load("known")) == 3
-    assert left(tmp_path / "cache" / "data" / "known") == [NAME]
-    assert len(data.load("known", limit=1)) == 1
-    assert len(served.requests) == 1
-
-
-def test_load_from_a_folder_never_fetches(catalog, served, tmp_path):
-    with pytest.raises(DataError, match="There is no"):
-        data.load("known", tmp_path)
+def test_load_fetches_into_the_cache_and_never_into_a_folder(catalog, served, tmp_path):
+    with pytest.raises(DataError, match=f"There is no {NAME}"):
+        noiser.data.load("known", tmp_path)
     assert served.requests == []
-
-
-def test_fetch_into_a_folder_of_the_users(catalog, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert data.fetch("known", "mine") == [Path("mine") / NAME]
-    assert len(data.load("known", "mine")) == 3
-    assert not (tmp_path / "cache").exists()
+    first = noiser.data.load("known")
+    assert (tmp_path / "cache" / "data" / "known" / NAME).read_bytes() == CONTENT
+    assert noiser.data.load("known").examples == first.examples
+    assert len(served.requests) == 1
+    (path,) = noiser.data.fetch("known", tmp_path / "mine")
+    assert path == tmp_path / "mine" / NAME
+    assert noiser.data.load("known", tmp_path / "mine").examples == first.examples
 
 
 def test_every_source_is_complete():
     for name in DATA_SETS.names():
-        made = DATA_SETS.get(name).factory()
-        assert made.source.licence
-        assert made.source.citation
-        for upstream_file in made.source.files:
-            assert upstream_file.url.startswith("https://")
-            assert len(bytes.fromhex(upstream_file.sha256)) == 32
-            assert upstream_file.size > 0
+        found = DATA_SETS.get(name).factory().source
+        assert found.licence
+        assert found.citation
+        for one in found.files:
+            assert one.url.startswith("https://")
+            assert one.size > 1000
+            assert re.fullmatch("[0-9a-f]{64}", one.sha256)
 
 
 def test_the_data_room_is_light():
+    """A command that only lists data sets should not wait for torch."""
     code = "import sys, noiser.data; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {"torch", "transformers", "pandas", "numpy", "rich"} & set(ran.stdout.split()) == set()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "pandas", "numpy"} & {*loaded}
 
 
-# ---- commands --------------------------------------------------------------------------------------------------------
+# ---- commands -------------------------------------------------------------------------------------------------------
 
 
-def run(*arguments: str):
-    result = CliRunner().invoke(app, ["data", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+def run(*arguments):
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
 
 
 def test_list_fetch_list(catalog, tmp_path):
-    assert f"not fetched: {catalog.get('known').factory().source.files[0].url}" in run("list").stdout
-    fetched = run("fetch", "known")
+    before, fetched, after = run("list"), run("fetch", "known"), run("list")
+    assert (before.exit_code, fetched.exit_code, after.exit_code) == (0, 0, 0)
+    assert before.stdout.count("  not fetched: http://127.0.0.1:") == 2
     path = tmp_path / "cache" / "data" / "known" / NAME
-    assert fetched.exit_code == 0
-    assert f"known: {path} (0.9 kB, checksum right)" in fetched.stdout
-    assert f"fetched: {path}" in run("list").stdout
+    assert f"known: {path}" in fetched.stdout
+    assert f"  fetched: {path}\n" in after.stdout
 
 
 def test_show(catalog):
-    result = run("show", "known", "--limit", "2")
-    assert result.exit_code == 0
-    assert result.stdout == (
-        "known: 3 examples\n"
-        "  Removed 1 of 4 records: known-2 repeats the prompt of known-0.\n"
-        "  Took 2 of 3 examples, in the order of the file.\n"
-        "  licence: ours\n"
-        "  cite: nobody\n"
-        "\n"
-        "known-0  P1\n  The moss on our roof is\n  target: green\n  subject: The moss\n"
-        "\n"
-        "known-1  P2\n  Grandfather's kettle sings in the key of\n  target: C\n  subject: Grandfather's kettle\n"
-    )
+    shown = run("show", "known", "--category", "P2", "--limit", "1", "--seed", "0")
+    assert shown.exit_code == 0, shown.output
+    assert "known: 1 examples" in shown.stdout
+    assert "Took 1 of 3 examples, category P2, at random with seed 0." in shown.stdout
+    assert json.dumps(KNOWN_RECORDS[1]["prompt"])[1:-1] in shown.stdout or "Every second baker" in shown.stdout
 
 
-def test_show_with_options(catalog, tmp_path):
-    run("fetch", "known", "--data-dir", str(tmp_path / "mine"))
-    result = run("show", "known", "--as-published", "--category", "P1", "--data-dir", str(tmp_path / "mine"))
-    assert [line for line in result.stdout.splitlines() if line.startswith("known-")] == ["known-0  P1", "known-2  P1"]
-    assert "at random with seed 4" in run("show", "known", "--limit", "1", "--seed", "4").stdout
-
-
-def test_fetch_all_goes_on_after_a_failure(catalog, served):
-    gone = Recipe(source=source(upstream("gone.json", b"{}", served.address)), read=known().read)
-    catalog._newest.clear()
-    catalog.register("gone", lambda: gone, summary="")
-    catalog.register("known", catalog._entries["known@1"].factory, summary="")
+def test_fetch_all_goes_on_after_a_failure(catalog):
     result = run("fetch", "all")
     assert result.exit_code == 2
     assert "known: " in result.stdout
-    assert "404" in result.stderr
-    assert "gone.json" in result.stderr
-
-
-@pytest.mark.parametrize("arguments", [("fetch", "nown"), ("show", "nown"), ("show", "known", "--category", "P9")])
-def test_errors_are_one_line(catalog, arguments):
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("noiser: error: Unknown ")
-    assert len(result.stderr.splitlines()) == 1
+    assert "Cannot fetch gone.json" in " ".join(result.output.split())

@@ -36,7 +36,7 @@ def draw(
         prompts = enumerate(entry.prompts)
         return tuple(Sampled(f"{entry.label}-{i}", "", Item(index=i, prompt=prompt)) for i, prompt in prompts), ()
     assert entry.name is not None
-    dataset = load(entry.name, data_dir, as_published=entry.as_published)
+    dataset = load(entry.name, data_dir)
     for category in (*entry.category, *entry.without_category):
         if category not in dataset.categories:
             raise UnknownNameError(f"category of {entry.name}", category, dataset.categories)

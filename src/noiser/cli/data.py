@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.terminal import progress_bar, say
+from noiser.cli.terminal import say
 from noiser.errors import DataError
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def fetch(
     errors: list[DataError] = []
     for data_set in DATA_SETS.names() if name == "all" else [name]:
         try:
-            with progress_bar(f"Fetching {data_set}") as progress:
-                paths = run(data_set, data_dir, progress=progress)
+            paths = run(data_set, data_dir)
         except DataError as error:  # the other data sets may be within reach
             errors.append(error)
             continue
@@ -121,17 +120,13 @@ def show(
     limit: Annotated[int, typer.Option(min=1, help="The most examples to show.")] = 5,
     category: Annotated[str | None, typer.Option(help="Only this category, such as capital-world.")] = None,
     seed: Annotated[int | None, typer.Option(help="Takes a random sample, rather than the first ones.")] = None,
-    as_published: Annotated[
-        bool, typer.Option("--as-published", help="Leave what is wrong in the published file as it is.")
-    ] = False,
     data_dir: o.DataFolder = None,
 ) -> None:
     """Shows examples of a data set, and what was done to the published file."""
     from noiser.data import load
 
-    with progress_bar(f"Fetching {name}") as progress:
-        dataset = load(name, data_dir, limit, seed, as_published, category=category, progress=progress)
-    say(f"{dataset.name}: {dataset.total} examples")
+    dataset = load(name, data_dir, limit, seed, category=category)
+    say(f"{dataset.name}: {len(dataset)} examples")
     for line in (*dataset.notes, f"licence: {dataset.source.licence}", f"cite: {dataset.source.citation}"):
         say(f"  {line}")
     for example in dataset:

@@ -136,8 +136,8 @@ def evaluate(
                 profile=profile,
                 progress=progress,
             )
-    if bill := getattr(made_judge, "bill", None):  # what an endpoint was asked, and what it cost
-        say(bill, err=True)
+    if paid := getattr(made_judge, "paid", 0):
+        say(f"{paid:,} tokens were paid for at the judge's endpoint", err=True)
     result = Comparison(evaluations=results) if others else results[method]
     output.write(
         {
@@ -154,8 +154,7 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
     """The first examples of a data set, or a sample; what was done to them is said on stderr."""
     from noiser.data import load
 
-    with progress_bar(f"Fetching {name}") as progress:
-        dataset = load(name, data_dir, limit, seed, category=category, progress=progress)
+    dataset = load(name, data_dir, limit, seed, category=category)
     for note in dataset.notes:
         say(f"{name}: {note}", err=True)
     return list(dataset.examples)

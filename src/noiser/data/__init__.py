@@ -5,7 +5,7 @@ from noiser.data.known import KNOWN
 from noiser.data.loading import cache_folder, fetch, load
 from noiser.data.longra import LONGRA
 from noiser.data.planted import read_planted
-from noiser.data.wikibio import WIKIBIO, read_biographies
+from noiser.data.wikibio import WIKIBIO
 from noiser.data.wikitext import WIKITEXT
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "cache_folder",
     "fetch",
     "load",
-    "read_biographies",
     "read_planted",
 ]

@@ -1,10 +1,10 @@
-"""What a data set is: examples in memory, the upstream files that they come from, and how they are chosen."""
+"""Data sets: examples in memory, the upstream files that they come from, and samples of them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -27,8 +27,8 @@ class Example:
         dataset: name of the data set.
         category: the data set's own division, such as a relation; empty where there is none.
         spans: named parts of `prompt`, for localisation.
-        without: the prompt without the parts that decide the answer; None where the data set does not say which do.
-        meta: whatever else the record says.
+        without: the prompt without the parts that decide the answer; None where they are not known.
+        meta: other fields of the record.
     """
 
     id: str
@@ -42,14 +42,7 @@ class Example:
 
 
 class UpstreamFile(NamedTuple):
-    """A file as its authors published it. Only a copy that is equal byte for byte is accepted.
-
-    Attributes:
-        name: the file's name in the cache.
-        url: where it is fetched from (http or https).
-        size: in bytes.
-        sha256: as hex.
-    """
+    """A file as its authors published it. Only a copy that is equal byte for byte is accepted."""
 
     name: str
     url: str
@@ -59,13 +52,7 @@ class UpstreamFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Files, licence and citation of a data set.
-
-    Attributes:
-        files: all that must be there to read the data set.
-        licence: of the files, as far as their authors state one.
-        citation: whom to cite.
-    """
+    """Files, licence and citation of a data set."""
 
     files: tuple[UpstreamFile, ...]
     licence: str
@@ -73,12 +60,7 @@ class Source:
 
 
 class Reading(NamedTuple):
-    """What a reader made of the files.
-
-    Attributes:
-        examples: in the order of the file.
-        notes: what a person must know about them: what was removed, repaired or left as it was.
-    """
+    """Examples in the order of the file, and notes on what was removed or repaired."""
 
     examples: Sequence[Example]
     notes: tuple[str, ...] = ()
@@ -86,17 +68,10 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to get a data set.
-
-    Attributes:
-        source: its files.
-        read: makes examples of the files' paths, given by file name.
-        read_as_published: the same, leaving errors of the published files in; None where there is no such form.
-    """
+    """The source of a data set, and the function that reads its files, given by name."""
 
     source: Source
     read: Callable[[Mapping[str, Path]], Reading]
-    read_as_published: Callable[[Mapping[str, Path]], Reading] | None = None
 
 
 DATA_SETS: Registry[Recipe] = Registry("data set", "noiser.data")
@@ -110,24 +85,17 @@ class DataSet(Sequence[Example]):
     Attributes:
         name: the registry's name.
         examples: the examples.
-        notes: what was removed, repaired, left as published or chosen, one sentence each.
+        notes: what was removed, repaired or chosen, one sentence each.
         source: files, licence and citation.
-        as_published: whether errors of the published file were left in.
-        total: examples that the data set has; more than `len` where a category or a limit chose among them.
     """
 
     name: str
     examples: tuple[Example, ...]
     notes: tuple[str, ...]
     source: Source
-    as_published: bool
-    total: int
 
     def __len__(self) -> int:
         return len(self.examples)
-
-    def __iter__(self) -> Iterator[Example]:
-        return iter(self.examples)
 
     @overload
     def __getitem__(self, index: int) -> Example: ...

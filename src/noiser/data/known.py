@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,14 @@ KNOWN = Source(
 
 def known() -> Recipe:
     """The recipe of KNOWN. An example's category is its relation; its span "subject" is what the fact is about."""
-    return Recipe(source=KNOWN, read=read_known, read_as_published=partial(read_known, as_published=True))
+    return Recipe(source=KNOWN, read=read_known)
 
 
-def read_known(paths: Mapping[str, Path], *, as_published: bool = False) -> Reading:
-    """KNOWN with every prompt once, as the paper counts it (1208), or with its duplicate, as published."""
+def read_known(paths: Mapping[str, Path]) -> Reading:
+    """KNOWN with every prompt once, as the paper counts it (1208)."""
     examples = [_example(record) for record in read_json(paths[FILE])]
     first: dict[str, Example] = {}
     repeats = {e.id: first[e.prompt].id for e in examples if first.setdefault(e.prompt, e) is not e}
-    if as_published:
-        listed = ", ".join(repeats) or "none"
-        return Reading(examples, (f"As published: {len(examples)} records; prompts that occur before: {listed}.",))
     removed = "; ".join(f"{again} repeats the prompt of {before}" for again, before in repeats.items())
     note = f"Removed {len(repeats)} of {len(examples)} records: {removed}."
     return Reading(list(first.values()), (note,) * bool(repeats))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,16 +64,13 @@ def longra() -> Recipe:
     The spans of an example are "antecedent", "distractor" and, in the categories whose prompts end in the noun that
     names the answer's kind ("capital" in capital-world), "last_content_word".
     """
-    return Recipe(source=LONGRA, read=read_longra, read_as_published=partial(read_longra, as_published=True))
+    return Recipe(source=LONGRA, read=read_longra)
 
 
-def read_longra(paths: Mapping[str, Path], *, as_published: bool = False) -> Reading:
-    """LongRA's 573 records, the malformed ones repaired (unless as published), so that each has its antecedent."""
+def read_longra(paths: Mapping[str, Path]) -> Reading:
+    """LongRA's 573 records, the malformed ones repaired, so that each has its antecedent."""
     records = [_Record(**record) for record in read_json(paths[FILE])]
     malformed = sum(map(_is_malformed, records))
-    if as_published:
-        note = f"As published: {malformed} of {len(records)} records are malformed and were not repaired."
-        return Reading([_example(record, repaired=False) for record in records], (note,))
     examples = [_example(_repair(record), repaired=_is_malformed(record)) for record in records]
     return Reading(
         examples, (f"Repaired {malformed} of {len(records)} records, malformed in {FILE}.",) * bool(malformed)
@@ -115,8 +111,7 @@ def _example(record: _Record, *, repaired: bool) -> Example:
 
 
 def _spans(record: _Record) -> Spans:
-    """Named parts of the prompt; a malformed record has no antecedent."""
-    antecedent = None if _is_malformed(record) else re.search(rf"\b{re.escape(record.relative)}\b", record.prompt)
+    antecedent = re.search(rf"\b{re.escape(record.relative)}\b", record.prompt)
     last = _LAST_NOUN.search(record.prompt)
     distractor = _DISTRACTOR.search(record.prompt)
     parts = {

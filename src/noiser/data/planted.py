@@ -19,7 +19,7 @@ from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spa
 SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
 
 SENTENCES = (3, 6, 12, 24, 48, 96, 192)
-"""How many sentences stand before the question: about 20 to 2,000 tokens."""
+"""How many sentences stand before the question: about 40 to 2,000 tokens."""
 
 REPEATS = 20
 """Prompts of each category and length; two for each, one per answer, where two passages are in conflict."""
@@ -35,18 +35,9 @@ _WORDS = {
         "suitcase telescope trumpet carpet bottle candle drum saddle clock puzzle"
     ),
     "rooms": "attic garage kitchen cellar garden office library bedroom hallway barn",
-    "labels": "north south east west spring summer autumn winter",
     "colours": "red blue green yellow purple orange pink brown",
 }
-_CLASSES = {
-    "animals": "dog horse lion rabbit tiger sheep wolf monkey",
-    "fruits": "apple banana cherry grape lemon peach mango plum",
-    "tools": "hammer saw drill wrench chisel shovel axe knife",
-    "colours": _WORDS["colours"],
-    "metals": "iron copper silver zinc gold nickel tin lead",
-    "clothes": "shirt jacket sock glove scarf hat coat shoe",
-}
-_PEOPLE, _THINGS, _ROOMS, _LABELS, _COLOURS = (words.split() for words in _WORDS.values())
+_PEOPLE, _THINGS, _ROOMS, _COLOURS = (words.split() for words in _WORDS.values())
 
 
 class _Planted(NamedTuple):
@@ -56,7 +47,6 @@ class _Planted(NamedTuple):
     gold: tuple[int, ...]
     question: str
     answer: str
-    separator: str = " "
 
 
 def planted() -> Recipe:
@@ -76,10 +66,10 @@ def draw(category: str, sentences: int, seed: int = 0) -> list[Example]:
     """Prompts of a category and length: those of the data set, or with another seed as many others.
 
     Raises:
-        UnknownNameError: no such category. ParameterError: fewer than two sentences, or three of category "similar".
+        UnknownNameError: no such category. ParameterError: fewer than two sentences.
     """
     check_choice("category", category, list(CATEGORIES))
-    check_count("sentences", sentences, least=3 if category == "similar" else 2)
+    check_count("sentences", sentences, least=2)
     return [example for repeat in range(REPEATS) for example in _examples(category, sentences, repeat, seed)]
 
 
@@ -101,7 +91,7 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
 
 
 def _joined(case: _Planted, sentences: list[str]) -> str:
-    return case.separator.join([*sentences, case.question])
+    return " ".join([*sentences, case.question])
 
 
 def _spans(case: _Planted) -> Spans:
@@ -109,7 +99,7 @@ def _spans(case: _Planted) -> Spans:
     start = 0
     for i, sentence in enumerate(case.sentences):
         spans["gold" if i in case.gold else "other"].append((start, start + len(sentence)))
-        start += len(sentence) + len(case.separator)
+        start += len(sentence) + 1
     return {name: tuple(places) for name, places in spans.items()}
 
 
@@ -172,38 +162,11 @@ def _combined(facts: _Facts) -> Iterator[_Planted]:
     yield _Planted(sentences, gold, facts.question, facts.room)
 
 
-def _similar(facts: _Facts) -> Iterator[_Planted]:
-    """Another person has the same thing, the same person another one."""
-    person = facts.random.choice([name for name in _PEOPLE if name != facts.person])
-    thing = facts.random.choice([name for name in _THINGS if name != facts.thing])
-    look_alikes = (
-        f"{person} keeps the {facts.thing} in the {facts.other_room}.",
-        f"{facts.person} keeps the {thing} in the {facts.rooms[2]}.",
-    )
-    sentences, places = facts.place(facts.fact(facts.room), *look_alikes)
-    yield _Planted(sentences, places[:1], facts.question, facts.room)
-
-
-def _few_shot(facts: _Facts) -> Iterator[_Planted]:
-    """Labels without meaning, one per class; the example of the question's own class decides."""
-    labels = dict(zip(_CLASSES, facts.random.sample(_LABELS, len(_CLASSES)), strict=True))
-    asked = facts.random.choice(list(_CLASSES))
-    shown, question = facts.random.sample(_CLASSES[asked].split(), 2)
-    others = [(word, label) for kind, label in labels.items() if kind != asked for word in _CLASSES[kind].split()]
-    facts.random.shuffle(others)
-    sentences = [f"{word}: {label}" for word, label in others[: min(facts.count, len(others)) - 1]]
-    place = round(facts.repeat / (REPEATS - 1) * len(sentences))
-    sentences.insert(place, f"{shown}: {labels[asked]}")
-    yield _Planted(sentences, (place,), f"{question}:", labels[asked], "\n")
-
-
 CATEGORIES: Mapping[str, Callable[[_Facts], Iterator[_Planted]]] = {
     "once": _once,
     "twice": _twice,
     "conflict": _conflict,
     "combined": _combined,
-    "similar": _similar,
-    "few_shot": _few_shot,
 }
 """Each category and what makes its prompts."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
@@ -29,21 +28,19 @@ WIKITEXT = Source(
 
 def wikitext() -> Recipe:
     """The recipe of the 22 sentences. They have no target: the model's own continuation is explained."""
-    return Recipe(source=WIKITEXT, read=read_wikitext, read_as_published=partial(read_wikitext, as_published=True))
+    return Recipe(source=WIKITEXT, read=read_wikitext)
 
 
-def read_wikitext(paths: Mapping[str, Path], *, as_published: bool = False) -> Reading:
-    """Every line, without the whitespace around it (unless as published), as the paper's authors use them."""
+def read_wikitext(paths: Mapping[str, Path]) -> Reading:
+    """Every line, without the whitespace around it, as the paper's authors use them."""
     lines = [line for line in read_text(paths[FILE]).split("\n") if line.strip()]
     changed = sum(line != line.strip() for line in lines)
-    if as_published:
-        notes = (f"As published: {changed} of {len(lines)} lines begin or end in whitespace.",)
-    else:
-        lines = [line.strip() for line in lines]
-        notes = (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",) * bool(changed)
-    numbered = [(f"wikitext-{number}", line) for number, line in enumerate(lines)]
-    examples = [Example(id=name, prompt=line, target=None, dataset="wikitext") for name, line in numbered]
-    return Reading(examples, notes)
+    note = f"Removed the whitespace at the ends of {changed} of {len(lines)} lines."
+    examples = [
+        Example(id=f"wikitext-{number}", prompt=line.strip(), target=None, dataset="wikitext")
+        for number, line in enumerate(lines)
+    ]
+    return Reading(examples, (note,) * bool(changed))
 
 
 DATA_SETS.register("wikitext", wikitext, summary='22 beginnings of Wikipedia sentences: "WikiBio" in the paper\'s runs')
