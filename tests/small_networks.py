@@ -56,29 +56,50 @@ class Network(nn.Module):
 
 
 class Chain(Network):
-    """Two nonlinearities one behind the other, with biases, and no product."""
+    """Two activation functions after one another, with biases, and no product."""
 
     def build(self):
-        self.first, self.second = nn.Linear(DIM, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.layers = nn.Sequential(nn.Linear(DIM, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def body(self, mean):
-        return torch.tanh(self.second(nn.functional.silu(self.first(mean))))
+        return self.layers(mean)
+
+
+class RMSNorm(nn.Module):
+    """x * weight / sqrt(mean(x^2) + eps)."""
+
+    eps = 1e-3
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(DIM) + 0.5)
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+class Gate(nn.Module):
+    """silu(gate(x)) * up(x)."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(DIM, HIDDEN, bias=False), nn.Linear(DIM, HIDDEN, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x):
+        return self.act_fn(self.gate_proj(x)) * self.up_proj(x)
 
 
 class Gated(Network):
     """RMSNorm, then a gate: head(silu(gate(n)) * up(n))."""
 
-    eps = 1e-3
-
     def build(self):
-        self.weight = nn.Parameter(torch.rand(DIM) + 0.5)
-        self.gate, self.up = nn.Linear(DIM, HIDDEN, bias=False), nn.Linear(DIM, HIDDEN, bias=False)
+        self.norm, self.gate = RMSNorm(), Gate()
         self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
 
     def body(self, mean):
-        n = self.weight * (mean * torch.rsqrt(mean.pow(2).mean(-1, keepdim=True) + self.eps))
-        return nn.functional.silu(self.gate(n)) * self.up(n)
+        return self.gate(self.norm(mean))
 
 
 class GatedByHand:
@@ -87,9 +108,14 @@ class GatedByHand:
     def __init__(self, network):
         self.w, self.gate, self.up, self.head = (
             p.detach().double().numpy()
-            for p in (network.weight, network.gate.weight, network.up.weight, network.head.weight)
+            for p in (
+                network.norm.weight,
+                network.gate.gate_proj.weight,
+                network.gate.up_proj.weight,
+                network.head.weight,
+            )
         )
-        self.eps = network.eps
+        self.eps = network.norm.eps
 
     def forward(self, x):
         self.mean = x.mean(0)

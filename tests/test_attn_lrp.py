@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 import numpy as np
 import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import noiser
 from engine_for_tests import run_method
 from noiser.engine import LocalEngine, Relevance, Session
-from noiser.engine.interception import Interception
+from noiser.engine.rules import Rules, ruled
 from noiser.errors import UnsupportedModelError
-from noiser.methods.attn_lrp import AttnLrp, identity, relevance_rules
+from noiser.methods.attn_lrp import AttnLrp, identity, raw_logit
 from noiser.model import build_query
-from small_networks import Gated, GatedByHand, Network, wrapped
-from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+from small_networks import Gated, GatedByHand, Network, RMSNorm, wrapped
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
-WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "phi3", "olmo2", "falcon", "granite"]
+WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "olmo2", "granite"]
 
 
-def relevance_of(lm, softmax="taylor"):
+@pytest.fixture
+def no_attention(monkeypatch):
+    """Networks without attention are refused; here they are let pass, without its rules."""
+    monkeypatch.setattr("noiser.engine.rules.shared_attention", lambda *_: contextlib.nullcontext())
+
+
+def relevance_of(lm):
     query = build_query(lm, PROMPT, target=5)
-    rules = Interception(identity, relevance_rules(softmax, []))
-    found = LocalEngine(lm).ask(query, Relevance(rules, "logit"))
+    found = LocalEngine(lm).ask(query, Relevance(Rules(identity, (4, 2)), raw_logit))
     return Session(lm, query).embeddings, float(found.values[0, 0]), found.contributions[0]
 
 
+@pytest.mark.usefixtures("no_attention")
 def test_equals_a_gated_network_worked_out_by_hand():
     lm = wrapped(Gated())
     rows, logit, relevance = relevance_of(lm)
@@ -42,6 +52,7 @@ def test_equals_a_gated_network_worked_out_by_hand():
     assert logit == pytest.approx(logits[5], rel=1e-4)
 
 
+@pytest.mark.usefixtures("no_attention")
 def test_is_gradient_times_input_in_a_linear_network():
     lm = wrapped(Network())
     rows, logit, relevance = relevance_of(lm)
@@ -127,130 +138,6 @@ def test_conserves_exactly_where_neither_bias_nor_softmax_takes_any(family):
     torch.testing.assert_close(scored, torch.tensor(att.info["explained"]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"mamba"}))
-@pytest.mark.parametrize("softmax", ["taylor", "constant"])
-def test_is_finite_and_not_the_gradient_in_every_family(family, softmax):
-    lm = tiny(family)
-    att = noiser.attribute(lm, PROMPT, method=AttnLrp(softmax=softmax))
-    assert att.scores.isfinite().all()
-    x = lm.embed(build_query(lm, PROMPT).token_ids)[None].detach().requires_grad_()
-    lm.model(inputs_embeds=x).logits[0, -1, att.targets[0].token_id].backward()
-    plain = (x * x.grad).sum(-1)[0, [unit.token_indices[0] for unit in att.units]]
-    lm.model.zero_grad()
-    assert (att.scores[0] - plain).abs().max() > 1e-2 * plain.abs().max()
-
-
-def test_eager_and_fused_attention_agree():
-    for family in ("gemma3", "gpt2", "falcon", "opt"):
-        scores = []
-        for implementation in ("eager", "sdpa"):
-            model = tiny_model(family).eval()
-            model.config._attn_implementation = implementation
-            lm = noiser.wrap(model, tiny_tokenizer())
-            scores.append(noiser.attribute(lm, PROMPT, method=AttnLrp(), target=5).scores)
-        torch.testing.assert_close(*scores, atol=1e-5, rtol=1e-3)
-
-
-def test_attention_by_other_kernels_is_made_eager_for_the_call():
-    model = tiny_model("llama").eval()
-    expected = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method=AttnLrp(), target=5)
-    lm = noiser.wrap(model, tiny_tokenizer())
-    query = build_query(lm, PROMPT, target=5)
-    model.config._attn_implementation_internal = "flex_attention"
-    _, found = run_method(lm, query, AttnLrp())
-    assert model.config._attn_implementation == "flex_attention"
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
-
-
-def test_a_foil_explains_the_difference_of_two_logits():
-    lm = tiny("llama")
-    both = noiser.attribute(lm, PROMPT, method=AttnLrp(), target=5, foil=7)
-    one, other = (noiser.attribute(lm, PROMPT, method=AttnLrp(), target=t) for t in (5, 7))
-    torch.testing.assert_close(both.scores, one.scores - other.scores, atol=1e-5, rtol=1e-4)
-    assert both.info["explained"][0] == pytest.approx(one.info["explained"][0] - other.info["explained"][0], abs=1e-5)
-
-
-def test_modules_of_torch_and_formulas_written_out_have_the_same_rules():
-    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
-    weight, bias = torch.rand(16) + 0.5, torch.randn(16)
-    centred = lambda x: x - x.mean(-1, keepdim=True)
-    pairs = [
-        (
-            lambda x: nn.functional.rms_norm(x, (16,), weight, 1e-5),
-            lambda x: weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)),
-        ),
-        (
-            lambda x: nn.functional.rms_norm(x, (16,), weight, 1e-5),
-            lambda x: weight * x / torch.sqrt(torch.mean(x * x, -1, keepdim=True) + 1e-5),
-        ),
-        (
-            lambda x: nn.functional.rms_norm(x, (16,), weight, 1e-5),
-            lambda x: weight * x * (x.square().mean(-1, keepdim=True) + 1e-5) ** -0.5,
-        ),
-        (
-            lambda x: nn.functional.layer_norm(x, (16,), weight, bias, 1e-5),
-            lambda x: weight * centred(x) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt() + bias,
-        ),
-        (lambda x: nn.functional.normalize(x, dim=-1), lambda x: x / x.norm(dim=-1, keepdim=True)),
-        (
-            lambda x: nn.functional.scaled_dot_product_attention(x, x.flip(1), x + 1),
-            lambda x: (x @ x.flip(1).mT / 4).softmax(-1) @ (x + 1),
-        ),
-        (
-            lambda x: torch.einsum("btd,bsd->bts", x, x.flip(0)),
-            lambda x: torch.bmm(x, x.flip(0).transpose(1, 2)),
-        ),
-        (lambda x: torch.baddbmm(x @ x.mT, x, x.mT), lambda x: x @ x.mT + torch.matmul(x, x.mT)),
-    ]
-    behind = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
-    for left, right in pairs:
-        found = []
-        for function in (left, right):
-            leaf = x.clone().requires_grad_()
-            with Interception(identity, relevance_rules("taylor", [])):
-                out = function(leaf + 0.0)
-            (gradient,) = torch.autograd.grad((out * behind[..., : out.shape[-1]]).sum(), leaf)
-            found += [gradient, out.detach()]
-        torch.testing.assert_close(found[0], found[2], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(found[1], found[3], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x * x.roll(1),
-        lambda x: x * x,
-        lambda x: x**3,
-        lambda x: x.square(),
-        lambda x: x.abs().sqrt(),
-        lambda x: x / x.norm(),
-        lambda x: nn.functional.silu(x) * x.roll(1),
-        lambda x: torch.einsum("i,i,i->i", x, x.roll(1), x.roll(2)),
-        lambda x: torch.outer(x, x.roll(1)),
-        lambda x: nn.functional.rms_norm(x, (16,)),
-        lambda x: nn.functional.layer_norm(x, (16,)),
-        lambda x: torch.addcmul(x, x.roll(1), x.roll(2)),
-    ],
-)
-def test_rules_conserve(function):
-    x = torch.randn(16, generator=torch.Generator().manual_seed(0))
-    leaf = x.clone().requires_grad_()
-    with Interception(identity, relevance_rules("taylor", [])):
-        out = function(leaf + 0.0)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-    (gradient,) = torch.autograd.grad((out * weights).sum(), leaf)
-    assert float((x * gradient).sum()) == pytest.approx(float((out.detach() * weights).sum()), rel=1e-3, abs=1e-5)
-
-
-def test_scaling_by_a_constant_is_not_a_product():
-    x = torch.randn(16)
-    leaf = x.clone().requires_grad_()
-    with Interception(identity, relevance_rules("taylor", [])):
-        out = leaf * torch.cos(torch.arange(16.0)) @ torch.ones(16, 3)
-    (gradient,) = torch.autograd.grad(out.sum(), leaf)
-    torch.testing.assert_close(gradient, 3 * torch.cos(torch.arange(16.0)))
-
-
 def test_a_mixture_of_experts_conserves():
     config = transformers.MixtralConfig(
         vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -263,9 +150,105 @@ def test_a_mixture_of_experts_conserves():
     assert att.info["conservation"] == pytest.approx([1], abs=1e-3)
 
 
-def test_state_space_models_are_refused_with_a_reason():
-    with pytest.raises(UnsupportedModelError, match="rules for attention, not for state-space"):
-        noiser.attribute(tiny("mamba"), PROMPT, method=AttnLrp())
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "opt"])
+def test_eager_and_fused_attention_agree(family):
+    scores = []
+    for implementation in ("eager", "sdpa"):
+        model = tiny_model(family).eval()
+        model.config._attn_implementation = implementation
+        lm = noiser.wrap(model, tiny_tokenizer())
+        scores.append(noiser.attribute(lm, PROMPT, method=AttnLrp(), target=5).scores)
+    torch.testing.assert_close(*scores, atol=1e-5, rtol=1e-3)
+
+
+def test_attention_by_other_kernels_is_made_eager_for_the_call():
+    model = tiny_model("llama").eval()
+    lm = noiser.wrap(model, tiny_tokenizer())
+    query = build_query(lm, PROMPT)  # its continuation has run already
+    _, expected = run_method(lm, query, AttnLrp())
+    model.config._attn_implementation_internal = "flex_attention"
+    _, found = run_method(lm, query, AttnLrp())
+    assert model.config._attn_implementation == "flex_attention"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
+
+
+def test_a_foil_explains_the_difference_of_two_logits():
+    lm = tiny("llama")
+    both = noiser.attribute(lm, PROMPT, method=AttnLrp(), target=5, foil=7)
+    one, other = (noiser.attribute(lm, PROMPT, method=AttnLrp(), target=t) for t in (5, 7))
+    torch.testing.assert_close(both.scores, one.scores - other.scores, atol=1e-5, rtol=1e-4)
+    assert both.info["explained"][0] == pytest.approx(one.info["explained"][0] - other.info["explained"][0], abs=1e-5)
+
+
+def under_rules(module, x, behind):
+    """The gradient of (module(x) * behind).sum() by the rules, and the value."""
+    leaf = x.clone().requires_grad_()
+    with ruled(nn.Sequential(module.requires_grad_(False)), Rules(identity, (4, 2))):
+        out = module(leaf)
+    return torch.autograd.grad((out * behind).sum(), leaf)[0], out.detach()
+
+
+@pytest.mark.usefixtures("no_attention")
+@pytest.mark.parametrize("name", sorted(set(ACT2FN)))
+def test_every_activation_of_transformers_passes_relevance_unchanged(name):
+    module = ACT2FN[name].float()
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0)) * 3
+    found, out = under_rules(module, x, torch.ones(64))
+    assert torch.equal(out, module(x)), "the forward pass must not change"
+    exact = copy.deepcopy(module).double()
+    constant = exact(torch.zeros(1, dtype=torch.float64))
+    torch.testing.assert_close(found * x, (exact(x.double()) - constant).float(), atol=1e-5, rtol=1e-4)
+
+
+class CohereLayerNorm(nn.Module):
+    """A layer normalisation that is not torch's, without a bias."""
+
+    variance_epsilon = 1e-2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8) + 0.5)
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
+
+
+class OffsetLayerNorm(CohereLayerNorm):
+    """Named as if it were one."""
+
+    def forward(self, x):
+        return super().forward(x) * 3
+
+
+@pytest.mark.usefixtures("no_attention")
+@pytest.mark.parametrize("module", [nn.LayerNorm(8), CohereLayerNorm(), nn.RMSNorm(8, eps=1e-2), RMSNorm()], ids=repr)
+def test_the_factor_of_a_normalisation_is_a_constant(module):
+    rng = torch.Generator().manual_seed(0)
+    x, behind = torch.randn(2, 5, 8, generator=rng), torch.randn(2, 5, 8, generator=rng)
+    with torch.no_grad():
+        module.weight.uniform_(0.5, 1.5, generator=rng)
+    found, out = under_rules(module, x, behind)
+    assert torch.equal(out, module(x))
+    leaf = x.clone().requires_grad_()
+    eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    centred = leaf - leaf.mean(-1, keepdim=True) if type(module).__name__.endswith("LayerNorm") else leaf
+    factor = (centred.square().mean(-1, keepdim=True) + eps).rsqrt().detach()
+    (expected,) = torch.autograd.grad((centred * factor * module.weight * behind).sum(), leaf)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("no_attention")
+def test_a_layer_norm_that_is_none_is_refused():
+    with pytest.raises(UnsupportedModelError, match="OffsetLayerNorm does not compute a layer normalisation"):
+        under_rules(OffsetLayerNorm(), torch.randn(2, 8), torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon"])
+def test_models_without_attention_that_has_rules_are_refused(family):
+    with pytest.raises(UnsupportedModelError, match=r"no attention that runs through .*state-space.*'noiser'"):
+        noiser.attribute(tiny(family), PROMPT, method=AttnLrp())
 
 
 def test_parameters_outside_their_domain(unchecked):

@@ -38,8 +38,11 @@ CHEAP = {
     "gradient_shap": {"samples": 3},
     "sequential_integrated_gradients": {"n_steps": 3},
 }
-# What reads attention has nothing to read in a state-space model.
-MAY_REFUSE = {("last_attention", "mamba"), ("attention_rollout", "mamba"), ("attn_lrp", "mamba")}
+# What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's attention is its own.
+MAY_REFUSE = {
+    *((name, "mamba") for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift")),
+    ("attn_lrp", "falcon"),
+}
 # What compares whole distributions, or reads no prediction, has no place for a pair of tokens.
 NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout"}
 

@@ -17,7 +17,6 @@ from noiser.engine import (
     AddNoise,
     Delete,
     Effects,
-    Gradients,
     Hide,
     KeepDimensions,
     Remover,
@@ -118,11 +117,8 @@ def test_the_clean_sequence_travels_with_the_first_batch(family, cost, tile, mon
     torch.testing.assert_close(own, clean(lm, known), atol=2e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("method", "passes"),
-    [("occlusion", 1), ("input_x_gradient", 1), ("last_attention", 1), ("gradient_shap", 1), ("deeplift", 1)],
-)
-def test_methods_of_one_pass_run_the_model_once(method, passes, monkeypatch):
+@pytest.mark.parametrize(("method", "passes"), [("occlusion", 1), ("input_x_gradient", 2), ("deeplift", 3)])
+def test_how_often_methods_run_the_model(method, passes, monkeypatch):
     lm = tiny("llama")
     assert lm.packs
     expected = attribute(lm, PROMPT, method=method)
@@ -195,8 +191,6 @@ def test_what_cannot_be_deleted_is_an_error():
     query = build_query(lm, PROMPT)
     with pytest.raises(ParameterError, match="leaves none before a target; expected at least one"):
         distributions(Session(lm, query), [Delete(tuple(range(len(query.token_ids))))])
-    with pytest.raises(ParameterError, match="deletes 2 tokens, which have no gradient"):
-        Session(lm, query).ask(Gradients(Delete((1, 2))))
 
 
 HIDING = [family for family in FAMILIES if family not in ("mamba", "falcon", "opt")]
@@ -249,8 +243,6 @@ def test_hiding_in_sources_runs_what_comes_after_them():
 
 
 def test_what_cannot_be_hidden_is_an_error():
-    with pytest.raises(ParameterError, match="hides 2 tokens, which have no gradient"):
-        Session(tiny("llama"), build_query(tiny("llama"), PROMPT)).ask(Gradients(Hide((1, 2))))
     lm = tiny("mamba")
     with pytest.raises(UnsupportedModelError, match=r"cannot be taken away in Mamba.*such as 'zero'"):
         attribute(lm, PROMPT, target="dog", method=Occlusion(baseline="hidden"))

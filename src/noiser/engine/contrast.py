@@ -17,8 +17,7 @@ from noiser.engine.requests import (
     CleanStats,
     Counters,
     EffectTable,
-    GradientTable,
-    Integrals,
+    IntegralTable,
     RelevanceTable,
     Request,
     Values,
@@ -45,14 +44,11 @@ def contrasted(query: Query, target: Any, foil: Any, clean: Sequence[CleanStats]
         case ValueTable(), ValueTable():
             pairs = zip(target.values, foil.values, strict=True)
             return ValueTable(values=tuple(one - other for one, other in pairs), clean=target.clean - foil.clean)
-        case Integrals(), Integrals():
+        case IntegralTable(), IntegralTable():
             contributions, sums = target.contributions.clone(), target.sums.clone()
             contributions[:, :prompt] -= foil.contributions[:, :prompt]
             sums[:, :, :prompt] -= foil.sums[:, :, :prompt]
-            values = tuple(one - other for one, other in zip(target.values, foil.values, strict=True))
-            return Integrals(contributions=contributions, sums=sums, values=values, clean=target.clean - foil.clean)
-        case GradientTable(), GradientTable():
-            return GradientTable(values=target.values - foil.values, gradients=target.gradients - foil.gradients)
+            return IntegralTable(contributions=contributions, sums=sums)
         case RelevanceTable(), RelevanceTable():  # what the continuations' own tokens carry is of different texts
             contributions = torch.zeros_like(target.contributions)
             contributions[:, :prompt] = target.contributions[:, :prompt] - foil.contributions[:, :prompt]

@@ -7,20 +7,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import gradients
+from noiser.engine import inside
 from noiser.engine.contrast import contrasted, of_each_branch
+from noiser.engine.gradients import Input, Slope, differentiate
 from noiser.engine.perturbation import Perturbation
-from noiser.engine.readouts import CleanRun, EffectReadout, Predicted, Readout, ValueReadout
+from noiser.engine.readouts import CleanRun, EffectReadout, Predicted, Readout, ValueReadout, log_of
 from noiser.engine.requests import (
     Attentions,
     Call,
     Clean,
     Effects,
-    Gradients,
-    PathIntegrals,
+    Integrals,
     Relevance,
     Request,
     Spent,
@@ -29,8 +28,10 @@ from noiser.engine.requests import (
 )
 from noiser.engine.runs import LOGIT_BYTES, QueryRun
 from noiser.engine.scheduler import complete
+from noiser.engine.scores import Read
 from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.model.attention import attention_maps
+from noiser.model.cache import Cache
 from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import free_memory, is_out_of_memory
@@ -185,14 +186,15 @@ class Session(QueryRun):
                 return request.function(self)
             case _ if not self.lm.looks_inside:
                 raise _elsewhere(request)
-            case PathIntegrals():
-                return (yield from gradients.path_integrals(self, request))
-            case Gradients():
-                return (yield from gradients.point_gradients(self, request))
+            case Integrals():
+                clean = log_of((yield from self.clean()).probabilities)
+                return inside.integrals(self.lm, self.query, request, clean, self.cache, self.spend)
             case Relevance():
-                return gradients.relevance(self, request)
+                clean = log_of((yield from self.clean()).probabilities)
+                return inside.relevance(self.lm, self.query, request, clean, self.spend)
             case Attentions():
-                return self._attentions()
+                self.spend(len(self.query.token_ids), 1)
+                return attention_maps(self.lm, self.query.token_ids)
             case _:
                 name = type(request).__name__
                 raise ParameterError(f"A local model cannot answer {name}; expected one of noiser.engine's.")
@@ -205,6 +207,11 @@ class Session(QueryRun):
         """The result of a generator of requests, for a function that cannot wait; as `ask`."""
         return self._at_once(self.drive(steps))
 
+    def differentiate(self, inputs: Sequence[Input], read: Read) -> list[Slope]:
+        """Scores and gradients, for a function that cannot wait; see `noiser.engine.differentiate`."""
+        clean = log_of(self._at_once(self.clean()).probabilities)
+        return list(differentiate(self.lm, self.query, inputs, read, clean, self.cache, self.spend))
+
     def _at_once(self, passes: Passes[T]) -> T:
         progress, self.progress = self.progress, None
         try:
@@ -212,12 +219,15 @@ class Session(QueryRun):
         finally:
             self.progress = progress
 
-    def _attentions(self) -> list[Float[Tensor, "length length"]]:
-        maps, logits = attention_maps(self.lm, self.query.token_ids, self.query.logit_positions)
-        self.take_clean(logits)
-        self.count(len(self.query.token_ids), head_rows=0)
+    @property
+    def cache(self) -> Cache | None:
+        """Keys and values of the clean sequence once it has run, if the model can go on from them."""
+        return None if self._prefix is None else [(layer.keys, layer.values) for layer in self._prefix.cache.layers]
+
+    def spend(self, tokens: int, passes: int) -> None:
+        """Counts and reports passes over so many tokens each."""
+        self.count(tokens, 0, passes)
         self.report()
-        return maps
 
     def _read(
         self,

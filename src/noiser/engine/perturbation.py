@@ -251,44 +251,28 @@ class SetRows(Perturbation):
 
 @dataclass(frozen=True, eq=False)
 class Interpolate(Perturbation):
-    """`base + α (x + shift - base)` at all positions together, one sample for each α.
+    """`base + α (x - base)` at all positions together, one sample for each α.
 
     Attributes:
         baseline: where the path begins.
         alphas: places on it, 0 for the baseline and 1 for the input.
-        weights: of the places in an integral along the path; None where only values are wanted.
-        shift: noise [positions, dim] that is added to the end of the path; None for none.
     """
 
     _: KW_ONLY
     baseline: Baseline = "zero"
     alphas: Sequence[float] = (1.0,)
-    weights: Sequence[float] | None = (1.0,)
-    shift: Float[Tensor, "positions dim"] | None = None
 
     @property
     def samples(self) -> int:
         """One for each α."""
         return len(self.alphas)
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether it is the clean input."""
-        return tuple(self.alphas) == (1.0,) and self.shift is None
-
-    def direction(self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow) -> Tensor:
-        """End of the path minus its beginning, [positions, dim]."""
-        return self._end(clean) - baseline(self.baseline).to(clean)
-
     def rows(
         self, clean: Float[Tensor, "positions dim"], baseline: BaselineRow, /
     ) -> Float[Tensor, "samples positions dim"]:
         """See the class."""
-        base, end = baseline(self.baseline).to(clean).expand_as(clean), self._end(clean)
-        return torch.stack([torch.lerp(base, end, alpha) for alpha in self.alphas])
-
-    def _end(self, clean: Tensor) -> Tensor:
-        return clean if self.shift is None else clean + self.shift.to(clean)
+        base = baseline(self.baseline).to(clean).expand_as(clean)
+        return torch.stack([torch.lerp(base, clean, alpha) for alpha in self.alphas])
 
 
 class Remover:

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from noiser.engine.perturbation import Interpolate, Perturbation
-
-if TYPE_CHECKING:
-    from noiser.engine.interception import Interception
-
+from noiser.engine.perturbation import Baseline, Perturbation
+from noiser.engine.rules import Rules
+from noiser.engine.scores import Read
 
 T = TypeVar("T")
 
 ScoreName = Literal["prob", "logprob", "hellinger"]
 ValueName = Literal["prob", "logprob", "logit", "hellinger", "squared"]
-ObjectiveName = Literal["prob", "logprob", "logit"]
 
 
 class Request:
@@ -143,81 +140,74 @@ class ValueTable:
 
 
 @dataclass(frozen=True, eq=False)
-class PathIntegrals(Request):
-    """Integrals of the gradient along straight paths; answered by `Integrals`.
+class Path:
+    """Points `base + α (x + shift - base)` on a straight path from a baseline row to the clean rows x.
 
     Attributes:
-        paths: places and weights of the quadrature; a path without weights is run for its values alone.
-        objective: F, "prob" or "logprob" of the target; with a foil, the difference of the two tokens'. Of a span the
-            geometric mean of its tokens' probabilities, or the sum of their logarithms.
+        positions: the tokens that move, all together; the others stay as they are.
+        targets: indices of the targets that are read; None for all.
+        baseline: name of the row where the path begins, at every position.
+        alphas: points on the path, 0 for the baseline and 1 for the input.
+        weights: of the points in an integral along the path.
+        shift: noise [positions, dim] that is added to the end of the path; None for none.
     """
 
-    paths: Sequence[Interpolate]
-    objective: ObjectiveName = "prob"
+    positions: tuple[int, ...]
+    targets: tuple[int, ...] | None = None
+    baseline: Baseline = "zero"
+    alphas: Sequence[float] = (1.0,)
+    weights: Sequence[float] = (1.0,)
+    shift: Float[Tensor, "positions dim"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Integrals(Request):
+    """The request for integrals of a score's gradient along paths; answered by an `IntegralTable`.
+
+    Attributes:
+        paths: a path with one point at 1, of weight 1, is the gradient times the input (minus the baseline).
+        read: the score that is differentiated, as `noiser.engine.scores` has them.
+    """
+
+    paths: Sequence[Path]
+    read: Read
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Integrals:
+class IntegralTable:
     """Integrals along paths.
 
     Attributes:
-        contributions: [targets, length, dim], Σ over paths and places of weight × gradient × direction of the path.
+        contributions: [targets, length, dim], Σ over paths and points of weight × gradient × direction of the path.
         sums: [paths, targets, length], each path's contributions summed over dimensions.
-        values: for each path [places, targets], the objective; NaN where a path was not asked about a target.
-        clean: [targets], the objective of the clean input.
     """
 
     contributions: Float[Tensor, "targets length dim"]
     sums: Float[Tensor, "paths targets length"]
-    values: tuple[Float[Tensor, "_places targets"], ...]
-    clean: Float[Tensor, " targets"]
-
-
-@dataclass(frozen=True, eq=False)
-class Gradients(Request):
-    """Objectives under a perturbation, and their gradients; answered by a `GradientTable`."""
-
-    point: Perturbation
-    objective: ObjectiveName = "prob"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GradientTable:
-    """Gradients with respect to the perturbed rows of the embedding table, of the targets that were asked about.
-
-    Attributes:
-        values: [samples, targets].
-        gradients: [targets, samples, positions, dim].
-    """
-
-    values: Float[Tensor, "samples targets"]
-    gradients: Float[Tensor, "targets samples positions dim"]
 
 
 @dataclass(frozen=True, eq=False)
 class Relevance(Request):
-    """One forward pass under rules that replace derivatives, and a backward pass per target; see `RelevanceTable`.
+    """The request for one backward pass per target by rules in place of derivatives; answered by a `RelevanceTable`.
 
     Attributes:
-        rules: what takes the place of torch's functions during the pass.
-        objective: what the relevance starts from: "logit" of the target (minus the foil's), "prob" or "logprob".
-        reference: an input without information, which runs beside the clean one, and the targets that are explained
-            against it; None for none, and all targets.
-        in_python: attention must be made of torch's functions, which rules can replace.
+        rules: what takes the place of derivatives.
+        read: the score that relevance starts from.
+        reference: the input at the beginning of this path, and the targets that are explained against it; None: no
+            reference, and all targets.
     """
 
-    rules: Interception
-    objective: ObjectiveName
-    reference: Perturbation | None = None
-    in_python: bool = False
+    rules: Rules
+    read: Read
+    reference: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RelevanceTable:
-    """What the rules hand back.
+    """Relevance of tokens.
 
     Attributes:
-        values: [the reference's targets or all, 1 or 2], the objective of the clean input and of the reference.
+        values: [the reference's targets or all, 1 or 2], the score of the clean input and of the reference.
         contributions: [targets, length], each token's Σ_d (x - reference) × gradient, float64.
     """
 
@@ -227,7 +217,9 @@ class RelevanceTable:
 
 @dataclass(frozen=True, eq=False)
 class Attentions(Request):
-    """Attention weights of the clean input: a list of [length, length], one per layer with attention, float32."""
+    """The request for attention weights of the clean input: answered by a list of [length, length], one for each layer
+    with attention, mean over heads, float32.
+    """
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from noiser.engine import (
     BASELINES,
     Baseline,
     Call,
-    Gradients,
-    GradientTable,
+    Input,
     Query,
     Session,
     SetRows,
@@ -31,6 +30,7 @@ from noiser.engine import (
     Values,
     ValueTable,
 )
+from noiser.engine.scores import score_of
 from noiser.errors import DependencyError, ParameterError, UnknownNameError
 from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, explained, names_of
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
@@ -200,9 +200,13 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
-        table: GradientTable = function.session.ask(Gradients(function.samples(rows), function.score))
-        ctx.save_for_backward(table.gradients[0].to(rows))
-        return table.values[:, 0].to(rows)
+        query, at = function.session.query, function.positions
+        if query.foil_branch is not None:
+            raise ParameterError("Captum's gradients contrast single tokens; expected target_unit='token' with a foil.")
+        inputs = [Input(at, partial(torch.clone, row), (function.g,)) for row in rows.detach()]
+        slopes = function.session.differentiate(inputs, score_of(function.score, query.foil_id, query.of))
+        ctx.save_for_backward(torch.stack([slope.gradient[list(at)] for slope in slopes]).to(rows))
+        return torch.stack([slope.value for slope in slopes]).to(rows)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

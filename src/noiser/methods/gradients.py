@@ -14,14 +14,15 @@ from noiser.engine import (
     BASELINES,
     Baseline,
     Integrals,
-    Interpolate,
-    PathIntegrals,
+    IntegralTable,
+    Path,
     Query,
     Replace,
     Steps,
     Values,
     ValueTable,
 )
+from noiser.engine.scores import score_of
 from noiser.methods.noise import draw_noise
 from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
@@ -58,8 +59,8 @@ class InputXGradient:
         """Scores of every unit for every target; see `Method`."""
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
-        integrals: Integrals = yield PathIntegrals([Interpolate(positions)], self.score)
-        return Scores(scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)))
+        table: IntegralTable = yield Integrals([Path(positions)], score_of(self.score, query.foil_id, query.of))
+        return Scores(scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +97,15 @@ class IntegratedGradients:
         """Scores of every unit for every target; see `Method`."""
         groups = movable_groups(query)
         alphas, weights = gauss_legendre(self.n_steps)
-        paths = [Interpolate(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
-        starts = [Interpolate(*group, baseline=self.baseline, alphas=(0.0,), weights=None) for group in groups]
-        integrals: Integrals = yield PathIntegrals([*paths, *starts], self.score)
-        difference = integrals.clean - torch.stack(integrals.values[len(paths) :]).nansum((0, 1))
-        delta = difference - integrals.contributions.sum((-1, -2)).cpu()
+        paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
+        table: IntegralTable = yield Integrals(paths, score_of(self.score, query.foil_id, query.of))
+        ends: ValueTable = yield Values([Replace(*group, baseline=self.baseline) for group in groups], self.score)
+        difference = ends.clean.clone()
+        for group, values in zip(groups, ends.values, strict=True):
+            difference[list(group.targets)] -= values[0]
+        delta = difference - table.contributions.sum((-1, -2)).cpu()
         return Scores(
-            scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)),
+            scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)),
             info={"difference": difference.tolist(), "delta": delta.tolist()},
         )
 
@@ -148,7 +151,7 @@ class GradientShap:
             draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else [None] * count
         )
         paths = [
-            Interpolate(
+            Path(
                 *group,
                 baseline=self.baseline,
                 alphas=(alpha,),
@@ -158,12 +161,12 @@ class GradientShap:
             for alpha, shift in zip(alphas, noise, strict=True)
             for group in movable_groups(query)
         ]
-        integrals: Integrals = yield PathIntegrals(paths, self.score)
+        table: IntegralTable = yield Integrals(paths, score_of(self.score, query.foil_id, query.of))
         stderr = None
         if count > 1 and self.reduce == "sum":
-            of_samples = integrals.sums.unflatten(0, (count, -1)).sum(1) * count
+            of_samples = table.sums.unflatten(0, (count, -1)).sum(1) * count
             stderr = sum_over_units(query, of_samples).std(0) / count**0.5
-        scores = sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce))
+        scores = sum_over_units(query, reduce_dimensions(table.contributions, self.reduce))
         return Scores(scores=scores, stderr=stderr)
 
 
@@ -186,18 +189,18 @@ class SequentialIntegratedGradients(IntegratedGradients):
         alphas, weights = gauss_legendre(self.n_steps)
         units = [(u, query.units[u].token_indices, seen) for u, seen in enumerate(query.targets_per_unit) if seen]
         paths = [
-            Interpolate(positions, seen, baseline=self.baseline, alphas=alphas, weights=weights)
+            Path(positions, seen, baseline=self.baseline, alphas=alphas, weights=weights)
             for _, positions, seen in units
         ]
-        integrals: Integrals = yield PathIntegrals(paths, self.score)
+        table: IntegralTable = yield Integrals(paths, score_of(self.score, query.foil_id, query.of))
         removed = [Replace(positions, seen, baseline=self.baseline) for _, positions, seen in units]
         ends: ValueTable = yield Values(removed, self.score)
         difference = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64)
         for (unit, _, seen), values in zip(units, ends.values, strict=True):
             difference[list(seen), unit] = ends.clean[list(seen)] - values[0]
-        delta = difference - sum_over_units(query, integrals.contributions.sum(-1))
+        delta = difference - sum_over_units(query, table.contributions.sum(-1))
         return Scores(
-            scores=sum_over_units(query, reduce_dimensions(integrals.contributions, self.reduce)),
+            scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)),
             info={"delta": delta.tolist()},
         )
 

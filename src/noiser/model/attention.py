@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import eager_attention
+from noiser.model.runtime import eager_attention, uncompiled
 
 
-class Attention(NamedTuple):
-    """What one pass with eager attention gives.
+def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
+    """Attention weights of each layer that has attention, first to last, mean over heads, float32.
 
-    Attributes:
-        maps: the attention weights of each layer that has attention, first to last, averaged over heads, float32.
-            Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
-        logits: [positions, vocab], float32.
-    """
-
-    maps: list[Float[Tensor, "length length"]]
-    logits: Float[Tensor, "positions vocab"]
-
-
-def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"], positions: Sequence[int]) -> Attention:
-    """Attention weights, and the logits at some positions; the model is switched to eager attention for this one pass.
+    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides. The model is
+    switched to eager attention for this one pass.
 
     Raises:
-        UnsupportedModelError: no layer has attention, or the model does not give its weights.
+        UnsupportedModelError: no layer has attention, or the model does not return its weights.
     """
     length = len(token_ids)
-    with lm.running(), eager_attention(lm.model), _heads_averaged(lm.model, length):
-        out = lm.output(lm.embed(token_ids)[None], positions=positions, output_attentions=True, return_dict=True)
+    with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, length):
+        out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
         raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
-    return Attention([weights[0].float().mean(0) for weights in layers], out.logits[0].float())
+    return [weights[0].float().mean(0) for weights in layers]
 
 
 @contextlib.contextmanager

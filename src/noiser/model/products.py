@@ -137,18 +137,14 @@ def _precise(
     return rounded.float().scatter_(-1, best, exact).view(logits.shape)
 
 
-class ProductForward(torch.autograd.Function):
-    """A product's value; what is derived from it says how gradients go back through its weights."""
+class _Product(torch.autograd.Function):
+    """A product whose way back to the input is one too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product, with the weights kept for the way back."""
         ctx.save_for_backward(weight)
         return product(x, weight, bias)
-
-
-class _Product(ProductForward):
-    """A product whose way back to the input is one too."""
 
     @staticmethod
     @torch.autograd.function.once_differentiable
