@@ -1,6 +1,6 @@
 """What a graphics card does with models of published shapes: prompts a second, share of its peak, the longest prompt.
 
-    python benchmarks/devices.py --device cuda --compile --output build/devices.json
+    python benchmarks/devices.py --device cuda --output build/devices.json
     python benchmarks/devices.py --device cuda --shapes llama-3-8b
 
 Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter for how often a
@@ -9,7 +9,6 @@ them (bisection) or one and a half (certified). The prompts are attributed as on
 
 Peak: the product of two square matrices in the same precision, on the same device. The longest prompt is doubled from
 1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are occluded.
-`--compile` measures a second time with every layer compiled by `torch.compile`.
 """
 
 from __future__ import annotations
@@ -111,13 +110,6 @@ def speed(lm: LanguageModel, name: str, prompts: Sequence[str], top: float) -> d
     }
 
 
-def compile_layers(lm: LanguageModel, **options: Any) -> None:
-    """Has every layer compiled when it first runs, once for all lengths."""
-    layers = next(module for module in lm.model.modules() if isinstance(module, torch.nn.ModuleList))
-    for layer in layers:
-        layer.compile(dynamic=True, **options)
-
-
 def longest(lm: LanguageModel, limit: int, first: int = 1024) -> dict[str, Any]:
     """The row of the longest prompt, in powers of two, of which four spans can be occluded."""
     found: dict[str, Any] = {"method": "occlusion, four spans"}
@@ -148,7 +140,6 @@ def measured(
     top: float,
     *,
     limit: int | None = None,
-    compiled: bool = False,
 ) -> list[Any]:
     """All rows of one shape; none but the first where the weights do not fit."""
     common: dict[str, Any] = {"model": shape, "precision": dtype}
@@ -165,9 +156,6 @@ def measured(
     if torch.device(device).type == "cuda":
         rows[-1]["memory, GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
         torch.cuda.reset_peak_memory_stats(device)
-    if compiled:
-        compile_layers(lm)
-        rows += [say(common | speed(lm, name, prompts, top) | {"method": f"{name}, compiled"}) for name in METHODS]
     return rows
 
 
@@ -177,7 +165,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--compile", action="store_true", help="measure with compiled layers too")
     parser.add_argument("--longest", type=int, help="tokens of the longest prompt to try (what the model can read)")
     parser.add_argument("--output", type=Path, help="also as JSON")
     chosen = parser.parse_args()
@@ -192,7 +179,6 @@ def main() -> None:
             PROMPTS[: chosen.prompts],
             top,
             limit=chosen.longest,
-            compiled=chosen.compile,
         )
         gc.collect()
         free_memory(torch.device(chosen.device))

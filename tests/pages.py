@@ -25,7 +25,6 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/scale.md", "vllm serve"): "vLLM; test_vllm.py",
     ("docs/scale.md", "noiser attribute -m http"): "a server; test_server.py",
     ("docs/scale.md", "scripts/vllm"): "an environment of its own",
-    ("docs/performance.md", "for layer in"): "it compiles the layers of a model that tests share; test_compiled.py",
     ("docs/howto/coming_from.md", "import shap"): "another library",
     ("docs/howto/coming_from.md", "from captum.attr"): "another library, with a figure; see test_neighbours.py",
     ("docs/howto/coming_from.md", "import inseq"): "another library, and the hub; test_inseq.py does the like",

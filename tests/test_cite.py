@@ -389,7 +389,7 @@ def test_a_source_may_hold_a_special_token():
     ("changes", "message"),
     [
         ({"question": 3}, "The prompt is a int"),
-        ({"question": [{"role": "user"}]}, "no 'content'"),
+        ({"question": [{"role": "user"}]}, "Message 0 has content of type NoneType"),
         ({"template": 3}, "template is 3"),
         ({"memory": "3"}, "memory is '3'"),
         ({"memory": math.nan}, "memory is nan"),

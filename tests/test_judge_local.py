@@ -14,7 +14,7 @@ from noiser.errors import ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
 from noiser.model.clean import greedy_continuation, without_sharing
-from noiser.text.encoding import encode
+from noiser.text import encode
 from tiny import tiny_model, tiny_tokenizer
 
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"

@@ -10,7 +10,7 @@ import torch
 import noiser
 from noiser.errors import ParameterError, UnitError
 from noiser.model import build_query
-from noiser.text.sources import without_sources
+from noiser.text import without_sources
 from noiser.types import Source
 from test_pages import chat_model
 from tiny import tiny

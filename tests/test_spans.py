@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noiser.text.segments import sentence_spans, snap, word_spans
+from noiser.text import sentence_spans, snap, word_spans
+from noiser.text.segments import SEGMENTATIONS
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text(
     "aB1 .,!?'\"()-\n\t…。。日本ไทé\u0301\u200d👨👩🏽_@&:/", max_size=40
@@ -72,7 +73,7 @@ def test_sentences(text, expected):
     assert pieces(sentence_spans(text), text) == expected
 
 
-@pytest.mark.parametrize("segment", [word_spans, sentence_spans])
+@pytest.mark.parametrize("segment", SEGMENTATIONS.values())
 @given(text=TEXTS)
 def test_a_segmentation_is_a_partition(segment, text):
     spans = segment(text)
@@ -132,7 +133,7 @@ def test_one_token_a_character_gives_the_words_back(text):
 
 
 @pytest.mark.parametrize("text", ["." * 40_000 + "x", " " * 40_000 + "x", "a" + "\n" * 40_000 + "x", "a. " * 20_000])
-@pytest.mark.parametrize("segment", [word_spans, sentence_spans])
+@pytest.mark.parametrize("segment", SEGMENTATIONS.values())
 def test_long_texts_take_linear_time(segment, text):
     began = time.process_time()
     spans = segment(text)

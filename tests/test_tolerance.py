@@ -14,7 +14,7 @@ from noiser.explain import tolerance
 from noiser.explain.tolerance import GRID
 from noiser.methods import make_method
 from noiser.methods.noise import draw_noise
-from noiser.text.encoding import token_texts
+from noiser.text import token_texts
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox jumps over"

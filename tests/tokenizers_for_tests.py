@@ -1,7 +1,4 @@
-"""Tiny tokenizers of every kind, trained in milliseconds on the sentences below.
-
-`TOKENIZERS` are fast ones, which say where tokens stand; `SLOW_TOKENIZERS` do not. Each factory makes a new object.
-"""
+"""Tiny tokenizers of every kind, trained in milliseconds on the sentences below; each factory makes a new object."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 SENTENCES = [
     "The tall woman from the north plays basketball professionally.",
@@ -109,55 +106,16 @@ def _word_piece() -> PreTrainedTokenizerFast:
     return _finish(core, "<unk>")
 
 
-class LowerCaseTokenizer(PreTrainedTokenizer):
-    """Python only: lower-cases, drops line breaks, and knows words, spaces and single letters."""
-
-    def __init__(self, **kwargs) -> None:
-        pieces = ["<s>", "</s>", "<unk>", "the", "sport", *(chr(c) for c in range(32, 127) if not chr(c).isupper())]
-        self.ids = {piece: index for index, piece in enumerate(pieces)}
-        super().__init__(bos_token="<s>", eos_token="</s>", unk_token="<unk>", special_tokens_pattern="bos", **kwargs)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.ids)
-
-    def get_vocab(self) -> dict[str, int]:
-        return dict(self.ids)
-
-    def _tokenize(self, text: str, **kwargs) -> list[str]:
-        text, pieces = text.lower().replace("\n", ""), []
-        while text:
-            piece = next((p for p in ("the", "sport") if text.startswith(p)), text[0])
-            pieces.append(piece)
-            text = text[len(piece) :]
-        return pieces
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return self.ids.get(token, self.ids["<unk>"])
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return list(self.ids)[index]
-
-    def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return "".join(tokens)
-
-
-def _nfkc_lower() -> normalizers.Normalizer:
-    return normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-
-
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "byte_level": lambda: _byte_level(trim=False),
     "byte_level_trimmed": lambda: _byte_level(trim=True),
     "byte_level_prefix_space": lambda: _byte_level(trim=True, prefix=True),
-    "byte_level_nfkc_lower": lambda: _byte_level(trim=False, normalizer=_nfkc_lower()),
+    "byte_level_lower": lambda: _byte_level(
+        trim=False, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    ),
     "byte_level_nfd": lambda: _byte_level(trim=True, normalizer=normalizers.NFD()),
     "unigram": _unigram,
     "byte_fallback": _byte_fallback,
     "word_level": _word_level,
     "word_piece": _word_piece,
-}
-SLOW_TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizer]] = {
-    "bytes": ByT5Tokenizer,  # adds </s>
-    "lower_case": LowerCaseTokenizer,
 }

@@ -40,8 +40,8 @@ Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message
 Sources = Sequence[str | tuple[str, str]]
 """Documents in a prompt: texts, or (title, text) pairs."""
 
-TextUnitName = Literal["token", "word", "sentence"]
-UnitName = Literal["token", "word", "sentence", "turn", "source"]
+TextUnitName = Literal["token", "word", "sentence", "line", "paragraph"]
+UnitName = Literal["token", "word", "sentence", "line", "paragraph", "turn", "source"]
 Unit = UnitName | Sequence[tuple[int, int]]
 """What one score belongs to: a named segmentation, or the caller's (start, end) character spans."""
 
@@ -66,7 +66,7 @@ SpecialTokens = Literal["frozen", "perturbed"]
 Progress = Callable[[float, float], None]
 """Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
 
-TargetUnitName = Literal["token", "word", "sentence", "all"]
+TargetUnitName = Literal["token", "word", "sentence", "line", "paragraph", "all"]
 TargetUnit = TargetUnitName | Sequence[tuple[int, int]]
 """What one row explains: a named part of the continuation, all of it, or (start, end) characters of its text."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import eager_attention, uncompiled
+from noiser.model.runtime import eager_attention
 
 
 def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
@@ -24,7 +24,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
         UnsupportedModelError: no layer has attention, or the model does not return its weights.
     """
     length = len(token_ids)
-    with lm.running(), uncompiled(lm.model), eager_attention(lm.model), _heads_averaged(lm.model, length):
+    with lm.running(), eager_attention(lm.model), _heads_averaged(lm.model, length):
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):

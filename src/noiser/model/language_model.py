@@ -220,8 +220,8 @@ class LanguageModel:
         """Holds the model's lock, in evaluation mode, without gradients unless wanted; restores settings afterwards.
 
         Without gradients, linear layers run as fast as this processor can, and in half precision the logits of the
-        tokens that compete are not rounded to it (`noiser.model.products`). With gradients, what `torch.compile` has
-        compiled runs eagerly: methods replace some gradients by their own rules.
+        tokens that compete are not rounded to it (`noiser.model.products`). What `torch.compile` has compiled runs
+        eagerly.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_lock(self.model))
@@ -229,9 +229,8 @@ class LanguageModel:
             stack.enter_context(torch.inference_mode(False))  # a caller's would leave no way back for gradients
             stack.enter_context(evaluation_mode(self.model))
             stack.enter_context(torch.set_grad_enabled(gradients))
-            if gradients:
-                stack.enter_context(uncompiled(self.model))
-            else:
+            stack.enter_context(uncompiled(self.model))
+            if not gradients:
                 stack.enter_context(fast_products(self.model))
                 stack.enter_context(precise_logits(self.model.get_output_embeddings()))
             yield

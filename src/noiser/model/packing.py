@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from noiser.model.prefix import CausalModel, Prefix, join_prefixes
-from noiser.model.runtime import attention_implementation, opaque
+from noiser.model.runtime import attention_implementation
 
 NAME = "noiser_packed"
 
@@ -295,7 +295,7 @@ def packed_logits(lm: CausalModel, packs: Sequence[Branches], layout: Layout | N
     from transformers import AttentionInterface
 
     layout = layout or Layout(packs, lm.device)
-    AttentionInterface.register(NAME, opaque(_attend, lm.model))
+    AttentionInterface.register(NAME, _attend)
     groups = [group for pack in packs for group in pack.groups]
     rows, positions = [], []
     for group, segment in zip(groups, layout.segments, strict=True):

@@ -1,19 +1,16 @@
-"""The state of a model while it runs: its lock, its mode, its attention, and what `torch.compile` has made of it."""
+"""The state of a model while it runs: its lock, its mode, its attention."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _making = threading.Lock()
@@ -30,10 +27,7 @@ def model_lock(model: nn.Module) -> threading.RLock:
 
 
 def on_the_cpu() -> AbstractContextManager[object]:
-    """Puts tensors that name no device on the CPU, whatever `torch.set_default_device` says.
-
-    Where they are there already nothing is done: in another context, a compiled model would be compiled again.
-    """
+    """Puts tensors that name no device on the CPU, whatever `torch.set_default_device` says."""
     return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
@@ -59,19 +53,9 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
-def opaque(function: Function, model: nn.Module) -> Function:
-    """A function that the model's compiled code calls without tracing it."""
-    return _disabled(function) if is_compiled(model) else function
-
-
 def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within it, a compiled model runs eagerly."""
     return torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext()
-
-
-@cache
-def _disabled(function: Function) -> Function:
-    return cast("Function", torch.compiler.disable(function))
 
 
 def eager_attention(model: Any) -> contextlib.AbstractContextManager[None]:

@@ -6,7 +6,6 @@ from noiser.text.encoding import Encoding as Encoding
 from noiser.text.encoding import encode as encode
 from noiser.text.encoding import encode_target as encode_target
 from noiser.text.encoding import extend as extend
-from noiser.text.encoding import token_texts as token_texts
 from noiser.text.segments import checked_spans as checked_spans
 from noiser.text.segments import join_overlapping as join_overlapping
 from noiser.text.segments import owners as owners
@@ -19,7 +18,8 @@ from noiser.text.sources import begin_of_sources as begin_of_sources
 from noiser.text.sources import find_sources as find_sources
 from noiser.text.sources import place_sources as place_sources
 from noiser.text.sources import without_sources as without_sources
-from noiser.text.tokenizing import byte_level_bytes as byte_level_bytes
+from noiser.text.tokens import byte_level_bytes as byte_level_bytes
+from noiser.text.tokens import token_texts as token_texts
 from noiser.text.units import make_target_spans as make_target_spans
 from noiser.text.units import make_units as make_units
 from noiser.text.units import split_unit as split_unit

@@ -1,4 +1,4 @@
-"""Chat messages to the text that the model reads, and the position of each message's content in it."""
+"""Chat messages as the text that the model reads, and the position of each message's content in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, PromptError
-from noiser.text.offsets import Offset
+from noiser.text.segments import Offset
 
-_EXPECTED = 'expected a list of {"role": ..., "content": "..."} with contents that are text'
+_EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text'
+_LEAD = 16  # characters of the template before a content, by which it is found
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -29,30 +30,53 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 def check_template_reads(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
     """Raises ParameterError for an argument whose name is not in the tokenizer's chat template."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
-    unread = [name for name in kwargs if not re.search(rf"\b{re.escape(str(name))}\b", template)]
-    if unread and not hasattr(tokenizer, "mode"):
+    if unread := [name for name in kwargs if not re.search(rf"\b{re.escape(str(name))}\b", template)]:
         raise ParameterError(
             f"chat_template_kwargs has {unread[0]!r}, which the chat template of this {type(tokenizer).__name__} does "
             "not read; expected names that stand in tokenizer.chat_template. Correct the name, or leave it out."
         )
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The text of a chat by the tokenizer's chat template, which gets `kwargs` too.
-
-    A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages of a chat, with the text parts of each content joined by newlines.
 
     Raises:
-        PromptError: malformed messages, no template, or one that refuses the messages.
+        PromptError: a message lacks a role or a content that is text, or nothing is said.
     """
-    check_messages(messages)
-    if not getattr(tokenizer, "chat_template", None) and not hasattr(tokenizer, "mode"):
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
+        raise PromptError(f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages.")
+    checked: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}.")
+        content = message.get("content")
+        if isinstance(content, list):
+            parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+            content = "\n".join(parts) if all(isinstance(part, str) for part in parts) else content
+        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise PromptError(f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}.")
+        checked.append(dict(message) if content is None else {**message, "content": content})
+    if not any((message.get("content") or "").strip() for message in checked):
+        raise PromptError(f"The chat has no message with text; {_EXPECTED}. Write something in one.")
+    return checked
+
+
+def render_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], **options: Any
+) -> Any:
+    """The text of a chat by the tokenizer's chat template, or with `tokenize=True` its token ids.
+
+    A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
+    """
+    if not getattr(tokenizer, "chat_template", None):
         raise PromptError(
             f"The prompt is chat messages, but {type(tokenizer).__name__} has no chat template; expected an "
             "instruction-tuned model. Give the prompt as one string, or set tokenizer.chat_template."
         )
+    continued = messages[-1]["role"] == "assistant"
+    options = {"tokenize": False, "add_generation_prompt": not continued, **options}
     try:
-        return _render(tokenizer, messages, kwargs)
+        return tokenizer.apply_chat_template(messages, continue_final_message=continued, **options, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(
@@ -62,122 +86,48 @@ def render_chat(tokenizer: Any, messages: Sequence[Any], kwargs: Mapping[str, An
 
 
 def content_offsets(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, kwargs: Mapping[str, Any]
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], text: str, kwargs: Mapping[str, Any]
 ) -> list[Offset]:
     """(start, end) of each message's content in the rendered text, in order; one that the template omits has none.
 
+    The chat is rendered once more with marks for contents, so that a content such as "user" is looked for after the
+    template's own text, not in it.
+
     Raises:
-        PromptError: the template rewrites a content so that it cannot be recognised, or it could be in several places.
+        PromptError: the template rewrites a content.
     """
-    contents = [message["content"] for message in messages]
-    return (
-        _by_marks(tokenizer, messages, text, kwargs, around=False)
-        or _by_marks(tokenizer, messages, text, kwargs, around=True)
-        or _by_search(contents, text)
-    )
-
-
-def check_messages(messages: Any) -> None:
-    """Raises PromptError unless the messages of a chat have roles and contents, and something is said."""
-    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
-        raise PromptError(f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages.")
-    if not messages:
-        raise PromptError(f"The prompt is an empty list of messages; {_EXPECTED}. Give at least one message.")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise PromptError(f"Message {index} is a {type(message).__name__}; {_EXPECTED}.")
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                got = f"{key} of type {type(message[key]).__name__}" if key in message else f"no {key!r}"
-                remedy = " Join its text parts into one text." if isinstance(message.get(key), list) else ""
-                raise PromptError(f"Message {index} has {got}; {_EXPECTED}.{remedy}")
-    if not any(message["content"].strip() for message in messages):
-        raise PromptError("Every message is empty or whitespace; expected text to attribute. Write something in one.")
-
-
-def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any]) -> str:
-    continued = messages[-1]["role"] == "assistant"
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        tokenize=False,
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        **kwargs,
-    )
-
-
-def _by_marks(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], text: str, kwargs: Mapping[str, Any], *, around: bool
-) -> list[Offset] | None:
-    """Renders marks in place of the contents, and puts the contents back; None if that is not the real rendering.
-
-    Marks around the contents are for templates that look into them.
-    """
-    contents = [f"{message['content']}NOISERMARK" if around else "" for message in messages]
-    marked = [f"NOISERMARK{i:06d}NOISERMARK{content}" for i, content in enumerate(contents)]
+    contents = {f"NOISERMARK{index:06d}": message.get("content") for index, message in enumerate(messages)}
+    marked = [
+        message if content is None else {**message, "content": mark}
+        for message, (mark, content) in zip(messages, contents.items(), strict=True)
+    ]
     try:
-        chat = [{**m, "content": mark} for m, mark in zip(messages, marked, strict=True)]
-        rendered = _render(tokenizer, chat, kwargs)
-    except Exception:  # a template that does not take them
-        return None
-    pattern = r"NOISERMARK(\d{6,})NOISERMARK" + (r".*?NOISERMARK" if around else "")
-    pieces = re.split(pattern, rendered, flags=re.DOTALL)
-    forms: list[Sequence[str]] = [(piece,) for piece in pieces]
-    for index in range(1, len(pieces), 2):
-        content = messages[int(pieces[index])]["content"]
-        forms[index] = list(dict.fromkeys((content, content.strip(), content.rstrip(), content.lstrip())))
-    ends = _match(forms, text)
-    return None if ends is None else [(ends[index - 1], ends[index]) for index in range(1, len(pieces), 2)]
-
-
-def _match(forms: Sequence[Sequence[str]], text: str) -> list[int] | None:
-    """Where each part of a text ends, the first of its forms that lead to the text's end; None if none do.
-
-    Each part is tried only once at each position, so it takes linear time where a regular expression may not.
-    """
-    ends: list[int] = []
-    waiting = [iter(forms[0])]
-    tried: set[tuple[int, int]] = set()
-    while waiting:
-        start = ends[-1] if ends else 0
-        form = next((form for form in waiting[-1] if text.startswith(form, start)), None)
-        if form is None:
-            waiting.pop()
-            ends[-1:] = []
-            continue
-        end = start + len(form)
-        if len(waiting) == len(forms):
-            if end == len(text):
-                return [*ends, end]
-        elif (len(waiting), end) not in tried:
-            tried.add((len(waiting), end))
-            ends.append(end)
-            waiting.append(iter(forms[len(waiting)]))
-    return None
-
-
-def _by_search(contents: Sequence[str], text: str) -> list[Offset]:
-    """The contents as they follow one another in the text, if they can stand in one place only."""
-    found = _found(contents, text)
-    backwards = _found([content[::-1] for content in reversed(contents)], text[::-1])
-    for index, (content, offset, other) in enumerate(zip(contents, found, reversed(backwards), strict=True)):
-        if offset is None or other is None or offset != (len(text) - other[1], len(text) - other[0]):
-            lost = offset is None or other is None
+        pieces = re.split(r"(NOISERMARK\d{6})", render_chat(tokenizer, marked, kwargs), flags=re.IGNORECASE)
+    except PromptError:  # a template that looks into contents
+        pieces = [""]
+    if len(pieces) == 1:
+        pieces = [part for mark in contents for part in ("", mark)]
+    offsets: list[Offset] = []
+    end = 0
+    for lead, mark in zip(pieces[::2], pieces[1::2], strict=False):
+        content = contents[mark.upper()] or ""
+        place = _find(text, lead[-_LEAD:], content, end)
+        if place is None:
             raise PromptError(
-                f"The chat template rewrites the content of message {index}, {content[:40]!r}, so that it cannot be "
-                f"{'found' if lost else 'told apart'} in what the model reads; expected it unchanged. Remove what the "
-                "template rewrites, or render the chat yourself and give it as one string."
+                f"The chat template rewrites the content of message {list(contents).index(mark.upper())}, "
+                f"{content[:40]!r}; expected it unchanged. Write the message as the template shows it, or render the "
+                "chat yourself and give it as one string."
             )
-    return [offset for offset in found if offset is not None]
-
-
-def _found(contents: Sequence[str], text: str) -> list[Offset | None]:
-    """Each content's first place after that of the one before; None for one that is not there."""
-    offsets: list[Offset | None] = []
-    position = 0
-    for content in contents:
-        starts = {form: text.find(form, position) for form in (content, content.strip())}
-        places = [(start, start + len(form)) for form, start in starts.items() if start >= 0]
-        offsets.append(places[0] if places else None)
-        position = places[0][1] if places else position
+        offsets.append(place)
+        end = place[1]
     return offsets
+
+
+def _find(text: str, lead: str, content: str, begin: int) -> Offset | None:
+    """Where a content first stands at or after `begin`: after `lead` if it does so anywhere; it may be trimmed."""
+    for before in (lead, ""):
+        for form in dict.fromkeys((content, content.rstrip(), content.lstrip(), content.strip())):
+            start = text.find(before + form, begin)
+            if start >= 0:
+                return start + len(before), start + len(before) + len(form)
+    return None

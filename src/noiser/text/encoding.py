@@ -1,4 +1,4 @@
-"""Text to tokens to character spans, for any Hugging Face tokenizer, and back."""
+"""Text to tokens to character spans, for any Hugging Face tokenizer with a Rust backend, and back."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from noiser.errors import PromptError, TargetError
-from noiser.text.chat import content_offsets, render_chat
-from noiser.text.offsets import Offset, cover
-from noiser.text.segments import join_overlapping
-from noiser.text.tokenizing import (
-    Tokens,
-    content_ids,
-    continuation_offsets,
-    continuation_text,
-    longest_token,
-    special_tokens,
-    tokenize,
-)
-from noiser.text.tokenizing import token_texts as token_texts
+from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
+from noiser.text.chat import check_messages, content_offsets, render_chat
+from noiser.text.segments import Offset, join_overlapping
+from noiser.text.tokens import Tokens, continuation, cover, settings_kept, special_tokens, tokenise
 from noiser.types import Prompt, Span
+
+_CHARACTERS = 256  # per token: more than the tokens of any text have on average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +66,7 @@ class Encoding:
 
     @cached_property
     def pieces(self) -> list[Span]:
-        """Those of all regions."""
+        """The smallest units of all regions, in order."""
         return list(chain.from_iterable(self.region_pieces))
 
 
@@ -89,27 +81,70 @@ def encode(
     """A text or chat messages in tokens, with the characters of each token.
 
     Args:
-        tokenizer: a Hugging Face tokenizer, fast or not; its settings are left as they are.
+        tokenizer: a Hugging Face tokenizer with a Rust backend; its settings are left as they are.
         prompt: a text, tokenised with the tokenizer's own special tokens but those that end a text, such as "</s>",
-            as the model is to go on from there; or chat messages, rendered with its template and tokenised without
-            further special tokens.
-        context_length: the most tokens that the model can read. A text of more characters than so many of the
-            vocabulary's longest tokens have is refused before it is tokenised.
-        rendered: what chat messages were rendered as before, if they were; a template may print the date.
+            as the model is to go on from there, and a BOS that is in the text already; or chat messages, rendered with
+            the chat template and tokenised without further special tokens.
+        context_length: the most tokens that the model can read.
+        rendered: the chat as it was rendered before; a template may print the date.
         chat_template_kwargs: further arguments of the chat template.
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
+        UnsupportedModelError: a tokenizer in pure Python, which does not say where its tokens stand.
     """
+    if not getattr(tokenizer, "is_fast", False):
+        raise UnsupportedModelError(
+            f"{type(tokenizer).__name__} is a tokenizer in pure Python, which does not say where its tokens stand in a "
+            "text; expected one with a Rust backend (tokenizer.is_fast). Load the model with its tokenizer.json."
+        )
     if isinstance(prompt, str):
-        _check_text(tokenizer, prompt, context_length)
-        return _encode_text(tokenizer, prompt, [(0, len(prompt))], context_length, add_special_tokens=True)
-    messages: Any = prompt
-    arguments = chat_template_kwargs or {}
-    text = render_chat(tokenizer, messages, arguments) if rendered is None else rendered
-    _check_text(tokenizer, text, context_length)
-    contents = content_offsets(tokenizer, messages, text, arguments)
-    return _encode_text(tokenizer, text, contents, context_length, add_special_tokens=False)
+        text, contents = prompt, [(0, len(prompt))]
+        _check_text(text, context_length, "prompt", PromptError)
+        tokens = _without_ends(tokenizer, tokenise(tokenizer, text, add_special_tokens=True))
+    else:
+        messages, kwargs = check_messages(prompt), chat_template_kwargs or {}
+        text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
+        _check_text(text, context_length, "prompt", PromptError)
+        contents = content_offsets(tokenizer, messages, text, kwargs)
+        tokens = tokenise(tokenizer, text)
+        if rendered is None:
+            with settings_kept(tokenizer):
+                ids = list(render_chat(tokenizer, messages, kwargs, tokenize=True, return_dict=False))
+            if ids != tokens.ids:
+                raise PromptError(
+                    f"{type(tokenizer).__name__} makes other tokens of these messages than of the text it renders; "
+                    "expected the same. Render the chat yourself and give it as one string."
+                )
+    count = len(tokens.ids)
+    if context_length is not None and count > context_length:
+        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
+    special = special_tokens(tokenizer, text, tokens)
+    regions, offsets, frozen = cover(text, tokens.offsets, special, contents)
+    if not any(text[start:end].strip() for start, end in regions):
+        raise PromptError(
+            f"The prompt {text[:60]!r} holds only special tokens, whitespace or characters that the tokenizer drops; "
+            "expected text that is more than whitespace. Write something."
+        )
+    return Encoding(
+        text=text,
+        token_ids=tuple(tokens.ids),
+        offsets=tuple(offsets),
+        frozen=tuple(frozen),
+        regions=tuple(regions),
+        tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(tokens.ids))),
+        contents=tuple(contents),
+    )
+
+
+def _without_ends(tokenizer: Any, tokens: Tokens) -> Tokens:
+    """The tokens of a text that is to go on, without an added end, or an added BOS before a typed one."""
+    first, last = 0, len(tokens.ids)
+    while last and tokens.added[last - 1] and tokens.ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        last -= 1
+    if tokens.added[:2] == [True, False] and tokens.ids[0] == tokens.ids[1] == tokenizer.bos_token_id:
+        first = 1
+    return Tokens(tokens.ids[first:last], tokens.offsets[first:last], tokens.added[first:last])
 
 
 def encode_target(
@@ -120,27 +155,18 @@ def encode_target(
     Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised after
     another character, or alone. The text is taken literally: no space is added where the tokenizer can do without.
 
-    Args:
-        tokenizer: the tokenizer that made `encoding`.
-        encoding: what comes before.
-        text: what follows, such as " basketball".
-        context_length: the most tokens that the model can read; see `encode`.
-
     Raises:
         TargetError: the text is not valid Unicode, too long, or has no token.
     """
-    if _surrogate(text) is not None:
-        raise TargetError(f"The target {text[:60]!r} holds half of a surrogate pair; expected valid Unicode.")
-    if excess := _excess(tokenizer, text, context_length):
-        raise TargetError(f"The target has {excess} Shorten the target.")
+    _check_text(text, context_length, "target", TargetError)
     before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
     readings: list[tuple[int, ...]] = []
-    for anchor in (encoding.text, "\n", ".", "a", ""):
-        kept = before if anchor == encoding.text else content_ids(tokenizer, anchor)
-        ids = content_ids(tokenizer, anchor + text) if text else []
+    for anchor in (encoding.text, "\n", ".", "a", "") if text else ():
+        kept = before if anchor == encoding.text else tokenise(tokenizer, anchor).ids
+        ids = tokenise(tokenizer, anchor + text).ids
         if ids[: len(kept)] == kept and len(ids) > len(kept):
             readings.append(tuple(ids[len(kept) :]))
-            if continuation_text(tokenizer, encoding.token_ids, readings[-1]) == text:
+            if continuation(tokenizer, encoding.token_ids, readings[-1])[0] == text:
                 return readings[-1]
     if not readings:
         raise TargetError(f"The target {text[:60]!r} has no token; expected a text that the tokenizer can read.")
@@ -148,93 +174,34 @@ def encode_target(
 
 
 def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Encoding:
-    """The encoding with the tokens of a continuation appended.
+    """The encoding with the tokens of a continuation appended, and with one more region: the text they decode to.
 
-    Args:
-        tokenizer: the tokenizer that made `encoding`.
-        encoding: what comes before.
-        token_ids: the continuation's tokens. Text that they do not complete, such as half an emoji, reads U+FFFD.
-
-    Returns:
-        An encoding with one more region: what the tokens decode to.
+    Text that the tokens do not complete, such as half an emoji, reads U+FFFD.
     """
     if not token_ids:
         return encoding
-    text, offsets = continuation_offsets(tokenizer, encoding.token_ids, token_ids)
+    text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
+    special = special_tokens(tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)))
+    regions, offsets, frozen = cover(text, offsets, special, [(0, len(text))])
     shift = len(encoding.text)
-    offsets = [(start + shift, end + shift) for start, end in offsets]
-    special = special_tokens(tokenizer, token_ids, [text[start - shift : end - shift] for start, end in offsets])
-    regions, offsets, frozen = cover(offsets, special, [(shift, shift + len(text))])
     return Encoding(
         text=encoding.text + text,
         token_ids=(*encoding.token_ids, *token_ids),
-        offsets=(*encoding.offsets, *offsets),
+        offsets=(*encoding.offsets, *((start + shift, end + shift) for start, end in offsets)),
         frozen=(*encoding.frozen, *frozen),
-        regions=(*encoding.regions, *regions),
-        tokens=(*encoding.tokens, *_names(tokenizer, token_ids)),
+        regions=(*encoding.regions, *((start + shift, end + shift) for start, end in regions)),
+        tokens=(*encoding.tokens, *map(str, tokenizer.convert_ids_to_tokens([*token_ids]))),
         contents=encoding.contents,
     )
 
 
-def _encode_text(
-    tokenizer: Any, text: str, contents: Sequence[Offset], context_length: int | None, *, add_special_tokens: bool
-) -> Encoding:
-    tokens = tokenize(tokenizer, text, add_special_tokens=add_special_tokens)
-    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
-    while any(tokens.added[-1:]) and tokens.token_ids[-1] in ends:
-        tokens = Tokens(tokens.token_ids[:-1], tokens.offsets[:-1], tokens.added[:-1])
-    if context_length is not None and len(tokens.token_ids) > context_length:
-        count = len(tokens.token_ids)
-        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
-    special = special_tokens(tokenizer, tokens.token_ids, [text[start:end] for start, end in tokens.offsets])
-    special = [typed or added for typed, added in zip(special, tokens.added, strict=True)]
-    regions, offsets, frozen = cover(tokens.offsets, special, contents)
-    if not any(text[start:end].strip() for start, end in regions):
-        raise PromptError(
-            f"The prompt {text[:60]!r} holds only special tokens or characters that the tokenizer drops; "
-            "expected text. Add other text."
+def _check_text(text: str, context_length: int | None, name: str, error: type[NoiserError]) -> None:
+    if half := re.search("[\ud800-\udfff]", text):
+        raise error(
+            f"The {name} has half of a surrogate pair, {half[0]!r}, at character {half.start()}; expected valid "
+            "Unicode. Decode it with the right encoding, or remove the character."
         )
-    return Encoding(
-        text=text,
-        token_ids=tuple(tokens.token_ids),
-        offsets=tuple(offsets),
-        frozen=tuple(frozen),
-        regions=tuple(regions),
-        tokens=tuple(_names(tokenizer, tokens.token_ids)),
-        contents=tuple(contents),
-    )
-
-
-def _names(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    return [str(name) for name in tokenizer.convert_ids_to_tokens(list(token_ids))]
-
-
-def _check_text(tokenizer: Any, text: str, context_length: int | None) -> None:
-    if not text.strip():
-        raise PromptError(f"The prompt is {text[:60]!r}; expected text that is more than whitespace. Write something.")
-    if excess := _excess(tokenizer, text, context_length):
-        raise PromptError(f"The prompt has {excess} Shorten the prompt.")
-    position = _surrogate(text)
-    if position is not None:
-        raise PromptError(
-            f"The prompt has half of a surrogate pair, {text[position]!r}, at character {position}; expected valid "
-            "Unicode. Decode the text with the right encoding, or remove the character."
+    if context_length is not None and len(text) > context_length * _CHARACTERS:
+        raise error(
+            f"The {name} has {len(text):,} characters; the model can read {context_length:,} tokens. Shorten it."
         )
-
-
-def _excess(tokenizer: Any, text: str, context_length: int | None) -> str | None:
-    """What to say of a text that cannot fit into a context, whatever its tokens are; None if it may fit."""
-    if context_length is None or len(text) <= context_length:
-        return None
-    longest = longest_token(tokenizer)
-    if len(text) <= context_length * longest:
-        return None
-    return (
-        f"{len(text):,} characters; expected at most {context_length * longest:,}: the model can read "
-        f"{context_length:,} tokens of at most {longest:,} characters."
-    )
-
-
-def _surrogate(text: str) -> int | None:
-    match = re.search("[\ud800-\udfff]", text)
-    return match.start() if match else None

@@ -1,129 +1,114 @@
-"""Words and sentences as character spans of a text, and groups of tokens that fit them.
+"""Words, sentences, lines and paragraphs as character spans of a text, and groups of tokens that fit them.
 
-No tokenizer and no model here. `word_spans` and `sentence_spans` give a *partition*: the first span starts at 0, each
-starts where the one before it ends, and the last ends at the end of the text. Leading whitespace belongs to the span
-after it, trailing whitespace to the last one.
+A segmentation is a *partition*: the first span starts at 0, each starts where the one before it ends, and the last ends
+at the end of the text. Leading whitespace belongs to the span after it, trailing whitespace to the last one.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-import re
-import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
+
+import regex
 
 from noiser.errors import UnitError
 
 Offset = tuple[int, int]
 """(start, end) in characters of a text."""
 
-# Scripts written without spaces between words, as ranges of code points: Thai, Lao, Myanmar, Khmer, CJK
-# radicals, kana, Han with its extensions and compatibility forms, halfwidth katakana.
-_UNSPACED = (
-    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x19E0, 0x19FF), (0x2E80, 0x2FDF), (0x3005, 0x3007),
-    (0x3041, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xA9E0, 0xA9FF), (0xAA60, 0xAA7F),
-    (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
-)  # fmt: skip
-_UNSPACED_STARTS = [start for start, _ in _UNSPACED]
-
-_INNER = frozenset("'’-‐‑./@&:")  # kept inside a word when a single one stands between two word characters
-_INNER_NUMBER = frozenset(",")  # likewise between two digits
-
-_SPACE, _WORD, _UNSPACED_CHARACTER, _SYMBOL, _EXTENDER = range(5)
-
-_SENTENCE_END = re.compile(
-    r"""(?P<point>(?<![.!?…؟۔।॥‼⁇⁈⁉])[.!?…؟۔।॥‼⁇⁈⁉]+ [)\]}"'”’»›]*) (?=\s|\Z)  # needs whitespace after it
-      | (?P<wide>[。！？｡．]+ [)\]}"'”’»›」』）】》]*)            # needs none
-      | (?P<line>\n)""",
-    re.VERBOSE,
+_UNSPACED = r"[[\p{L}\p{N}]&&[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}\p{Han}\p{Hiragana}\p{Katakana}ー〆ｰﾞﾟ]]"  # no spaces
+_LETTER = rf"[[\p{{L}}\p{{N}}_]--{_UNSPACED}]"
+_EXTENDER = r"[\p{M}\p{Cf}\U0001F3FB-\U0001F3FF]"  # marks, joiners, skin tones: part of the character before them
+_WORD = regex.compile(
+    rf"""(?:{_LETTER}|\p{{M}}) [{_LETTER}{_EXTENDER}]*
+           (?: (?:['’\-‐‑./@&:] | (?<=\d),(?=\d)) {_LETTER} [{_LETTER}{_EXTENDER}]* )*  # don't, 8.1, 1,000, well-known
+       | {_UNSPACED} {_EXTENDER}*
+       | [^\s{_LETTER}{_UNSPACED}]+""",
+    regex.VERBOSE | regex.V1,
 )
-_OPENING = re.compile(r"""\s*[(\[{"'“‘«‹„¿¡—–\- ]*""")
-_ABBREVIATION = re.compile(
-    r"""mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e|viz|ca|approx
-      | dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d""",
-    re.VERBOSE | re.IGNORECASE,
-)
-_NUMBERED = re.compile(  # abbreviations only when a number follows: "No. 5", but "He said no. Then he left."
-    r"""nos?|figs?|eqs?|vol|pp?|sec|ch|art|op|par|ver|v
-      | jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec""",
-    re.VERBOSE | re.IGNORECASE,
+
+_MARK, _CLOSING, _OPENING = r"[.!?…؟۔।॥‼⁇⁈⁉]", r"""[)\]}"'”’»›]""", r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+"""
+_BEFORE = r"""(?:^|[\s(\[{"'“‘«])"""
+_ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e
+    |viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d) | (?:\p{L}\.)+\p{Lu} | (?!I)\p{Lu}"""
+_NUMBERED = r"(?i:nos?|figs?|eqs?|vol|pp?|sec|ch|art|op|par|ver|v|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
+_SENTENCE_END = regex.compile(
+    rf"""(?<!{_MARK}) {_MARK}+ {_CLOSING}* (?=\s|\Z) (?!{_OPENING}\p{{Lowercase}})
+           (?<! {_BEFORE} (?:{_ABBREVIATION}) \.)
+           (?: (?<! {_BEFORE} {_NUMBERED} \.) | (?!{_OPENING}\d) )  # "No. 5", but "He said no. Then he left."
+       | [。！？｡．]+ [)\]}}"'”’»›」』）】》]*
+       | \n\s*""",
+    regex.VERBOSE | regex.V1,
 )
 
 
-class Snapped(NamedTuple):
-    """Whole tokens that stand for one span.
+def word_spans(text: str) -> list[Offset]:
+    """The words of a text, as a partition.
 
-    Attributes:
-        span: (start, end), from the first token's start to the last token's end.
-        tokens: indices of the tokens in the sequence that was snapped, ascending.
-    """
-
-    span: tuple[int, int]
-    tokens: tuple[int, ...]
-
-
-def word_spans(text: str) -> list[tuple[int, int]]:
-    """Splits a text into words.
-
-    A word is a run of letters, marks, digits and underscores, by Unicode category, with single inner apostrophes,
-    hyphens, dots, slashes, `@`, `&`, `:` between such characters, and commas between digits. A run of other
-    symbols is a word of its own; an emoji sequence stays whole. In scripts written without spaces each character
-    with its marks is a word, so that snapping tokens to them leaves the tokens unchanged.
-
-    Returns a partition of the text into (start, end); empty for an empty text.
+    A word is a run of letters, marks, digits and underscores, with single inner apostrophes, hyphens, dots, slashes,
+    `@`, `&`, `:` between such characters, and commas between digits. A run of other symbols is a word of its own; an
+    emoji sequence stays whole. In scripts written without spaces each character with its marks is a word, so that
+    snapping tokens to them leaves the tokens unchanged.
 
     >>> text = "Don't walk, play sport."
     >>> [text[start:end] for start, end in word_spans(text)]
     ["Don't", ' walk', ',', ' play', ' sport', '.']
     """
-    kinds = _kinds(text)
-    starts: list[int] = []
-    previous = _SPACE
-    for position, kind in enumerate(kinds):
-        if kind == _EXTENDER:
-            continue
-        if kind != _SPACE and (kind != previous or kind == _UNSPACED_CHARACTER):
-            starts.append(position)
-        previous = kind
-    return _partition(text, starts)
+    return _partition(text, (match.start() for match in _WORD.finditer(text)))
 
 
-def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Splits a text into sentences.
+def sentence_spans(text: str) -> list[Offset]:
+    """The sentences of a text, as a partition.
 
     A sentence ends at a newline, or at `.`, `!`, `?`, `…` and their like with the closing quotes and brackets that
     follow. With the marks of spaced scripts whitespace must follow, and the sentence goes on after an abbreviation, an
     initial, or before a lower-case letter.
 
-    Returns a partition of the text into (start, end); empty for an empty text.
-
     >>> text = "Dr. Smith left at 8.1 p.m. (It rained.) Then he came back!"
     >>> [text[start:end] for start, end in sentence_spans(text)]
     ['Dr. Smith left at 8.1 p.m.', ' (It rained.)', ' Then he came back!']
     """
-    ends = [0]
-    for match in _SENTENCE_END.finditer(text):
-        if match["line"] is not None:
-            ends.append(match.start())
-        elif match["wide"] is not None or _ends_sentence(text, match.start(), match.end()):
-            ends.append(match.end())
-    return _partition(text, ends)
+    return _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
+
+
+def line_spans(text: str) -> list[Offset]:
+    """The lines of a text that are not blank, as a partition."""
+    return _partition(text, (match.end() for match in regex.finditer(r"\n\s*", text)))
+
+
+def paragraph_spans(text: str) -> list[Offset]:
+    """The parts of a text between blank lines, as a partition."""
+    return _partition(text, (match.end() for match in regex.finditer(r"\n[^\S\n]*\n\s*", text)))
+
+
+SEGMENTATIONS: dict[str, Callable[[str], list[Offset]]] = {
+    "word": word_spans,
+    "sentence": sentence_spans,
+    "line": line_spans,
+    "paragraph": paragraph_spans,
+}
+"""From the name of a unit to the function that cuts a text into such units, finest first."""
+
+
+def _partition(text: str, starts: Iterable[int]) -> list[Offset]:
+    """Spans that begin at `starts` (ascending), moved back over whitespace, none without a visible character."""
+    cuts, last = [0], len(text.rstrip())
+    for start in starts:
+        cut = cuts[-1] + len(text[cuts[-1] : start].rstrip())
+        if cuts[-1] < cut < last:
+            cuts.append(cut)
+    return list(zip(cuts, [*cuts[1:], len(text)], strict=True)) if text else []
 
 
 def checked_spans(
     spans: object, length: int, *, name: str, of: str, also: str = ", or a name such as 'word'"
 ) -> list[Offset]:
-    """The caller's spans as they are, in their order.
+    """The caller's spans of a text of some length as pairs of integers, in their order.
 
-    Args:
-        spans: what the caller gave; at least one pair of integers, of NumPy's too.
-        length: of the text.
-        name: of the argument, for errors.
-        of: what the text is, such as "prompt", for errors.
-        also: what else could have been given, for errors.
+    `name` is the argument, `of` the text and `also` an alternative, for errors.
 
     Raises:
         UnitError: they are not pairs of integers, or a span is empty, leaves the text or overlaps another.
@@ -158,7 +143,7 @@ def _integer(value: Any) -> int:
     return operator.index(value)
 
 
-def visible_part(text: str, start: int, end: int) -> tuple[int, int]:
+def visible_part(text: str, start: int, end: int) -> Offset:
     """A span without the whitespace at its ends; one of nothing but whitespace as it is."""
     piece = text[start:end]
     if not piece.strip():
@@ -167,12 +152,12 @@ def visible_part(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def owners(text: str, pieces: Sequence[Offset], spans: Sequence[Offset]) -> list[int | None]:
-    """For each piece of a text, the span that has most of its visible characters; None where none has any.
+    """For each piece of a text, the index of the span that has most of its visible characters, or None.
 
-    Args:
-        text: what all of them are offsets of.
-        pieces: such as tokens; an empty one has no owner, and one of whitespace alone is taken as it is.
-        spans: in order, disjoint.
+    Spans are in order and disjoint. An empty piece has no owner, and one of whitespace alone is taken as it is.
+
+    >>> owners("to play", [(0, 3), (3, 7)], [(0, 2)])
+    [0, None]
     """
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
 
@@ -184,131 +169,53 @@ def owners(text: str, pieces: Sequence[Offset], spans: Sequence[Offset]) -> list
     return [owner(piece) for piece in pieces]
 
 
-def snap(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[Snapped]:
-    """Groups of tokens, each for one span, or for several spans that share a token.
+class Snapped(NamedTuple):
+    """(start, end) of whole tokens that stand for one span, and their indices, ascending."""
 
-    A token goes to the span that holds its last character that is not whitespace; a token of nothing but whitespace
-    goes with the token after it. A span that gets no token is thereby part of its neighbour. A gap between
-    tokens ends a group.
+    span: Offset
+    tokens: tuple[int, ...]
 
-    Args:
-        text: the text that spans and tokens are offsets of.
-        spans: a partition of the text, or of the part of it that the tokens cover.
-        tokens: (start, end) of each token, in order.
 
-    Returns:
-        The groups, in order; every token is in exactly one.
+def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[Snapped]:
+    """Groups of tokens, each for one span, or for several spans that share a token; every token is in one group.
+
+    The spans are a partition of the text, or of the part that the tokens cover. A token goes to the span that holds its
+    last visible character, and a token of nothing but whitespace with the token after it. A span without a token is
+    thereby part of its neighbour. A gap between tokens ends a group.
 
     >>> snap("to play", [(0, 2), (2, 7)], [(0, 2), (2, 5), (5, 7)])
     [Snapped(span=(0, 2), tokens=(0,)), Snapped(span=(2, 7), tokens=(1, 2))]
     """
-    groups: list[tuple[int, list[int]]] = []  # (index of the span, tokens)
-    covered = 0
-    for index, owner in enumerate(_owners(text, spans, tokens)):
-        start, end = tokens[index]
-        joins = start < covered or (start == covered and groups and owner <= groups[-1][0])
-        if groups and joins:
-            groups[-1][1].append(index)
-            groups[-1] = (max(owner, groups[-1][0]), groups[-1][1])
+    groups: list[list[int]] = []
+    group_span = covered = 0
+    for index, (span, (start, end)) in enumerate(zip(_span_of_each(text, spans, tokens), tokens, strict=True)):
+        if groups and (start < covered or (start == covered and span <= group_span)):
+            groups[-1].append(index)
+            group_span = max(span, group_span)
         else:
-            groups.append((owner, [index]))
+            groups.append([index])
+            group_span = span
         covered = max(covered, end)
-    return [
-        Snapped((tokens[members[0]][0], max(tokens[i][1] for i in members)), tuple(members)) for _, members in groups
-    ]
+    return [Snapped((tokens[group[0]][0], max(tokens[i][1] for i in group)), tuple(group)) for group in groups]
 
 
-def _owners(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[tuple[int, int]]) -> list[int]:
+def _span_of_each(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[int]:
     """The index of the span that each token goes to."""
     starts = [start for start, _ in spans]
-    owners: list[int | None] = []
-    for start, end in tokens:
-        visible = len(text[start:end].rstrip())
-        owners.append(bisect_right(starts, start + visible - 1) - 1 if visible else None)
-    count = len(tokens)
-    for index in reversed(range(count - 1)):  # whitespace goes with the token after it
-        if owners[index] is None and tokens[index][1] == tokens[index + 1][0]:
-            owners[index] = owners[index + 1]
-    for index in range(1, count):  # or else with the one before it
-        if owners[index] is None and tokens[index - 1][1] == tokens[index][0]:
-            owners[index] = owners[index - 1]
-    alone = (bisect_right(starts, start) - 1 for start, _ in tokens)
-    return [other if owner is None else owner for owner, other in zip(owners, alone, strict=True)]
-
-
-def _partition(text: str, starts: Sequence[int]) -> list[tuple[int, int]]:
-    """Spans that begin at `starts` (ascending), moved back over whitespace, none without a visible character."""
-    if not text:
-        return []
-    cuts = [0]
-    visible_end = len(text.rstrip())
-    previous = previous_cut = 0
-    for start in starts:
-        cut = start
-        while cut > previous and text[cut - 1].isspace():
-            cut -= 1
-        if cut == previous:  # nothing but whitespace since the start before
-            cut = previous_cut
-        previous, previous_cut = start, cut
-        if cuts[-1] < cut < visible_end and text[cuts[-1] : cut].strip():
-            cuts.append(cut)
-    return list(zip(cuts, [*cuts[1:], len(text)], strict=True))
-
-
-def _kinds(text: str) -> list[int]:
-    """The kind of each character; inner punctuation is of the kind of the word that it is in."""
-    kinds: list[int] = []
-    base = _SPACE  # the kind of the last character that is not an extender
-    for character in text:
-        kind = _kind(character)
-        if kind == _EXTENDER and base == _SPACE:
-            kind = _WORD if unicodedata.category(character)[0] == "M" else _SYMBOL
-        kinds.append(kind)
-        base = base if kind == _EXTENDER else kind
-    for position in range(1, len(text) - 1):
-        if kinds[position] == _SYMBOL and kinds[position + 1] == _WORD and _word_before(kinds, position):
-            inner_number = text[position - 1].isdigit() and text[position + 1].isdigit()
-            if text[position] in _INNER or (text[position] in _INNER_NUMBER and inner_number):
-                kinds[position] = _WORD
-    return kinds
-
-
-def _word_before(kinds: list[int], position: int) -> bool:
-    position -= 1
-    while position > 0 and kinds[position] == _EXTENDER:
-        position -= 1
-    return kinds[position] == _WORD
-
-
-def _kind(character: str) -> int:
-    if character.isspace():
-        return _SPACE
-    category = unicodedata.category(character)
-    if category[0] == "M" or category == "Cf" or "\U0001f3fb" <= character <= "\U0001f3ff":
-        return _EXTENDER  # marks, joiners, variation selectors, skin tones: part of what they follow
-    if category[0] in "LN" or character == "_":
-        code = ord(character)
-        index = bisect_right(_UNSPACED_STARTS, code) - 1
-        return _UNSPACED_CHARACTER if index >= 0 and code <= _UNSPACED[index][1] else _WORD
-    return _SYMBOL
-
-
-def _ends_sentence(text: str, start: int, end: int) -> bool:
-    """Whether the marks at `start` to `end` end a sentence, judged by the word before and the character after."""
-    opened = _OPENING.match(text, end)
-    following = text[opened.end() : opened.end() + 1] if opened else ""
-    if following.islower():
-        return False
-    if text[start:end] != ".":
-        return True
-    word = re.split(r"[\s(\[{\"'“‘«]", text[max(0, start - 20) : start])[-1]
-    initial = re.fullmatch(r"(?:[^\W\d_]\.)*[^\W\d_]", word) is not None and word[-1].isupper() and word != "I"
-    numbered = following.isdigit() and _NUMBERED.fullmatch(word)
-    return not (initial or numbered or _ABBREVIATION.fullmatch(word))
+    ends = [start + len(text[start:end].rstrip()) for start, end in tokens]
+    found = [bisect_right(starts, end - 1) - 1 for end in ends]
+    blank = [start == end for (start, _), end in zip(tokens, ends, strict=True)]
+    for i in reversed(range(len(tokens) - 1)):  # whitespace goes with the token after it
+        if blank[i] and tokens[i][1] == tokens[i + 1][0]:
+            found[i], blank[i] = found[i + 1], blank[i + 1]
+    for i in range(1, len(tokens)):  # or else with the one before it
+        if blank[i] and tokens[i - 1][1] == tokens[i][0]:
+            found[i] = found[i - 1]
+    return found
 
 
 def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:
-    """Groups the positions of tokens that share a character, such as the byte-level pieces of an emoji.
+    """Groups of the positions of tokens that share a character, such as the byte-level pieces of an emoji.
 
     >>> join_overlapping([(0, 3), (3, 5), (4, 5), (5, 9)])
     [[0], [1, 2], [3]]

@@ -10,7 +10,7 @@ from typing import Any
 from noiser.errors import ParameterError, UnitError
 from noiser.text.chat import check_messages
 from noiser.text.encoding import Encoding
-from noiser.text.offsets import Offset
+from noiser.text.segments import Offset
 from noiser.types import Prompt, Source
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
@@ -33,27 +33,23 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
     >>> place_sources("Where is the lute?", ["The lute is in the attic.", ("Notes", "It rains.")])
     'The lute is in the attic.\n\nNotes\nIt rains.\n\nQuestion: Where is the lute?\nAnswer:'
     """
-    if not isinstance(question, str):
-        check_messages(question)
     if not isinstance(template, str) or any(template.count(name) != 1 for name in ("{sources}", "{question}")):
         raise ParameterError(f"template is {template!r}; expected a text with {{sources}} and {{question}} once each.")
-    return _filled(question, template, "\n\n".join(_forms(*pair)[0] for pair in check_sources(sources)))
+    asked = question if isinstance(question, str) else check_messages(question)
+    return _filled(asked, template, "\n\n".join(_forms(*pair)[0] for pair in _check_sources(sources)))
 
 
 def without_sources(
     question: Prompt, template: str | None, text: str, contents: Sequence[Offset], sources: Sequence[Source]
 ) -> Prompt | None:
-    """The prompt of `place_sources`, or with `template` None a prompt in which sources stand, without them.
+    """The prompt of `place_sources` without its sources, or None if nothing else is in it.
 
     Args:
-        question: as for `place_sources`; with `template` None the prompt itself.
+        question: as for `place_sources`; with `template` None the prompt itself, in which the sources stand.
         template: that of `place_sources`.
         text: the prompt as it was read; of a chat, rendered.
         contents: (start, end) in `text` of each message's content, or of the whole prompt.
         sources: where they stand in `text`.
-
-    Returns:
-        None if nothing else is in the prompt.
     """
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
@@ -64,60 +60,28 @@ def without_sources(
         return "".join(text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True))
 
     if isinstance(question, str):
-        return rest(0, len(text)) if rest(0, len(text)).strip() else None
-    places = iter(contents)
-    place = next(places, None)
-    left: list[dict[str, str]] = []
-    for message in question:  # a content that the template leaves out has no place
-        here = place is not None and text[slice(*place)].strip() == message["content"].strip()
-        left.append({**message, "content": rest(*place)} if here and place else dict(message))
-        place = next(places, None) if here else place
-    return left if any(message["content"].strip() for message in left) else None
+        left = rest(0, len(text))
+        return left if left.strip() else None
+    places = list(contents)
+    messages = check_messages(question)
+    for message in messages:  # a content that the template leaves out has no place
+        content = message.get("content")
+        if content is not None and places and text[slice(*places[0])].strip() == content.strip():
+            message["content"] = rest(*places.pop(0))
+    return messages if any((message.get("content") or "").strip() for message in messages) else None
 
 
 def begin_of_sources(question: Prompt, prompt: Prompt, template: str, text: str) -> int:
-    """Where in a prompt of `place_sources` to begin to look for the sources, so that no copy before them is taken.
+    """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken.
 
     Args:
         question: as for `place_sources`.
-        prompt: what it made.
+        prompt: what `place_sources` made of it.
         template: its template.
         text: the prompt as it is read; of a chat, rendered.
     """
-    before, last = _filled(question, template.partition("{sources}")[0], ""), prompt
-    if not isinstance(before, str) and not isinstance(last, str):
-        before, last = before[-1]["content"], last[-1]["content"]
-    return max(0, text.rfind(str(last).strip())) + len(str(before).lstrip())
-
-
-def _filled(question: Prompt, template: str, sources: str) -> Prompt:
-    """The template with the question, or with the last message's, in which braces mean nothing."""
-    if isinstance(question, str):
-        parts = {"{sources}": sources, "{question}": question}
-        return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
-    return [
-        *question[:-1],
-        *({**m, "content": str(_filled(m["content"], template, sources))} for m in question[-1:]),
-    ]
-
-
-def check_sources(sources: object) -> list[tuple[str, str]]:
-    """(title, text) of each source, without the whitespace around them.
-
-    Raises:
-        UnitError: there is none, or one is not a text or a pair of texts, or is empty.
-    """
-    if isinstance(sources, str) or not isinstance(sources, Sequence) or not sources:
-        raise UnitError(f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs.")
-    checked: list[tuple[str, str]] = []
-    for number, source in enumerate(sources, 1):
-        pair: Any = ("", source) if isinstance(source, str) else source
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-            raise UnitError(f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text).")
-        if not pair[1].strip():
-            raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
-        checked.append((pair[0].strip(), pair[1].strip()))
-    return checked
+    before = _last_text(_filled(question, template.partition("{sources}")[0], ""))
+    return max(0, text.rfind(_last_text(prompt).strip())) + len(before.lstrip())
 
 
 def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
@@ -129,15 +93,10 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
         UnitError: a source is empty, is not in the prompt (of a chat: in one of its messages), or overlaps another.
     """
     found: list[Source] = []
-    for number, (title, text) in enumerate(check_sources(sources), 1):
+    for number, (title, text) in enumerate(_check_sources(sources), 1):
         end = found[-1].end if found else begin
-        places = (
-            Source(title, form, *place)
-            for form in _forms(title, text)
-            for place in (_find(encoding, form, end) or _find(encoding, form, 0),)
-            if place is not None
-        )
-        source = next(places, None)
+        places = ((form, _find(encoding, form, end) or _find(encoding, form, 0)) for form in _forms(title, text))
+        source = next((Source(title, form, *place) for form, place in places if place), None)
         if source is None:
             raise UnitError(
                 f"Source {number}, {text!r:.60}, is not in the prompt; expected every source to stand there word for "
@@ -154,6 +113,34 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
     return tuple(found)
 
 
+def _filled(question: Prompt, template: str, sources: str) -> Prompt:
+    """The template with the question, or with the last message's, in which braces mean nothing."""
+    if isinstance(question, str):
+        parts = {"{sources}": sources, "{question}": question}
+        return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
+    filled = _filled(_last_text(question), template, sources)
+    return [*question[:-1], {**question[-1], "content": filled}]
+
+
+def _last_text(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
+
+
+def _check_sources(sources: object) -> list[tuple[str, str]]:
+    """(title, text) of each source, without the whitespace around them."""
+    if isinstance(sources, str) or not isinstance(sources, Sequence) or not sources:
+        raise UnitError(f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs.")
+    checked: list[tuple[str, str]] = []
+    for number, source in enumerate(sources, 1):
+        pair: Any = ("", source) if isinstance(source, str) else source
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise UnitError(f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text).")
+        if not pair[1].strip():
+            raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
+        checked.append((pair[0].strip(), pair[1].strip()))
+    return checked
+
+
 def _forms(title: str, text: str) -> list[str]:
     """How a source may stand in a prompt: under its title, or alone."""
     return [f"{title}\n{text}", text] if title else [text]
@@ -161,11 +148,8 @@ def _forms(title: str, text: str) -> list[str]:
 
 def _find(encoding: Encoding, text: str, begin: int) -> Offset | None:
     """The first place of a text at or after an offset; it may hold special tokens, which divide regions."""
-    start = encoding.text.find(text, begin)
-    while start >= 0:
-        end = start + len(text)
-        ends = (start, end - 1)
-        if all(any(first <= offset < last for first, last in encoding.regions) for offset in ends):
+    for match in re.finditer(re.escape(text), encoding.text[begin:]):
+        start, end = match.start() + begin, match.end() + begin
+        if all(any(first <= place < last for first, last in encoding.regions) for place in (start, end - 1)):
             return start, end
-        start = encoding.text.find(text, start + 1)
     return None

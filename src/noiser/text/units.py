@@ -1,4 +1,4 @@
-"""What one score belongs to: tokens, words, sentences, or the caller's spans, as groups of tokens."""
+"""Units, each with one score: tokens, words, sentences, sources or the caller's spans, as groups of tokens."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.text.encoding import Encoding
-from noiser.text.offsets import Offset
-from noiser.text.segments import checked_spans, owners, sentence_spans, snap, visible_part, word_spans
+from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
 from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
 
-_SEGMENTATIONS: dict[str, Callable[[str], list[Offset]] | None] = {
-    "token": None,
-    "word": word_spans,
-    "sentence": sentence_spans,
-    "turn": lambda text: [(0, len(text))],
-}
+_Segment = Callable[[str], list[Offset]] | None  # None: the tokens themselves
+_NAMED: dict[str, _Segment] = {"token": None, **SEGMENTATIONS, "turn": lambda text: [(0, len(text))]}
+_SPANS = "Or give a list of (start, end) character spans."
 
 
 def make_units(
@@ -30,24 +26,21 @@ def make_units(
     prompt_tokens: int | None = None,
     sources: Sequence[Source] = (),
 ) -> tuple[Span, ...]:
-    """Groups the tokens of a prompt, and of its continuation, into units.
+    """The units of a prompt and its continuation, in the order of their tokens; each token is in at most one.
 
-    Tokens that share a character, such as the byte-level pieces of an emoji, always stay together. A unit lies in
-    one of the encoding's regions, so none crosses from one message to another or into the continuation. The texts
-    of token, word and sentence units, joined over a region, are the region's text.
+    Tokens that share a character always stay together. A named unit lies in one of the encoding's regions, so none
+    crosses from one message to another or into the continuation; their texts, joined over a region, are its text.
 
     Args:
         encoding: the tokens and their characters.
-        unit: "token", "word", "sentence", "turn" (a whole message of a chat), or (start, end) character spans of the
-            prompt. Of two spans that meet in one token the one with more of its visible characters gets it. Prompt
-            text outside the spans is in no unit. "auto": sentences, where there are many runs of them. "source":
-            every source. With "turn", "auto", "source" and spans each token of the continuation is a unit.
+        unit: "token", "word", "sentence", "line", "paragraph", "turn" (a whole message of a chat), or (start, end)
+            character spans of the prompt. Of two spans that meet in one token the one with more of its visible
+            characters gets it. Prompt text outside the spans is in no unit. "auto": sentences, joined to runs where
+            there are many. "source": every source. With "turn", "auto", "source" and spans each token of the
+            continuation is a unit.
         special_tokens: with "perturbed" every frozen token is a unit too.
         prompt_tokens: how many of the tokens are the prompt, the rest being the continuation; None for all.
         sources: documents in the prompt, whose parts are then the prompt's only units; "auto" is then whole sources.
-
-    Returns:
-        Units in the order of their tokens; each token is in at most one.
 
     Raises:
         UnitError: spans that overlap, are empty or reversed, leave the prompt, or hold no whole token; or "source"
@@ -56,44 +49,41 @@ def make_units(
     """
     if unit == "source" and not sources:
         raise UnitError("unit is 'source', and there are no sources; expected sources=[...], texts in the prompt.")
-    if isinstance(unit, str) and unit not in (names := [*_SEGMENTATIONS, "auto", "source"]):
-        raise UnknownNameError("unit", unit, names, "Or give a list of (start, end) character spans.")
+    if isinstance(unit, str) and unit not in (names := [*_NAMED, "auto", "source"]):
+        raise UnknownNameError("unit", unit, names, _SPANS)
     count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
     end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
-    segment = _SEGMENTATIONS.get(unit) if isinstance(unit, str) else None
     if isinstance(unit, str):
-        given = [(source.start, source.end) for source in sources]
+        name, spans = unit, sorted((source.start, source.end) for source in sources)
     else:
-        given = checked_spans(unit, end, name="unit", of="prompt")
-    if spans := sorted(given):
+        name, spans = "spans", sorted(checked_spans(unit, end, name="unit", of="prompt"))
+    if spans:
         pieces = [piece for piece in encoding.pieces if piece.token_indices[0] < count]
         units = _span_units(encoding.text[:end], pieces, spans)
-        if isinstance(unit, str) and unit in _SEGMENTATIONS:
-            units = [part for each in units for part in _parts(encoding, each, segment)]
-    elif unit == "auto":
-        sentences = [span for span in _named_units(encoding, sentence_spans) if span.token_indices[0] < count]
-        units = _runs(encoding, sentences, COARSE_UNITS)
+        if name in _NAMED:
+            units = [part for each in units for part in _parts(encoding, each, name)]
     else:
-        units = [span for span in _named_units(encoding, segment) if span.token_indices[0] < count]
-    after = _named_units(encoding, segment if unit in ("word", "sentence") else None)
+        units = _named_units(encoding, "sentence" if name == "auto" else name)
+        units = [span for span in units if span.token_indices[0] < count]
+        units = _runs(encoding, units, COARSE_UNITS) if name == "auto" else units
+    after = _named_units(encoding, name if name in SEGMENTATIONS else "token")
     units += [span for span in after if span.token_indices[0] >= count]
     if special_tokens == "perturbed":
-        units += _frozen_units(encoding)
+        for index, (start, stop) in enumerate(encoding.offsets):
+            if encoding.frozen[index]:
+                shown = encoding.text[start:stop] or "".join(encoding.tokens[index : index + 1])
+                units.append(Span(shown, start, stop, (index,)))
     return tuple(sorted(units, key=lambda span: span.token_indices))
 
 
 def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object) -> list[tuple[int, ...]]:
-    """Groups the tokens of a continuation into target spans.
+    """The positions of each target span's tokens, in order of the text; no span is empty.
 
     Args:
         encoding: the prompt and the whole continuation.
         first: position of the continuation's first token.
-        unit: "token", each by itself; "word" or "sentence", as units are cut, special tokens by themselves; "all"; or
-            (start, end) character spans of the continuation's text. A token is in the span that holds its visible
-            characters, and may be in none.
-
-    Returns:
-        Positions of each span's tokens, in order of the text; no span is empty.
+        unit: "token"; a named unit, special tokens by themselves; "all"; or (start, end) character spans of the
+            continuation's text. A token is in the span that holds its visible characters, and may be in none.
 
     Raises:
         UnitError: character spans that overlap, are empty, leave the continuation, hold no token or cut one.
@@ -104,37 +94,34 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
         return [(position,) for position in positions]
     if unit == "all":
         return [tuple(positions)]
-    if unit in ("word", "sentence"):
+    if isinstance(unit, str):
+        if unit not in SEGMENTATIONS:
+            raise UnknownNameError("target_unit", unit, ["token", *SEGMENTATIONS, "all"], _SPANS)
         units = make_units(encoding, unit, special_tokens="perturbed")
         return [span.token_indices for span in units if span.token_indices[0] >= first]
-    if isinstance(unit, str):
-        names = ["token", "word", "sentence", "all"]
-        raise UnknownNameError("target_unit", unit, names, "Or give a list of (start, end) character spans.")
     begin = encoding.offsets[first][0]
-    length = len(encoding.text) - begin
-    spans = sorted(checked_spans(unit, length, name="target_unit", of="continuation"))
-    return [_tokens_inside(encoding, positions, (a + begin, b + begin), begin) for a, b in spans]
+    spans = checked_spans(unit, len(encoding.text) - begin, name="target_unit", of="continuation")
+    return [_tokens_inside(encoding, positions, span, begin) for span in sorted(spans)]
 
 
 def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, begin: int) -> tuple[int, ...]:
-    """The tokens whose visible characters a target span holds; `begin` is where the continuation does."""
+    """The tokens whose visible characters a target span of the continuation, which starts at `begin`, holds."""
+    first, last = span[0] + begin, span[1] + begin
     inside: list[int] = []
+    problem = f"Target span {span}, {encoding.text[first:last]!r},"
     for position in positions:
-        start, end = encoding.offsets[position]
-        piece = Span(encoding.text[start:end], start, end, (position,))
-        overlap, whole = _overlap(piece, span), _overlap(piece, (start, end))
-        if 0 < overlap < whole:
-            raise UnitError(
-                f"Target span {(span[0] - begin, span[1] - begin)}, {encoding.text[slice(*span)]!r}, cuts the token "
-                f"{piece.text!r} at {(start - begin, end - begin)}; expected whole tokens. Move its ends to the ends "
-                "of tokens."
-            )
-        if overlap:
+        start, end = visible_part(encoding.text, *encoding.offsets[position])
+        if first <= start < end <= last:
             inside.append(position)
+        elif max(start, first) < min(end, last):
+            raise UnitError(
+                f"{problem} cuts the token {encoding.text[start:end]!r} at {(start - begin, end - begin)}; expected "
+                "whole tokens. Move its ends to the ends of tokens."
+            )
     if not inside:
         raise UnitError(
-            f"Target span {(span[0] - begin, span[1] - begin)}, {encoding.text[slice(*span)]!r}, holds no token of the "
-            f"continuation {encoding.text[begin:]!r}; expected at least one. Widen the span."
+            f"{problem} holds no token of the continuation {encoding.text[begin:]!r}; expected at least one. "
+            "Widen the span."
         )
     return tuple(inside)
 
@@ -142,24 +129,32 @@ def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, b
 def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
     """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
     names = ["sentence", "word", "token"]
-    for name in names[: names.index(finest) + 1]:
-        parts = _parts(encoding, unit, _SEGMENTATIONS[name])
-        if len(parts) > 1:
-            return tuple(parts)
-    return ()
+    divisions = (_parts(encoding, unit, name) for name in names[: names.index(finest) + 1])
+    return next((tuple(parts) for parts in divisions if len(parts) > 1), ())
 
 
-def _parts(encoding: Encoding, unit: Span, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
+def _parts(encoding: Encoding, unit: Span, name: str) -> list[Span]:
     """A unit cut into smaller ones, each of whole tokens."""
     members, everything = set(unit.token_indices), encoding.pieces
-    near = slice(
-        bisect_left(everything, unit.token_indices[0], key=lambda piece: piece.token_indices[0]),
-        bisect_right(everything, unit.token_indices[-1], key=lambda piece: piece.token_indices[0]),
-    )
-    pieces = [piece for piece in everything[near] if members.issuperset(piece.token_indices)]
-    if segment is None or not pieces:  # a special token is not a piece of text
-        return pieces
-    return _grouped(encoding, min(p.start for p in pieces), max(p.end for p in pieces), pieces, segment)
+    low = bisect_left(everything, unit.token_indices[0], key=lambda piece: piece.token_indices[0])
+    high = bisect_right(everything, unit.token_indices[-1], key=lambda piece: piece.token_indices[0])
+    pieces = [piece for piece in everything[low:high] if members.issuperset(piece.token_indices)]
+    return _grouped(encoding, (pieces[0].start, pieces[-1].end), pieces, name) if pieces else []
+
+
+def _named_units(encoding: Encoding, name: str) -> list[Span]:
+    regions = zip(encoding.regions, encoding.region_pieces, strict=True)
+    return [unit for region, pieces in regions for unit in _grouped(encoding, region, pieces, name)]
+
+
+def _grouped(encoding: Encoding, region: Offset, pieces: Sequence[Span], name: str) -> list[Span]:
+    """The pieces of a region joined to its named units."""
+    segment, (first, last) = _NAMED[name], region
+    if segment is None:
+        return [*pieces]
+    spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])]
+    snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
+    return [_joined(encoding.text, *span, (pieces[index] for index in inside)) for span, inside in snapped]
 
 
 def _runs(encoding: Encoding, units: Sequence[Span], most: int) -> list[Span]:
@@ -185,51 +180,18 @@ def _joined(text: str, start: int, end: int, pieces: Iterable[Span]) -> Span:
     return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
 
 
-def _named_units(encoding: Encoding, segment: Callable[[str], list[Offset]] | None) -> list[Span]:
-    units: list[Span] = []
-    for (first, last), pieces in zip(encoding.regions, encoding.region_pieces, strict=True):
-        units += pieces if segment is None else _grouped(encoding, first, last, pieces, segment)
-    return units
-
-
-def _grouped(
-    encoding: Encoding, first: int, last: int, pieces: Sequence[Span], segment: Callable[[str], list[Offset]]
-) -> list[Span]:
-    """The pieces of the text from `first` to `last` joined by its segmentation."""
-    spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])] or [(first, last)]
-    snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
-    return [_joined(encoding.text, *span, (pieces[index] for index in inside)) for span, inside in snapped]
-
-
-def _frozen_units(encoding: Encoding) -> list[Span]:
-    units: list[Span] = []
-    for index, (start, end) in enumerate(encoding.offsets):
-        if encoding.frozen[index]:
-            name = encoding.tokens[index] if encoding.tokens else ""
-            units.append(Span(encoding.text[start:end] if start < end else name, start, end, (index,)))
-    return units
-
-
 def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
-    """Gives each token to the span that has most of its visible characters."""
-    members: list[list[int]] = [[] for _ in spans]
+    """Units of the caller's spans: each token is in the span that has most of its visible characters."""
+    members: list[list[Span]] = [[] for _ in spans]
     for piece, index in zip(pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True):
         if index is not None:
-            members[index] += piece.token_indices
-    for (start, end), tokens in zip(spans, members, strict=True):
-        if not tokens:
+            members[index].append(piece)
+    for (start, end), inside in zip(spans, members, strict=True):
+        if not inside:
             near = [(piece.start, piece.end) for piece in pieces if piece.end >= start and piece.start <= end]
-            where = (
-                f"the tokens there are {', '.join(map(str, near))}" if near else "no token of the user's text is there"
-            )
+            where = f"the tokens there are {', '.join(map(str, near))}" if near else "no token of your text is there"
             raise UnitError(
                 f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: {where}; expected a span that has "
-                "more of some token than its neighbours. Move its ends to the ends of tokens, or merge it with another."
+                "more of some token than its neighbours. Move its ends to the ends of tokens."
             )
-    return [Span(text[a:b], a, b, tuple(tokens)) for (a, b), tokens in zip(spans, members, strict=True)]
-
-
-def _overlap(piece: Span, span: Offset) -> int:
-    """Number of characters of a token that a span has, whitespace left out unless the token is all whitespace."""
-    start, end = visible_part(piece.text, 0, len(piece.text))
-    return max(0, min(piece.start + end, span[1]) - max(piece.start + start, span[0]))
+    return [_joined(text, start, end, inside) for (start, end), inside in zip(spans, members, strict=True)]
