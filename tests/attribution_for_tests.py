@@ -53,16 +53,3 @@ def rich_example() -> Attribution:
         foil=Target(" foot", 9, 0.1, 2),
         info={"delta": 0.25},
     )
-
-
-WRONG = (None, True, -1, 10**30, 1e300, "", "Infinity", "\x1b[2J", [], [[1]], {}, {"a": 1}, [None], "noiser@1")
-
-
-def spoiled(data, draw):
-    """The dictionary with one value, at any depth, replaced by a wrong one."""
-    holder, key = data, draw.choice(list(data))
-    while isinstance(holder[key], dict | list) and holder[key] and draw.random() < 0.7:
-        holder = holder[key]
-        key = draw.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
-    holder[key] = draw.choice(WRONG)
-    return data

@@ -31,7 +31,7 @@ import noiser
 from app_for_tests import served
 from noiser.app.examples import EXAMPLES, FACT
 from noiser.attribution.display import number_format
-from noiser.attribution.html import compare_html
+from noiser.attribution.html import page as comparison
 from test_cite import citations
 from tiny import tiny
 
@@ -539,7 +539,7 @@ def test_axe_finds_nothing_on_the_page(visit, scheme, width):
 def test_axe_finds_nothing_in_saved_pages(browser, scheme):
     lm = tiny("llama")
     attributions = [noiser.attribute(lm, PROMPT, method=name, max_new_tokens=10) for name in ("occlusion", "lime")]
-    for html in (attributions[0].to_html(), compare_html(attributions), citations().to_html()):
+    for html in (attributions[0].to_html(), comparison(attributions), citations().to_html()):
         page = browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 800})
         page.set_content(html)
         assert violations(page) == []

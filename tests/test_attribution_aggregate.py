@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -39,10 +40,6 @@ def test_words_by_hand(reduce, expected):
     torch.testing.assert_close(words.scores, torch.tensor([expected]))
     assert words.units[0] == Span("LeBron", 0, 6, (0, 1))
     assert words.info["aggregated"] == {"from": "token", "reduce": reduce}
-
-
-def test_abs_max_keeps_the_sign():
-    assert make(("a", "b"), ((-0.5, 0.25),)).aggregate("word", "abs_max").scores.tolist() == [[-0.5]]
 
 
 def test_standard_errors_and_thresholds():
@@ -84,6 +81,14 @@ def test_sentences():
     assert sentences.scores.tolist() == [[3.0, 7.0]]
 
 
+def test_lines_and_paragraphs():
+    att = make(("One.", " Two", "\nThree", "\n\nFour"), ((1.0, 2.0, 4.0, 8.0),))
+    for unit, expected in (("line", [[3.0, 4.0, 8.0]]), ("paragraph", [[7.0, 8.0]])):
+        assert (
+            att.aggregate(unit).scores.tolist() == att.aggregate("sentence").aggregate(unit).scores.tolist() == expected
+        )
+
+
 def test_text_between_units_is_no_part_of_their_sentences():
     """As a chat template's, which is no unit: "Dr." is an abbreviation, and "]Dr." would not be one."""
     units = (Span("Dr.", 6, 9, (2,)), Span(" Smith", 9, 15, (3,)), Span(" plays.", 15, 22, (4,)))
@@ -116,10 +121,10 @@ def test_parts_of_adaptive_units_add_up_to_the_sentences_that_they_were_split_fr
     torch.testing.assert_close(sentences.scores, coarse.scores, equal_nan=True)
     assert texts(auto.aggregate("word")) == texts(noiser.attribute(tiny("llama"), prompt, unit="word", **options))
     assert rebuild_query(tiny("llama"), sentences).units == sentences.units
-    with pytest.raises(UnitError, match=r"jumps\.' of unit='auto' holds several words; .*unit='word'"):
+    with pytest.raises(UnitError, match=r"'auto', which are not parts of words. .*unit='word'"):
         coarse.aggregate("word")
     units = (Span("It rains. The fox", 0, 17, (0, 1, 2, 3)), Span(" sings.", 17, 24, (4,)))
-    with pytest.raises(UnitError, match="holds several sentences"):
+    with pytest.raises(UnitError, match="are not parts of sentences"):
         make(("It rains. The fox", " sings."), ((1.0, 2.0),), units=units, unit="auto").aggregate("sentence")
 
 
@@ -164,18 +169,14 @@ def test_pieces_of_one_character_go_together():
 def test_bad_spans(spans, message, unchecked):
     with pytest.raises(UnitError, match=message):
         make().aggregate(spans)
-
-
-def test_a_span_across_the_end_of_the_prompt():
     with pytest.raises(UnitError, match="joins the prompt and its continuation, which begins at 6"):
         make(prompt_length=6).aggregate([(0, 12)])
 
 
-def test_finer_units_cannot_be_made():
-    with pytest.raises(UnitError, match="unit='word'"):
-        make().aggregate("sentence").aggregate("word")
-    with pytest.raises(UnitError, match="unit='token'"):
-        make().aggregate("word").aggregate("token")
+@pytest.mark.parametrize(("unit", "finer"), [("sentence", "word"), ("word", "token"), ("turn", "word")])
+def test_finer_units_cannot_be_made(unit, finer):
+    with pytest.raises(UnitError, match=f"unit={finer!r}"):
+        replace(make(), unit=unit).aggregate(finer)
 
 
 def test_unknown_names():
@@ -194,7 +195,7 @@ def test_top_is_in_order_and_leaves_nan_out():
     assert att.top(1)[0].span == att.units[1]
     assert make(("\n",), ((1.0,),)).top()[0].text == "\n"
     assert rich_example().top(1, target=-1)[0].text == "basket"
-    for arguments in ({"k": 0}, {"target": 1}, {"target": -2}):
+    for arguments in ({"target": 1}, {"target": -2}):
         with pytest.raises(ParameterError):
             att.top(**arguments)
 

@@ -83,7 +83,7 @@ def test_each_step_is_what_noiser_gives(family):
 
 
 @pytest.mark.parametrize("name", OURS_IN_INSEQ)
-def test_every_method_gives_what_it_gives_here(name, tmp_path):
+def test_every_method_gives_what_it_gives_here(name):
     """One target at a time, as Inseq asks; whatever a method draws is drawn anew for each."""
     lm = tiny("llama")
     out = run(lm, name, seed=2)
@@ -94,9 +94,6 @@ def test_every_method_gives_what_it_gives_here(name, tmp_path):
         torch.testing.assert_close(found[step, :length], expected.scores[0], atol=1e-5, rtol=1e-4, equal_nan=True)
         if len(lm.tokenizer(target)["input_ids"]) > 2:
             break  # the next step is about the target's next piece
-    out.save(tmp_path / "a.json")
-    att = noiser.Attribution.from_inseq(tmp_path / "a.json")
-    assert (att.method, att.parameters, att.seed) == (expected.method, {}, 2)
 
 
 def test_hyper_parameters_of_other_methods(no_bos):
@@ -186,9 +183,8 @@ def test_command_line(no_bos, tmp_path):
     done = subprocess.run([sys.executable, "-m", "noiser.integrations.inseq", *arguments], capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = noiser.Attribution.from_inseq(tmp_path / "a.json")
-    torch.testing.assert_close(found.scores, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
-    assert (found.method, found.seed, found.parameters) == ("noiser@2", 2, {"samples": 3, "steps": 4})
+    found = inseq.FeatureAttributionOutput.load(tmp_path / "a.json")[0].target_attributions[:-1].T
+    torch.testing.assert_close(found, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
 @pytest.mark.slow
@@ -310,74 +306,3 @@ def test_names_and_errors():
         noiser.attribute(tiny("llama"), PROMPT, method=make_method("inseq:integrated_gradients", n_step=3))
     with pytest.raises(ModelError, match="Inseq's value_zeroing failed on LlamaForCausalLM: TypeError"):
         noiser.attribute(tiny("llama"), PROMPT, method="inseq:value_zeroing")
-
-
-# ---- results from one to the other ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", [PROMPT, "naïve 👋 fox"])
-@pytest.mark.parametrize("name", ["saliency", "attention"])
-def test_result_of_inseq(name, text, tmp_path):
-    lm = tiny("gemma3")
-    scores = [] if name == "attention" else ["probability"]
-    out = run(lm, name, prompts=text, said=text + " dog in", step_scores=scores)
-    expected = noiser.attribute(lm, text, method=f"inseq:{name}", target=" dog in", special_tokens="perturbed")
-    out.save(tmp_path / "a.json")
-    for source in (out, tmp_path / "a.json"):
-        att = noiser.Attribution.from_inseq(source)
-        assert [(unit.start, unit.end, unit.token_indices) for unit in att.units] == [
-            (unit.start, unit.end, unit.token_indices) for unit in expected.units
-        ]
-        torch.testing.assert_close(att.scores, expected.scores, equal_nan=True)
-        assert (att.text, att.prompt, att.method) == (expected.text, expected.prompt, expected.method)
-        assert [t[:2] for t in att.targets] == [t[:2] for t in expected.targets]
-        if scores:
-            assert [t.probability for t in att.targets] == pytest.approx(
-                [t.probability for t in expected.targets], rel=1e-4
-            )
-        measured = noiser.metrics.soft_scores(lm, att, masks=2)
-        assert measured.ns.shape == noiser.metrics.soft_scores(lm, expected, masks=2).ns.shape
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"target": TARGET},
-        {"target": TARGET, "unit": "word"},
-        {"target": TARGET, "unit": [(4, 9)]},
-        {"target": TARGET, "continuation_units": False},
-        {"target": " dog", "foil": " fox"},
-        {"target": " dog runs", "foil": " dog sings"},
-    ],
-)
-def test_result_to_inseq_and_back(options, tmp_path):
-    name = "occlusion" if "foil" in options else "noiser_relative"
-    att = noiser.attribute(tiny("gemma3"), PROMPT, method=name, **options)
-    out = att.to_inseq()
-    (sequence,) = out
-    assert "fox" in out.show(display=False, return_html=True)
-    assert "".join(token.token for token in sequence.target) == att.text + att.targets[-1].text
-    assert sequence.target_attributions.shape == (len(sequence.target), len(att.targets))
-    torch.testing.assert_close(sequence.target_attributions.nansum(0), att.scores.nansum(-1))
-    out.save(tmp_path / "a.json")
-    loaded = inseq.FeatureAttributionOutput.load(tmp_path / "a.json")
-    for source in (out, loaded, tmp_path / "a.json"):
-        assert noiser.Attribution.from_inseq(source).to_dict() == att.to_dict()
-
-
-def test_result_that_inseq_has_changed_is_read_as_it_is(tmp_path):
-    att = noiser.attribute(tiny("gemma3"), PROMPT, method=noiser.Occlusion(score="logprob"), target=" dog runs")
-    out = att.to_inseq()
-    out.save(tmp_path / "half.json", scores_precision="float16")
-    assert noiser.Attribution.from_inseq(tmp_path / "half.json").to_dict() == att.to_dict()
-    out[0].target_attributions *= 2
-    out.save(tmp_path / "a.json")
-    for source in (out, tmp_path / "a.json"):
-        found = noiser.Attribution.from_inseq(source)
-        before = len(found.units) - att.scores.shape[1]
-        torch.testing.assert_close(found.scores[:, before:], 2 * att.scores, equal_nan=True)
-        assert (found.method, found.parameters["score"]) == ("occlusion@1", "logprob")
-        assert "noiser" not in found.info["inseq"]
-    joined = att.to_inseq().aggregate("spans", target_spans=(1, 3))
-    found = noiser.Attribution.from_inseq(joined)
-    assert len(found.units) == len(joined[0].target) - 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import random
 import shutil
@@ -35,7 +34,6 @@ from noiser.report.rows import Results
 from noiser.text import encode, make_units
 from soak_for_tests import SHARE, damaged, hostile_json, share, tell
 from test_attribution_store import rich_example
-from test_inseq_format import SCORES, content
 from test_text import check_invariants
 from tiny import tiny
 from tokenizers_for_tests import CHAT_TEMPLATE, TOKENIZERS
@@ -67,11 +65,6 @@ def show_evaluation(path):
     evaluation.save(path)
 
 
-def show_inseq(path):
-    att = noiser.Attribution.from_inseq(path)
-    assert "\x1b" not in str(att) + att.to_html()
-
-
 def use_folder(path):
     """All that is done with a benchmark's folder: it is shown, packed and continued."""
     folder = next(parent for parent in path.parents if (parent / "plan.toml").exists())
@@ -93,7 +86,6 @@ def good_files(whole: Path, folder: Path) -> dict[str, bytes]:
     return {
         "saved attributions": (folder / "attribution").read_bytes(),
         "saved evaluations": (folder / "e").read_bytes(),
-        "Inseq's files": json.dumps(content(SCORES)).encode(),
         "plans": (whole / "plan.toml").read_bytes(),
         **{
             name: (whole / "out" / name).read_bytes()
@@ -107,7 +99,6 @@ SELECTION = "selections/llama/own.json"
 READERS = {
     "saved attributions": show_attribution,
     "saved evaluations": show_evaluation,
-    "Inseq's files": show_inseq,
     "plans": read_plan,
 }
 

@@ -372,12 +372,6 @@ def test_the_command_explains_sentences(capsys):
     assert "probability per token" in capsys.readouterr().out
 
 
-def test_inseq_has_no_spans():
-    att = noiser.attribute(tiny("llama"), PROMPT, target=ANSWER, method="occlusion", target_unit="all")
-    with pytest.raises(ParameterError, match="The targets are spans"):
-        att.to_inseq()
-
-
 # ---- whole-continuation foils ----------------------------------------------------------------------------------------
 
 FOIL = " late"

@@ -9,8 +9,7 @@ import torch
 
 import noiser
 from attribution_for_tests import NAN, make, spans_of
-from noiser.attribution.reasoning import edges
-from noiser.attribution.through import paths
+from noiser.attribution.through import flow, links
 from noiser.errors import ParameterError
 from noiser.types import Target
 from tiny import tiny, tiny_tokenizer
@@ -65,10 +64,13 @@ def test_sum_over_all_paths(seed):
     assert [unit.text for unit in found.units] == list(PROMPT)
 
 
+def by_hand():
+    """The last sentence: a quarter from the fox, a quarter from the dog, half from the first, which is the fox's."""
+    return reasoning(((4.0, 0, NAN, NAN, NAN), (0, 1, 1, NAN, NAN), (-1, -1, 0, -1, NAN), (0.25, 0.25, 0.5, 0, 0)))
+
+
 def test_by_hand():
-    """Half of the last sentence comes from the first step, which is the fox's alone; a quarter from the dog."""
-    att = reasoning(((4.0, 0, NAN, NAN, NAN), (0, 1, 1, NAN, NAN), (-1, -1, 0, -1, NAN), (0.25, 0.25, 0.5, 0, 0)))
-    found = att.through()
+    found = by_hand().through()
     torch.testing.assert_close(found.scores, torch.tensor([[1.0, 0], [0.5, 0.5], [0, 0], [0.75, 0.25]]))
     assert found.info["through"][3] == [0.5, 0, 0, 0]
     assert found.top(1, target=3)[0].text == "A fox."
@@ -140,43 +142,37 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
         fine.through()
 
 
-def by_hand():
-    """The last sentence: a quarter from the fox, a quarter from the dog, half from the first, which is the fox's."""
-    return reasoning(((4.0, 0, NAN, NAN, NAN), (0, 1, 1, NAN, NAN), (-1, -1, 0, -1, NAN), (0.25, 0.25, 0.5, 0, 0)))
-
-
 def test_edges_carry_the_paths_that_use_them():
-    found = {(edge.source, edge.target): edge.flow for edge in edges(paths(by_hand()), 3)}
-    assert found == pytest.approx({(0, 2): 0.5, (0, 5): 0.25, (1, 5): 0.25, (2, 5): 0.5})
+    """To the last sentence; from the prompt's two sentences, then from the four that were written."""
+    assert flow(by_hand().through(), 3).tolist() == [
+        [0.5, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [0.25, 0.25, 0.5, 0, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_leaves_the_prompt_is_its_influence(seed):
+def test_flow_out_of_the_prompt_is_its_influence(seed):
     scores = random_scores(seed)
-    att = reasoning(scores.tolist())
+    found = reasoning(scores.tolist()).through()
     for target in range(4):
-        leaving = [sum(e.flow for e in edges(paths(att), target) if e.source == unit) for unit in range(2)]
-        assert leaving == pytest.approx(by_enumeration(scores)[target].tolist())
+        torch.testing.assert_close(flow(found, target).sum(0)[:2], by_enumeration(scores)[target], atol=1e-6, rtol=1e-5)
 
 
-def test_picture_has_a_line_for_each_sentence_and_an_arc_for_each_edge():
-    pytest.importorskip("matplotlib")
-    att = by_hand()
-    drawing = att.plot_through()
-    texts = [text.get_text() for text in drawing.axes[0].texts]
-    assert texts[1::2] == [text.strip() for text in (*PROMPT, *STEPS)]
-    assert texts[::2] == ["75%", "25%", "50%", "0%", "0%", ""]
-    arcs = drawing.axes[0].patches
-    assert sorted(arc.get_linewidth() for arc in arcs) == pytest.approx([1.75, 1.75, 3.0, 3.0])
-    first = max(arcs, key=lambda arc: arc.height)  # from the first line to the last
-    assert (first.center[1] - first.height / 2, first.center[1] + first.height / 2) == (10, 110)
-    assert len(att.plot_through(least=0.4).axes[0].patches) == 2
-    assert len(att.plot_through(target=0).axes[0].patches) == 1
-    for options, message in (
-        ({"target": 4}, "indices of the 4 targets"),
-        ({"target": -5}, "indices of the 4 targets"),
-        ({"width": 0}, "expected inches"),
-        ({"least": 2}, "least is 2"),
-    ):
-        with pytest.raises(ParameterError, match=message):
-            att.plot_through(**options)
+def test_drawing_has_a_line_for_each_sentence_and_an_arc_for_each_edge(tmp_path):
+    found = by_hand().through()
+    lines, arcs = links(found, 3)
+    assert lines == list(
+        zip(("75%", "25%", "50%", "0%", "0%", ""), [t.strip() for t in (*PROMPT, *STEPS)], strict=True)
+    )
+    assert sorted((arc.start, arc.end, arc.weight, arc.style) for arc in arcs) == [
+        (0, 2, 0.5, "p"), (0, 5, 0.25, "p"), (1, 5, 0.25, "p"), (2, 5, 0.5, "n")
+    ]  # fmt: skip
+    assert len(links(found, 0)[0]) == 3
+    found.save(tmp_path / "a.json")
+    page = noiser.Attribution.load(tmp_path / "a.json").to_html(targets=[3])
+    assert (page.count("<path "), page.count("<li>")) == (4, 6)
+    assert "the target was written from it" in page
+    assert "<svg" not in by_hand().to_html()
+    assert "noiser@1 through the continuation" in str(found)

@@ -14,7 +14,7 @@ from noiser.app.question import Question
 from noiser.app.show import explain, note, numbers_html, problem, progress_line
 from noiser.attribution import Attribution
 from noiser.attribution.display import label
-from noiser.attribution.html import compare_fragment, compare_html, fragment
+from noiser.attribution.html import fragment, page
 from noiser.attribution.store import dumps
 from noiser.errors import NoiserError, ParameterError
 from noiser.evaluation import Evaluation, evaluate
@@ -313,10 +313,7 @@ def _show_answer(answer: Answer) -> View:
 def result_html(answer: Answer) -> str:
     """The heat map, or several side by side; the answer with its citations."""
     given = answer.attributions
-    if answer.citations is not None:
-        shown = citations_fragment(answer.citations)
-    else:
-        shown = fragment(given[0]) if len(given) == 1 else compare_fragment(given)
+    shown = fragment(given) if answer.citations is None else citations_fragment(answer.citations)
     return f'<h2 class="noiser-unseen">Answer</h2>{shown}'
 
 
@@ -341,6 +338,6 @@ def file_of(answer: Answer, form: Literal["json", "html", "md"]) -> File:
     if cited is not None:
         return File(name, _TYPES[form], cited.to_html() if form == "html" else cited.to_json())
     if form == "html":
-        return File(name, _TYPES[form], given[0].to_html() if len(given) == 1 else compare_html(given))
+        return File(name, _TYPES[form], page(given))
     text = dumps(given[0]) if len(given) == 1 else json_text([att.to_dict() for att in given])
     return File(name, _TYPES[form], text)

@@ -1,6 +1,5 @@
 """The result of every method: normalising, aggregating, saving and showing it."""
 
-from noiser.attribution.record import TopUnit
-from noiser.attribution.result import Attribution
+from noiser.attribution.result import Attribution, TopUnit
 
 __all__ = ["Attribution", "TopUnit"]

@@ -1,38 +1,23 @@
 """Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays.
 
 Colour never stands alone: a bar below a unit is a positive score and one above it a negative score, as thick as the
-colour is strong.
-
-Arabic, Hebrew and other text from right to left is set in the order of the Unicode Bidirectional Algorithm, word by
-word, with tokens as they are: letters are not joined across two tokens, brackets are neither paired nor mirrored, and
-explicit direction marks are shown, not obeyed. Inside a token matplotlib sets the letters; before 3.11 it neither
-orders nor joins them.
+colour is strong. Words are set from left to right, whatever their script.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from noiser.attribution.bidi import is_right_to_left, visual_order
-from noiser.attribution.display import (
-    Colour,
-    HeatMap,
-    check_comparable,
-    check_targets,
-    headings,
-    heat_map,
-    tint,
-)
-from noiser.attribution.record import AttributionRecord
+from noiser.attribution.display import Colour, check_comparable, check_targets, headings, tint
+from noiser.attribution.heatmap import HeatMap, heat_map
 from noiser.errors import DependencyError, ParameterError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from noiser.attribution.result import Attribution
 
 _PAPER: Colour = (255, 255, 255)
 _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
@@ -55,13 +40,8 @@ class _Box(NamedTuple):
     bold: bool = False
 
 
-def figure(attributions: Sequence[AttributionRecord], target: int, width: float) -> Figure:
-    """A heat map with a colour scale for each attribution of one prompt, below each other; `width` is in inches.
-
-    Raises:
-        DependencyError: matplotlib is not installed.
-        ParameterError: no attribution, different prompts, no such target, or a width that is not above 1.
-    """
+def figure(attributions: Sequence[Attribution], target: int, width: float) -> Figure:
+    """A heat map with a colour scale for each attribution of one prompt; see `Attribution.plot`."""
     page_class = figure_class()
     from matplotlib.patches import Rectangle
 
@@ -97,32 +77,28 @@ def figure_class() -> type[Figure]:
     return matplotlib.figure.Figure
 
 
-@dataclass
 class _Page:
-    """Boxes laid out so far, the first of this line, where the next one goes, and whether lines begin on the right."""
+    """Boxes laid out so far, and where the next one goes."""
 
-    width: float
-    boxes: list[_Box] = field(default_factory=list[_Box])
-    line: int = 0
-    x: float = 0.0
-    y: float = _LINE
-    rtl: bool = False
+    def __init__(self, width: float) -> None:
+        self.width, self.x, self.y = width, 0.0, _LINE
+        self.boxes: list[_Box] = []
 
     def add(self, heat: HeatMap, heading: str) -> None:
         """A heading, the text before the target with its colours, the target, and the colour scale."""
         if heading:
             self.write(heading, bold=True)
             self.new_line()
-        self.rtl = is_right_to_left("".join(cell.text for cell in heat.cells))
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
             self.write(body, None if cell.score is None else cell.weight)
-        self.write(" ← " if self.rtl else " → ")
+        self.write(" → ")
         self.write(heat.target, bold=True)
         self.new_line()
-        self.rtl = False
-        self._scale(heat)
+        if heat.largest:
+            self._scale(f"-{heat.largest}" if len(heat.meaning) > 1 else "0", heat.largest)
+        self.y += _GAP
 
     def write(self, text: str, weight: float | None = None, *, size: float = _TEXT_SIZE, bold: bool = False) -> None:
         """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
@@ -136,48 +112,30 @@ class _Page:
                     self.x += width
 
     def new_line(self) -> None:
-        """Puts the boxes of the line in the order in which they are read, and goes to the next."""
-        boxes = self.boxes[self.line :]
-        order = visual_order([box.text for box in boxes], rtl=self.rtl)
-        if self.rtl or order != sorted(order):
-            x = self.width - self.x if self.rtl else 0.0
-            for index in order:
-                self.boxes[self.line + index] = boxes[index]._replace(x=x)
-                x += boxes[index].width
-        self.line = len(self.boxes)
         self.x, self.y = 0.0, self.y + _LINE
 
-    def _scale(self, heat: HeatMap) -> None:
-        """The colours from the lowest to the highest score, as long as there are scores."""
-        if heat.largest:
-            low = -1.0 if any(cell.weight < 0 for cell in heat.cells) else 0.0
-            lowest = f"-{heat.largest}" if low else "0"
-            ends = sum(_text_width(text, _SMALL_SIZE, bold=False) for text in (lowest, " ", " ", heat.largest))
-            step = max(0.0, min(_SCALE_WIDTH, _FULL * self.width - ends)) / (_SCALE_STEPS + 1)
-            self.write(f"{lowest} ", size=_SMALL_SIZE)
-            for index in range(_SCALE_STEPS):
-                weight = low + (1 - low) * index / (_SCALE_STEPS - 1)
-                # A little wider than a step: viewers show a seam between rectangles that only touch.
-                self.boxes.append(_Box(self.x + index * step, self.y, 1.5 * step, weight=weight, size=_SMALL_SIZE))
-            self.x += (_SCALE_STEPS + 1) * step
-            self.write(f" {heat.largest}", size=_SMALL_SIZE)
-            self.new_line()
-        self.y += _GAP
+    def _scale(self, low: str, high: str) -> None:
+        """The colours from the lowest to the highest score, as long as there is room."""
+        ends = sum(_text_width(text, _SMALL_SIZE, bold=False) for text in (low, " ", " ", high))
+        step = max(0.0, min(_SCALE_WIDTH, _FULL * self.width - ends)) / (_SCALE_STEPS + 1)
+        self.write(f"{low} ", size=_SMALL_SIZE)
+        first = 0.0 if low == "0" else -1.0
+        for index in range(_SCALE_STEPS):
+            weight = first + (1 - first) * index / (_SCALE_STEPS - 1)
+            # A little wider than a step: viewers show a seam between rectangles that only touch.
+            self.boxes.append(_Box(self.x + index * step, self.y, 1.5 * step, weight=weight, size=_SMALL_SIZE))
+        self.x += (_SCALE_STEPS + 1) * step
+        self.write(f" {high}", size=_SMALL_SIZE)
+        self.new_line()
 
 
 def _broken(word: str, width: float, size: float, bold: bool) -> list[str]:
-    """A word in parts that are not wider than a line; a letter and its marks stay together."""
-    if _text_width(word, size, bold) <= width:
-        return [word]
-    widths = {letter: _text_width(letter, size, bold) for letter in set(word)}
-    parts, used = [""], 0.0
-    for letter in word:
-        is_mark = unicodedata.category(letter).startswith("M")
-        if parts[-1] and not is_mark and used + widths[letter] > width:
+    """A word in parts that are not wider than a line."""
+    parts = [""]
+    for letter in word if _text_width(word, size, bold) > width else [word]:
+        if parts[-1] and _text_width(parts[-1] + letter, size, bold) > width:
             parts.append("")
-            used = 0.0
         parts[-1] += letter
-        used += widths[letter]
     return parts
 
 

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from noiser.attribution.display import heat_map, provenance, score_table, visible
-from noiser.attribution.record import AttributionRecord
+from noiser.attribution.display import provenance, visible
+from noiser.attribution.heatmap import heat_map
+from noiser.attribution.heatmap import table as numbers_of
+
+if TYPE_CHECKING:
+    from noiser.attribution.result import Attribution
 
 
-def markdown(att: AttributionRecord) -> str:
+def markdown(att: Attribution) -> str:
     """A table of the scores for each target, and where they come from."""
     sections = [_section(att, row) for row in range(len(att.targets))]
-    return "\n\n".join([*sections, _escaped(" · ".join(provenance(att)))]) + "\n"
+    return "\n\n".join([*sections, _escaped(provenance(att))]) + "\n"
 
 
-def _section(att: AttributionRecord, row: int) -> str:
-    heat, scores = heat_map(att, row), score_table(att, row)
+def _section(att: Attribution, row: int) -> str:
+    heat, numbers = heat_map(att, row), numbers_of([att], row)
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
-    lines = [f"{escaped_line(prompt)} → **{_escaped(heat.target)}**"]
-    if facts := heat.question + heat.noise:
-        lines.append(f"({_escaped(' · '.join(facts))})")
-    head = [scores.unit, *(column.heading for column in scores.columns)]
-    rows = zip(scores.labels, *(column.texts for column in scores.columns), strict=True)
-    return "\n".join([*lines, "", table([head, *rows], numbers=range(1, len(head)))])
+    first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**"
+    facts = f"({_escaped(heat.facts)})"
+    return "\n".join([first, facts, "", table([numbers.head, *numbers.rows], range(1, len(numbers.head)))])
 
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """A table, in which nothing is mark-up.
+    """A table, in which nothing is markup.
 
     Args:
         rows: cells, the heading first.
@@ -39,7 +41,7 @@ def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
 
 
 def escaped_line(text: str) -> str:
-    r"""The text as a line of its own, in which nothing is mark-up and which begins no list, heading or rule.
+    r"""The text as a line of its own, in which nothing is markup and which begins no list, heading or rule.
 
     >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
     1\. \*a\* \- \[b\] \-0.5 \<c\>

@@ -12,35 +12,19 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.errors import NumericalError
 
-_FLOAT32_STEP = 2.0**-23
-
 Normalization = Literal["sum", "positive", "abs_sum", "minmax", "softmax", "none"]
+Row = Float[Tensor, "*rows units"]
+Valid = Bool[Tensor, "*rows units"]
 
 
-def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[Tensor, "*rows units"]:
-    """Every row normalised by itself, over its valid units, as a new tensor; a NaN entry has no score and stays NaN.
+def normalize(scores: Row, kind: str = "sum") -> Row:
+    """Every row normalised by itself, over its valid units; a NaN entry has no score and stays NaN.
 
-    With s the valid scores of a row and n their number:
-
-    | kind | result | where it is not defined |
-    |---|---|---|
-    | `sum` | s / Σs, the paper's choice; the positive part exceeds 1 if some s are negative | Σs = 0 ¹: 1/n |
-    | `positive` | max(s, 0) / Σ max(s, 0) | no positive score: 1/n |
-    | `abs_sum` | abs(s) / Σ abs(s) | all zero: 1/n |
-    | `minmax` | (s − min s) / (max s − min s) | all equal: 1/n |
-    | `softmax` | exp(s) / Σ exp(s) | always defined |
-    | `none` | s | always defined |
-
-    ¹ to the precision of float32: abs(Σs) ≤ 2^-23 Σ abs(s). Where negative scores outweigh the rest, `sum` divides by a
-    negative number and so reverses the order.
-
-    Args:
-        scores: raw scores, NaN where a unit has none.
-        kind: one of the names above.
+    `Attribution.normalized` defines the kinds. A sum is 0 to the precision of float32: |Σs| ≤ 2^-23 Σ|s|.
+    Where negative scores outweigh the rest, "sum" divides by a negative number and so reverses the order.
 
     Raises:
-        UnknownNameError: another kind.
-        NumericalError: a score is infinite.
+        UnknownNameError: another kind. NumericalError: a score is infinite.
     """
     check_choice("normalization", kind, NORMALIZATIONS)
     if torch.isinf(scores).any():
@@ -49,25 +33,22 @@ def normalize(scores: Float[Tensor, "*rows units"], kind: str = "sum") -> Float[
             "NaN for units that have no score. Run the attribution again in float32 or bfloat16."
         )
     valid = ~torch.isnan(scores)
-    result = NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype)
-    return result.masked_fill(~valid, torch.nan)
+    return NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
 
 
-Row = Float[Tensor, "*rows units"]
-Valid = Bool[Tensor, "*rows units"]
+def _over(values: Row, total: Tensor, valid: Valid) -> Row:
+    """`values` divided by `total`; uniform over the valid units of rows where that is zero."""
+    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(total == 0, uniform, values / total.masked_fill(total == 0, 1))
 
 
 def _shares(weights: Row, valid: Valid) -> Row:
-    """`weights` divided by their sum; uniform over the valid units of rows where that is zero."""
-    weights = weights.masked_fill(~valid, 0)
-    total = weights.sum(-1, keepdim=True)
-    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(total == 0, uniform, weights / total.masked_fill(total == 0, 1))
+    return _over(weights, weights.masked_fill(~valid, 0).sum(-1, keepdim=True), valid)
 
 
 def _sum(scores: Row, valid: Valid) -> Row:
     present = scores.masked_fill(~valid, 0)
-    cancels = present.sum(-1, keepdim=True).abs() <= _FLOAT32_STEP * present.abs().sum(-1, keepdim=True)
+    cancels = present.sum(-1, keepdim=True).abs() <= 2.0**-23 * present.abs().sum(-1, keepdim=True)
     return _shares(scores.masked_fill(cancels, 0), valid)
 
 
@@ -76,9 +57,7 @@ def _minmax(scores: Row, valid: Valid) -> Row:
         return scores
     low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
     high = scores.masked_fill(~valid, -torch.inf).amax(-1, keepdim=True)
-    spread = high - low
-    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(spread == 0, uniform, (scores - low) / spread.masked_fill(spread == 0, 1))
+    return _over(scores - low, high - low, valid)
 
 
 NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {

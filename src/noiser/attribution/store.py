@@ -10,160 +10,101 @@ import reprlib
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from torch import Tensor
 
-from noiser.attribution.record import AttributionRecord
 from noiser.errors import StoredFileError
 from noiser.files import parse_json
 from noiser.types import ModelIdentity, Span, Target
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from noiser.attribution.result import Attribution
 
-FORMAT, SCHEMA = "noiser.attribution", 1
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 # control characters that JSON lets through, line separators and lone surrogates: written as \uXXXX
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_NUMBERS = {None: math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LARGEST = float(np.finfo(np.float32).max)
-_KEYS = {*Span._fields, *Target._fields}
 
 
-def _number(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return _NUMBERS.get(value, value)
-    if isinstance(value, int | float) and not abs(value) <= _LARGEST:  # NaN, too
-        raise ValueError("a finite number of float32")
-    return value
-
-
-def _item(value: Any) -> Any:
-    """The keys of a unit or target, with values as a `Span` or `Target` has them."""
-    if not isinstance(value, dict):
-        raise ValueError("an object")
-    known = {key: item for key, item in cast("dict[str, Any]", value).items() if key in _KEYS}
-    known = {key: tuple(item) if isinstance(item, list) else item for key, item in known.items()}
-    return known | ({"probability": math.nan} if known.get("probability", 0) is None else {})
-
-
-def _message(value: dict[str, Any]) -> dict[str, Any]:
-    """A chat message; a template may read more of it than role and content, such as tool calls."""
-    if not (isinstance(value.get("role"), str) and isinstance(value.get("content"), str)):
-        raise ValueError("a role and a content that are text")
-    return value
-
-
-SavedPrompt = str | list[Annotated[dict[str, Any], AfterValidator(_message)]]
-"""A prompt of a file: text, or chat messages."""
-
-SavedNumber = Annotated[float, BeforeValidator(_number)]
+SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number of a file: null for NaN, a text for an infinite one."""
-
-_Target = Annotated[Target, BeforeValidator(_item)]
-
-
-class _Place(BaseModel, strict=True, extra="allow"):
-    start: int
-    end: int
-
-
-class _Info(BaseModel, strict=True, extra="allow"):
-    sources: list[_Place] = []
-    aggregated: dict[str, str] = {}
-    special_tokens: list[int] = []
 
 
 class SavedAttribution(BaseModel):
     """The keys of the file. Scores are rows of numbers, with null for NaN and texts for infinities."""
 
-    model_config = ConfigDict(strict=True)
-
     format: Literal["noiser.attribution"]
     schema_: Literal[1] = Field(alias="schema")
     method: str
     parameters: dict[str, Any]
-    seed: int = Field(ge=-(2**63), lt=2**64)
+    seed: int
     model: ModelIdentity
     versions: dict[str, str]
-    prompt: SavedPrompt
+    prompt: str | list[dict[str, Any]]
     text: str
     prompt_length: int
     unit: str
-    units: list[Annotated[Span, BeforeValidator(_item)]]
+    units: list[Span]
     target_unit: str = "token"
-    targets: list[_Target]
-    foil: _Target | None = None
+    targets: list[Target]
+    foil: Target | None = None
     scores: list[list[SavedNumber]]
     stderr: list[list[SavedNumber]] | None = None
     thresholds: list[list[SavedNumber]] | None = None
     k_min: list[SavedNumber] | None = None
-    info: _Info
+    info: dict[str, Any]
 
 
-def read(path: str | PathLike[str]) -> dict[str, Any]:
-    """The fields of the record that a file holds.
-
-    Raises:
-        StoredFileError: the file is damaged, of a newer schema, or not a saved attribution.
-        OSError: the file cannot be opened.
-    """
-    return read_saved(path, from_dict, "Attribution")
-
-
-def read_saved(path: str | PathLike[str], parse: Callable[[Any], T], kind: str) -> T:
-    """What `parse` makes of the JSON in a file; `kind` is the class whose `save` wrote it.
-
-    Raises:
-        StoredFileError: the file is not readable JSON, or `parse` raises one.
-        OSError: the file cannot be opened.
-    """
+def read_saved(path: str | PathLike[str], parse: Callable[[Any], T]) -> T:
+    """The result of `parse` for the JSON in a file. Raises StoredFileError if it is not JSON, or `parse` does."""
     try:
-        data = parse_json(Path(path).read_bytes())
-    except ValueError as error:
-        raise StoredFileError(
-            f"{os.fspath(path)} is not readable JSON ({error}); expected a file that {kind}.save wrote. "
-            "It is damaged or cut short: make it again."
-        ) from error
-    try:
-        return parse(data)
+        return parse(parse_json(Path(path).read_bytes()))
     except StoredFileError as error:
         raise StoredFileError(f"{os.fspath(path)}: {error}") from error
+    except ValueError as error:
+        raise StoredFileError(
+            f"{os.fspath(path)} is not readable JSON ({error}). It is damaged or cut short: make it again."
+        ) from error
 
 
-def from_dict(data: Any) -> dict[str, Any]:
-    """The fields of the record that `to_dict` was given, with tensors in `parameters` and `info` as nested lists.
-
-    Raises:
-        StoredFileError: `data` is of a newer schema, incomplete, inconsistent, or not an attribution.
-    """
-    check_schema(data, FORMAT, SCHEMA)
+def validated(model: type[M], data: Any) -> M:
+    """The data of a saved file as an instance of `model`. Raises StoredFileError with the first thing that is wrong."""
     try:
-        saved = SavedAttribution.model_validate(dict(data))
+        return model.model_validate(data)
     except ValidationError as error:
-        raise _damaged(first_problem(error)) from error
-    length, shape = len(saved.text), (len(saved.targets), len(saved.units))
-    if not 0 <= saved.prompt_length <= length:
-        raise _damaged(f"'prompt_length' is {saved.prompt_length}, expected 0 to {length}, the length of 'text'")
-    for unit in saved.units:
-        if not 0 <= unit.start <= unit.end <= length:
-            raise _damaged(f"a unit goes from {unit.start} to {unit.end}, outside of 'text', of {length} characters")
-    fields = {name: getattr(saved, name) for name in SavedAttribution.model_fields if name not in ("format", "schema_")}
-    fields |= {name: _tensor(fields[name], shape, name) for name in ("scores", "stderr", "thresholds")}
-    fields |= {
-        "info": _with_nan(saved.info.model_dump(exclude_unset=True)),
-        "k_min": _tensor(saved.k_min, shape[:1], "k_min"),
-        "units": tuple(saved.units),
-    }
-    prompt = saved.prompt if isinstance(saved.prompt, str) else tuple(saved.prompt)
-    return fields | {"targets": tuple(saved.targets), "prompt": prompt}
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        raise StoredFileError(
+            f"{key}: {first['msg']}, got {reprlib.repr(first['input'])}. The file is damaged, something else, or of a "
+            "newer version; docs/schema.md describes the keys."
+        ) from error
+
+
+def from_dict(make: Callable[..., T], data: Any) -> T:
+    """The attribution that `to_dict` was given, with tensors in `parameters` and `info` as nested lists."""
+    fields = dict(validated(SavedAttribution, data))
+    del fields["format"], fields["schema_"]
+    shape = (len(fields["targets"]), len(fields["units"]))
+    try:
+        for name in ("scores", "stderr", "thresholds", "k_min"):
+            if fields[name] is not None:
+                rows = torch.tensor(fields[name], dtype=torch.float32, device="cpu")
+                fields[name] = rows if rows.numel() else rows.reshape(shape[: 1 if name == "k_min" else 2])
+        for name in ("units", "targets"):
+            fields[name] = tuple(fields[name])
+        prompt = fields["prompt"] if isinstance(fields["prompt"], str) else tuple(fields["prompt"])
+        return make(**fields | {"prompt": prompt, "info": _with_nan(fields["info"])})
+    except (ValueError, RuntimeError) as error:
+        raise StoredFileError(f"The file is damaged: {error}") from error
 
 
 def _with_nan(value: Any) -> Any:
-    """What `info` holds, NaN again where its lists have null."""
+    """The value of `info`, with NaN where its lists have null."""
     if isinstance(value, list):
         return [math.nan if item is None else _with_nan(item) for item in cast("list[object]", value)]
     if isinstance(value, dict):
@@ -171,107 +112,51 @@ def _with_nan(value: Any) -> Any:
     return value
 
 
-def check_schema(data: Any, form: str, schema: int) -> None:
-    """Raises StoredFileError unless the data of a saved file say that they have this format and schema."""
-    if not isinstance(data, Mapping) or data.get("format") != form:
-        got = f"format {data.get('format')!r}" if isinstance(data, Mapping) else type(data).__name__
-        kind = form.removeprefix("noiser.").capitalize()
-        raise StoredFileError(
-            f'This is something else: got {got}, expected a JSON object with "format": "{form}", as {kind}.save writes.'
-        )
-    number = data.get("schema")
-    if type(number) is not int or number != schema:
-        newer = isinstance(number, int) and number > schema
-        remedy = "Upgrade noiser: pip install -U noiser." if newer else "The file is damaged: make it again."
-        raise StoredFileError(f"The file has schema {number!r}; this version of noiser reads schema {schema}. {remedy}")
-
-
-def _damaged(problem: str) -> StoredFileError:
-    return StoredFileError(f"The file is damaged: {problem}. docs/schema.md describes the keys; make the file again.")
-
-
-def first_problem(error: ValidationError) -> str:
-    """What is wrong with a saved file, in a clause: key, got, expected."""
-    first = error.errors(include_url=False)[0]
-    key, got = ".".join(map(str, first["loc"])), reprlib.repr(first["input"])
-    if first["type"] == "missing":
-        return f"the key {key!r} is missing"
-    if first["loc"][0] == "prompt":
-        return f"'prompt' is neither a text nor a list of chat messages, but holds {got}"
-    expected = re.sub("^Input should be a valid | or instance of .*|^Value error, ", "", first["msg"])
-    return f"{key!r} is {got}, expected {expected}"
-
-
-def _tensor(values: list[Any] | None, shape: tuple[int, ...], key: str) -> Tensor | None:
-    if values is None:
-        return None
-    lengths = {len(row) for row in values} if len(shape) == 2 else set[int]()
-    if len(values) != shape[0] or not lengths <= set(shape[1:]):
-        got = ", ".join([str(len(values)), *([" or ".join(map(str, sorted(lengths)))] if lengths else [])])
-        raise _damaged(f"{key!r} has shape [{got}], expected {list(shape)}: targets × units")
-    return torch.tensor(values, dtype=torch.float32, device="cpu").reshape(shape)
-
-
-def dumps(att: AttributionRecord) -> str:
+def dumps(att: Attribution) -> str:
     """The text that `save` writes: one line per key, unit, target and row of numbers."""
-    lines = [f"{json.dumps(key)}: {_block(value)}" for key, value in to_dict(att).items()]
+    lines: list[str] = []
+    for key, value in to_dict(att).items():
+        rows = value if isinstance(value, list) and any(isinstance(item, list | dict) for item in value) else None
+        text = _line(value) if rows is None else "[\n    " + ",\n    ".join(map(_line, rows)) + "\n  ]"
+        lines.append(f'"{key}": {text}')
     text = "{\n  " + ",\n  ".join(lines) + "\n}\n"
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _block(value: Any) -> str:
-    if isinstance(value, list) and any(isinstance(item, list | dict) for item in cast("list[object]", value)):
-        return "[\n    " + ",\n    ".join(_line(item) for item in cast("list[object]", value)) + "\n  ]"
-    return _line(value)
-
-
-def _line(value: Any) -> str:
+def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def to_dict(att: AttributionRecord) -> dict[str, Any]:
+def to_dict(att: Attribution) -> dict[str, Any]:
     """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
-    values = {name: getattr(att, name, None) for name in SavedAttribution.model_fields}  # in the order of the keys
-    values |= {
-        "format": FORMAT,
-        "schema_": SCHEMA,
-        "model": att.model._asdict(),
-        "foil": att.foil and _target(att.foil),
-    }
-    values["units"] = [span._asdict() for span in att.units]
-    values["targets"] = [_target(target) for target in att.targets]
-    return {"schema" if name == "schema_" else name: to_jsonable(value) for name, value in values.items()}
+    values: dict[str, Any] = {"format": "noiser.attribution", "schema": 1}
+    values |= {name: getattr(att, name) for name in SavedAttribution.model_fields if hasattr(att, name)}
+    values |= {"model": att.model._asdict(), "units": [unit._asdict() for unit in att.units]}
+    values |= {"targets": [_target(target) for target in att.targets], "foil": att.foil and _target(att.foil)}
+    return to_jsonable(values)
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """A target's keys; only a span has `rest`, and only a target after others that are in none has `before`."""
+    """A target's keys; only a span has `rest`, and only a target after tokens that are in none has `before`."""
     return {key: value for key, value in target._asdict().items() if value != ()}
 
 
 def to_jsonable(value: Any) -> Any:
     """A value that JSON has: tensors become nested lists, NaN None, infinities "Infinity" and "-Infinity".
 
-    Float32 values are given with the fewest digits that bring the same float32 back. What JSON has no form for
-    (a dtype, a device, a path, an object) becomes its text.
+    Float32 values are given with the fewest digits that bring the same float32 back. Any other object, such as a
+    dtype, a device or a path, becomes its text.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return _finite(value)
+        return value if math.isfinite(value) else None if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, Tensor):
-        return to_jsonable(value.detach().cpu().float().numpy() if value.is_floating_point() else value.tolist())
-    if isinstance(value, np.generic):
-        return to_jsonable(float(str(value)) if value.dtype == np.float32 else value.item())
-    if isinstance(value, np.ndarray):
-        return to_jsonable(list(value) if value.ndim else value[()])
+        value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        return to_jsonable((value.astype(str).astype(float) if value.dtype == np.float32 else value).tolist())
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in cast("Mapping[object, object]", value).items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_jsonable(item) for item in cast("list[object]", value)]
     return str(value)
-
-
-def _finite(value: float) -> float | str | None:
-    if math.isnan(value):
-        return None
-    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")

@@ -9,101 +9,101 @@ summed by the target that they belong to, X = W_p + W_g X, so X = (I - W_g)^-1 W
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.attribution.record import AttributionRecord
+from noiser.attribution.arcs import Arc
+from noiser.attribution.display import label
 from noiser.errors import ParameterError
 
+if TYPE_CHECKING:
+    from noiser.attribution.result import Attribution
 
-class Paths(NamedTuple):
-    """The weights of the edges.
-
-    Attributes:
-        prompt: [targets, prompt units], from a unit of the prompt to a target, W_p.
-        generated: [targets, targets], from one target to another, W_g; 0 on and above the diagonal.
-        columns: indices of the prompt's units in the attribution.
-    """
-
-    prompt: Float64[Tensor, "targets prompt"]
-    generated: Float64[Tensor, "targets targets"]
-    columns: tuple[int, ...]
+_LEAST = 0.05
+"""Arcs that carry a smaller part of the influence are not drawn."""
 
 
-def paths(att: AttributionRecord) -> Paths:
-    """The graph of an attribution.
-
-    Raises:
-        ParameterError: a unit of the continuation is not inside one target, or the continuation has no units.
-    """
+def through(att: Attribution) -> Attribution:
+    """See `Attribution.through`."""
     weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
     weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-    columns = tuple(i for i, unit in enumerate(att.units) if unit.start < att.prompt_length)
+    prompt = [i for i, unit in enumerate(att.units) if unit.start < att.prompt_length]
     written = [i for i, unit in enumerate(att.units) if unit.start >= att.prompt_length]
     if len(att.targets) > 1 and not written:
         raise ParameterError(
-            "The continuation has no units, so nothing leads through it; expected sentences of the prompt and of the "
-            "continuation. Attribute with unit='sentence', target_unit='sentence' and continuation_units=True."
+            "The continuation has no units, so nothing leads through it. Attribute with unit='sentence', "
+            "target_unit='sentence' and continuation_units=True."
         )
-    generated = weights.new_zeros(len(att.targets), len(att.targets))
-    targets = _targets_of_tokens(att, written) if written else {}
-    for column in written:
-        owners = _owners(att, column, targets)
-        generated[:, owners] += weights[:, [column]] / len(owners)
-    return Paths(weights[:, list(columns)], generated, columns)
+    between = weights.new_zeros(len(att.targets), len(att.targets))
+    for column, owners in zip(written, _owners(att, written), strict=True):
+        between[:, owners] += weights[:, [column]] / len(owners)
+    scores = torch.linalg.solve_triangular(_less(between), weights[:, prompt], upper=False, unitriangular=True)
+    return replace(
+        att,
+        scores=scores.float(),
+        units=tuple(att.units[column] for column in prompt),
+        thresholds=None,
+        k_min=None,
+        stderr=None,
+        info={**att.info, "through": between.tolist()},
+    )
 
 
-def influence(graph: Paths) -> Float64[Tensor, "targets prompt"]:
-    """The sum over all paths from each prompt unit to each target."""
-    system = _identity(graph) - graph.generated
-    return torch.linalg.solve_triangular(system, graph.prompt, upper=False, unitriangular=True)
+def _less(between: Float64[Tensor, "targets targets"]) -> Float64[Tensor, "targets targets"]:
+    return torch.eye(len(between), dtype=between.dtype, device=between.device) - between
 
 
-def flow(graph: Paths, target: int) -> Float64[Tensor, "targets units_and_targets"]:
-    """What of the paths to one target uses each edge, [to, from]: the prompt's units first, then the targets.
-
-    With e the unit vector of the target, r = (I - W_gᵀ)^-1 e is the weight of all paths from each target to it, and an
-    edge into target t carries r[t] times its own weight. What leaves the prompt adds up to `influence`.
-    """
-    identity = _identity(graph)
-    system, wanted = identity - graph.generated.T, identity[:, [target]]
-    reach = torch.linalg.solve_triangular(system, wanted, upper=True, unitriangular=True)
-    return reach * torch.cat([graph.prompt, graph.generated], 1)
-
-
-def _identity(graph: Paths) -> Float64[Tensor, "targets targets"]:
-    return torch.ones_like(graph.generated[0]).diag()
-
-
-def _targets_of_tokens(att: AttributionRecord, written: Sequence[int]) -> dict[int, int]:
-    """The target that each token of the continuation is in; one between two targets is in none."""
+def _owners(att: Attribution, written: Sequence[int]) -> list[list[int]]:
+    """The target that each unit is in; or all targets that are pieces of one character, as the unit is."""
     starts: list[int] = []  # counted from the first token of the continuation
-    owners: list[int | None] = []
+    tokens: list[int | None] = []  # the target that each is in
     for row, target in enumerate(att.targets):
-        owners += [None] * len(target.before)
-        starts.append(len(owners))
-        owners += [row] * len(target.token_ids)
-    first = att.units[written[0]]
-    begin = first.token_indices[0]
-    if first.start > att.prompt_length:  # it begins with a token that is no unit: targets see all tokens before them
-        last = att.scores.new_tensor([unit.token_indices[-1] for unit in att.units])
-        begin = max(int(last[~row.isnan()].max()) + 1 - start for row, start in zip(att.scores, starts, strict=True))
-    return {begin + index: row for index, row in enumerate(owners) if row is not None}
+        tokens += [None] * len(target.before)
+        starts.append(len(tokens))
+        tokens += [row] * len(target.token_ids)
+    last = att.scores.new_tensor([unit.token_indices[-1] for unit in att.units])
+    rows = zip(att.scores, starts, strict=True)  # a row has scores up to the token before its target
+    first = max(int(last[~row.isnan()].amax()) + 1 - start for row, start in rows) if written else 0
+    found: list[list[int]] = []
+    for unit in (att.units[column] for column in written):
+        inside = {tokens[index - first] for index in unit.token_indices}
+        owners = sorted(row for row in inside if row is not None)
+        if None in inside or len({att.targets[row].text.strip() for row in owners}) > 1:
+            raise ParameterError(
+                f"The unit {unit.text!r:.60} of the continuation is not inside one target. Attribute with the same "
+                "unit and target_unit, such as 'sentence'."
+            )
+        found.append(owners)
+    return found
 
 
-def _owners(att: AttributionRecord, column: int, targets: Mapping[int, int]) -> list[int]:
-    """The target that a unit is in; or the targets that are pieces of one character, as the unit is."""
-    unit = att.units[column]
-    rows = [targets.get(token) for token in unit.token_indices]
-    owners = sorted({row for row in rows if row is not None})
-    texts = {att.targets[row].text.strip() for row in owners}
-    if None in rows or len(texts) > 1:
-        raise ParameterError(
-            f"The unit {unit.text!r:.60} of the continuation is not inside one target; expected targets that cover the "
-            "continuation, and units no larger. Attribute with the same unit and target_unit, such as 'sentence'."
-        )
-    return owners
+def flow(att: Attribution, target: int) -> Float64[Tensor, "targets units_and_targets"]:
+    """The part of the paths to one target that uses each edge, [to, from]: the prompt's units, then the targets.
+
+    `att` comes from `through`. The target's row r of (I - W_g)^-1 has the weight of all paths from each target to it;
+    an edge into target t carries r[t] times its own weight. What leaves the prompt adds up to the scores.
+    """
+    between = torch.tensor(att.info["through"], dtype=torch.float64)
+    less = _less(between)
+    reach = torch.linalg.inv(less)[target, :, None]
+    return reach * torch.cat([less @ att.scores.double().cpu(), between], 1)
+
+
+def links(att: Attribution, target: int) -> tuple[list[tuple[str, str]], list[Arc]]:
+    """Lines and arcs of the paths to one target: the prompt's units and targets, each with the part that leaves it."""
+    count, parts = len(att.units), flow(att, target)
+    texts = [*(unit.text for unit in att.units), *(each.text for each in att.targets[: target + 1])]
+    leaving: list[float] = parts.sum(0).tolist()
+    shares = [f"{share:.0%}" for share in leaving[: count + target]]
+    found = [
+        Arc(start, count + row, weight, "p" if start < count else "n")
+        for row, line in enumerate(parts.tolist())
+        for start, weight in enumerate(line)
+        if weight >= _LEAST
+    ]
+    return list(zip([*shares, ""], map(label, texts), strict=True)), found

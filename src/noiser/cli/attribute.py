@@ -43,7 +43,7 @@ def attribute(
     plain = output.output is not None
     output.write(
         {
-            "text": lambda: to_text(att, plain=plain),
+            "text": lambda: to_text([att], plain=plain),
             "json": lambda: dumps(att),
             "html": att.to_html,
             "csv": lambda: csv_text(att.to_dataframe()),
@@ -66,8 +66,8 @@ def compare(
     names = o.parse_names("--methods", methods)
 
     from noiser.attribution.display import headings
-    from noiser.attribution.html import compare_html
-    from noiser.attribution.terminal import compare_text
+    from noiser.attribution.html import page
+    from noiser.attribution.terminal import to_text
     from noiser.files import csv_text, json_text
     from noiser.methods import make_method
 
@@ -77,9 +77,9 @@ def compare(
     plain = output.output is not None
     output.write(
         {
-            "text": lambda: compare_text(attributions, plain=plain),
+            "text": lambda: to_text(attributions, plain=plain),
             "json": lambda: json_text([att.to_dict() for att in attributions]),
-            "html": lambda: compare_html(attributions),
+            "html": lambda: page(attributions),
             "csv": lambda: csv_text(
                 *(
                     att.to_dataframe().assign(method=heading)

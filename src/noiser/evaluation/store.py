@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from noiser.attribution.store import check_schema, first_problem, read_saved
+from noiser.attribution.store import read_saved, validated
 from noiser.errors import StoredFileError
 from noiser.evaluation.examples import Skipped
 from noiser.metrics import METRICS
@@ -43,6 +43,8 @@ class _Row(_Saved):
 class SavedEvaluation(_Saved):
     """The keys of the file that are read; intervals are computed again, and rows hold what metrics measured."""
 
+    format: Literal["noiser.evaluation"]
+    schema_: Literal[1] = Field(alias="schema")
     method: str
     model: ModelIdentity
     metrics: list[str]
@@ -61,15 +63,11 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
         UnknownNameError: a metric that is not installed here.
         OSError: the file cannot be opened.
     """
-    return read_saved(path, _fields, "Evaluation")
+    return read_saved(path, _fields)
 
 
 def _fields(data: Any) -> dict[str, Any]:
-    check_schema(data, FORMAT, SCHEMA)
-    try:
-        saved = SavedEvaluation.model_validate(data)
-    except ValidationError as error:
-        raise StoredFileError(f"The evaluation is incomplete or inconsistent: {first_problem(error)}.") from error
+    saved = validated(SavedEvaluation, data)
     summaries = _summaries(saved)
     numeric = {column for summary in summaries.values() for column in summary.columns} | {"probability"}
     return {

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label, number_format, provenance, visible
 from noiser.attribution.markdown import escaped_line
-from noiser.attribution.store import SavedNumber, SavedPrompt, check_schema, first_problem, read_saved, to_jsonable
+from noiser.attribution.store import SavedNumber, read_saved, to_jsonable, validated
 from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain import citations_html
 from noiser.files import json_text, write_text
@@ -264,7 +264,7 @@ class Citations:
         return [
             f"A score is what the sentence loses without the source. Cited: at least {self.least_share:.0%} of the "
             f"positive scores. From memory: less than {self.memory:g} nats lost without all sources.",
-            " · ".join(provenance(self.attribution)),
+            provenance(self.attribution),
         ]
 
     def __repr__(self) -> str:
@@ -332,22 +332,21 @@ class Citations:
             StoredFileError: the file is damaged, of a newer schema, or not saved citations.
             OSError: the file cannot be opened.
         """
-        return read_saved(path, cls.from_dict, "Citations")
+        return read_saved(path, cls.from_dict)
 
     @classmethod
     def from_dict(cls, data: Any) -> Citations:
         """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
-        check_schema(data, FORMAT, SCHEMA)
+        saved = validated(_Saved, data)
+        fields: dict[str, Any] = dict(saved)
+        del fields["format"], fields["schema_"]
         try:
-            saved = _Saved.model_validate(dict(cast("Mapping[str, Any]", data)))
-            fields: dict[str, Any] = dict(saved)
             fields["attribution"] = Attribution.from_dict(saved.attribution)
             fields |= {"sources": tuple(saved.sources), "losses": tuple(saved.losses)}
             record = cls(**fields)
             _ = record.sentences  # sources that are not in the text, or that no unit is in
-        except (ValidationError, ParameterError, UnitError) as error:
-            problem = first_problem(error) if isinstance(error, ValidationError) else error
-            raise StoredFileError(f"The citations are incomplete or inconsistent: {problem}.") from error
+        except (ParameterError, UnitError) as error:
+            raise StoredFileError(f"The citations are inconsistent: {error}") from error
         return record
 
 
@@ -356,7 +355,9 @@ class _Saved(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    question: SavedPrompt
+    format: Literal["noiser.citations"]
+    schema_: Literal[1] = Field(alias="schema")
+    question: str | list[dict[str, Any]]
     sources: list[Source]
     answer: str
     answer_without: str | None

@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.attribution.inseq import Reduction, reduce_trailing
 from noiser.checks import check_choice
 from noiser.engine import Call, Query, Session, Steps
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
@@ -28,6 +27,8 @@ from noiser.model.language_model import LanguageModel
 from noiser.version import version_of
 
 __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
+
+Reduction = Literal["l2", "sum", "mean"]
 
 OURS = ("inputs", "baselines", "target", "additional_forward_args", "show_progress")
 """Arguments of an attribution step that Inseq itself gives."""
@@ -130,7 +131,7 @@ class InseqMethod:
             attribution_args=arguments,
         )
         (sequence,) = output.sequence_attributions
-        return reduce_trailing(sequence.target_attributions, type(sequence).__name__, self.reduce).T
+        return _reduced(sequence.target_attributions, type(sequence).__name__, self.reduce).T
 
     def _explained(self, theirs: Any, method: Any, query: Query) -> Callable[..., Tensor]:
         if query.foil_id is None:
@@ -141,6 +142,18 @@ class InseqMethod:
                 "attributed_fn='probability' and a method that explains a probability."
             )
         return partial(_difference, foil=query.foil_id)
+
+
+def _reduced(
+    scores: Float[Tensor, "tokens targets *rest"], kind: str, how: Reduction | None
+) -> Float[Tensor, "tokens targets"]:
+    """One number per token and target: over layers and heads the mean, over embedding dimensions the L2 norm."""
+    scores = scores.float()
+    if scores.ndim == 2:
+        return scores
+    flat = scores.flatten(2)
+    how = how or ("mean" if kind.startswith("MultiDimensional") else "l2")
+    return flat.norm(dim=-1) if how == "l2" else flat.sum(-1) if how == "sum" else flat.mean(-1)
 
 
 def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:

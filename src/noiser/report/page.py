@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from noiser.attribution.html import compare_fragment
 from noiser.attribution.html import css as attribution_css
+from noiser.attribution.html import fragment
 from noiser.errors import DependencyError
 from noiser.pages import html_page
 from noiser.report.figures import Picture, inline_svg
@@ -88,5 +88,5 @@ def _maps(prompts: Sequence[PromptAttributions]) -> str:
     for number, prompt in enumerate(prompts):
         if not number or prompt.model != prompts[number - 1].model:
             parts.append(f"<h3>{escape(prompt.model)}</h3>")
-        parts.append(compare_fragment(prompt.attributions, f"map-{number}"))
+        parts.append(fragment(prompt.attributions, f"map-{number}"))
     return "".join(parts)
