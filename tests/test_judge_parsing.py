@@ -223,7 +223,7 @@ def test_normal_form_is_stable(text):
 
 
 def test_the_instruction_of_the_paper_is_word_for_word():
-    assert PAPER_V1.instruction == (
+    assert PROMPTS[PAPER_V1] == (
         "# Task:\nGiven a set of words extracted from a prompt for a completion task, return a single word as the most "
         "probable completion for the unseen prompt WITHOUT providing any explanation."
     )
@@ -248,7 +248,7 @@ HOSTILE = [
 def test_words_that_look_like_instructions_stay_data():
     text = render(PAPER_V1, HOSTILE)
     head, data = text.split("\n\n# Words:\n")
-    assert head == PAPER_V1.instruction
+    assert head == PROMPTS[PAPER_V1]
     assert "\n" not in data
     assert "<" not in data
     assert data.count("[") == data.count("]") == 1

@@ -43,16 +43,12 @@ def choose(
     address = (base_url or environment).rstrip("/")
     private = is_private(address)
     if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:
-        raise ParameterError(
-            f"api_key_env is {api_key_env!r}, whose key is sent only to OPENAI_BASE_URL or OpenAI; expected a variable "
-            f"of another name for {address}."
-        )
+        raise ParameterError(f"The key in {api_key_env} is sent only to OPENAI_BASE_URL or OpenAI; name another one.")
     variable = api_key_env or ("OPENAI_API_KEY" if address == environment else "")
     key = (api_key or os.environ.get(variable, "")).strip()
     if key and not private:
         raise ParameterError(
-            f"base_url is {address}, where the key would be sent unencrypted; expected https://, or http:// on this "
-            "machine. Leave the key out where the server needs none."
+            f"The key would be sent unencrypted to {address}; expected https://, or http:// on this machine."
         )
     if not key and (api_key_env or address == _OFFICIAL):
         raise error(f"{user} has no key for {address}; expected one in the environment variable {variable}.")
@@ -64,8 +60,8 @@ def is_private(address: str) -> bool:
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise ParameterError(
-            "base_url is malformed, or has a user name, a password or a query, which would be stored with every "
-            "answer; expected an address such as https://HOST/v1. Put a key into a variable, and name it: api_key_env."
+            "base_url is malformed, or has a user name, a password or a query, which would be stored with answers; "
+            "expected an address such as https://HOST/v1, and a key in a variable that api_key_env names."
         )
     return match[1].lower() == "https" or _is_local(address)
 

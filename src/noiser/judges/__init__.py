@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noiser.errors import ParameterError
-from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, PromptTemplate, Usage, Verdict
+from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Usage, Verdict
 from noiser.judges.replies import Reading, matches, parse_reply
 from noiser.model.language_model import LanguageModel
 
@@ -14,7 +14,6 @@ __all__ = [
     "PROMPTS",
     "Judge",
     "JudgeRequest",
-    "PromptTemplate",
     "Reading",
     "Usage",
     "Verdict",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,9 +18,7 @@ from noiser.model.language_model import LanguageModel
 from noiser.text import word_spans
 
 Tokens = tuple[int, ...]
-
-_Answer = tuple[list[Reading], list[str], Usage | None]
-"""What the replies to a prompt say, best first; the replies; and the tokens of all of them."""
+_Reply = tuple[Reading, str | None]
 
 _WORD_TOKENS = 8
 """The longest word of a plain completion, in tokens."""
@@ -42,9 +40,6 @@ class LocalJudge:
             less than about a billion parameters often answer in sentences; "plain" can be the better judge there.
         max_new_tokens: the longest reply of style "chat".
 
-    Attributes:
-        name: "local:" and the model's name.
-
     Raises:
         ParameterError: `max_new_tokens` is below 1, or "chat" without a chat template.
         UnknownNameError: another style.
@@ -63,17 +58,9 @@ class LocalJudge:
         chats = bool(getattr(lm.tokenizer, "chat_template", None))
         if style == "chat" and not chats:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
-        self.lm, self.max_new_tokens = lm, max_new_tokens
+        self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if chats and style != "plain" else "plain"
-        self._template = PAPER_V1 if self.style == "chat" else WORDS_V1
-
-    def __repr__(self) -> str:
-        return f"LocalJudge({self.lm!r}, style={self.style!r})"
-
-    @property
-    def name(self) -> str:
-        """What results call it."""
-        return f"local:{self.lm.identity.name}"
+        self._version = PAPER_V1 if self.style == "chat" else WORDS_V1
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once.
@@ -89,7 +76,7 @@ class LocalJudge:
                 tokens = self._encode(request, room)
                 groups.setdefault((len(tokens), request.count), []).append((request, tokens))
             except PromptError as error:
-                verdicts[request] = self._verdict(request, [Reading((), str(error))])
+                verdicts[request] = self._verdict(request, [(Reading((), str(error)), None)], None)
         for (length, count), members in groups.items():
             size = max(1, self.lm.batch_tokens // ((length + room) * (count if count == 1 else 2 * count)))
             for start in range(0, len(members), size):
@@ -101,7 +88,7 @@ class LocalJudge:
 
     def _encode(self, request: JudgeRequest, room: int) -> Tokens:
         """The tokens of the question. Raises PromptError when there are none, or too many for the model."""
-        text = render(self._template, request.words)
+        text = render(self._version, request.words)
         if not text.strip():
             raise PromptError("no words")
         prompt = [{"role": "user", "content": text}] if self.style == "chat" else text
@@ -110,24 +97,22 @@ class LocalJudge:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
 
-    def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> list[_Answer]:
+    def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> Iterator[tuple[list[_Reply], Usage]]:
+        """By prompt, what its replies say, best first, and the tokens of all of them."""
         if self.style == "chat":
             rows = self._generate(ids, self.max_new_tokens, beams=count)
         else:  # several tokens may begin the same word, or none
             rows = self._continue(ids, 1 if count == 1 else 2 * count)
         width = len(rows) // len(ids)
-        answers: list[_Answer] = []
         for start in range(0, len(rows), width):
             beams = rows[start : start + width]
-            read = [self._read(beam) for beam in beams]
+            replies = [self._read(beam) for beam in beams]
             if self.style == "plain":
-                distinct: dict[str, tuple[Reading, str]] = {}
-                for reading, reply in read:
-                    distinct.setdefault(normal_form("".join(reading.answers)), (reading, reply))
-                read = [distinct[word] for word in sorted(distinct, key=lambda word: not word)][:count]  # no word: last
-            usage = Usage(ids.shape[1], sum(map(len, beams)))
-            answers.append(([reading for reading, _ in read], [reply for _, reply in read], usage))
-        return answers
+                distinct: dict[str, _Reply] = {}
+                for reply in replies:
+                    distinct.setdefault(normal_form("".join(reply[0].answers)), reply)
+                replies = [distinct[word] for word in sorted(distinct, key=lambda word: not word)][:count]  # "" last
+            yield replies, Usage(ids.shape[1], sum(map(len, beams)))
 
     def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
@@ -141,8 +126,8 @@ class LocalJudge:
             for first, more in zip(firsts.flatten().tolist(), rest, strict=True)
         ]
 
-    def _read(self, tokens: Tokens) -> tuple[Reading, str]:
-        """What a reply says, and its text."""
+    def _read(self, tokens: Tokens) -> _Reply:
+        """The answers in a reply, and its text."""
         reply, cut = self._decode(tokens), tokens[-1] not in self.lm.end_tokens
         if self.style == "chat":
             return parse_reply(reply, cut=cut), reply
@@ -168,21 +153,15 @@ class LocalJudge:
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.lm.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _verdict(
-        self,
-        request: JudgeRequest,
-        readings: Sequence[Reading],
-        replies: Sequence[str] = (),
-        usage: Usage | None = None,
-    ) -> Verdict:
-        answers = tuple(dict.fromkeys(answer for reading in readings for answer in reading.answers))
+    def _verdict(self, request: JudgeRequest, replies: Sequence[_Reply], usage: Usage | None) -> Verdict:
+        answers = tuple(dict.fromkeys(answer for reading, _ in replies for answer in reading.answers))
         return Verdict(
             status="answered" if answers else "unscored",
             answers=answers,
-            reason=None if answers else readings[0].problem,
-            prompt=render(self._template, request.words),
-            prompt_version=self._template.name,
-            replies=tuple(replies),
+            reason=None if answers else replies[0][0].problem,
+            prompt=render(self._version, request.words),
+            prompt_version=self._version,
+            replies=tuple(text for _, text in replies if text is not None),
             model=self.lm.identity.name,
             usage=usage,
         )

@@ -47,16 +47,14 @@ class _Answer(NamedTuple):
     usage: Usage | None
 
 
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, question TEXT, answer TEXT, tokens INTEGER, job TEXT)"
-)
+_TABLE = "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer, tokens INTEGER, job)"
 
 
 class OpenAIJudge:
     """Asks an OpenAI-compatible endpoint through the official client, which repeats what may pass.
 
-    Every answer is stored before it is used, under a hash of endpoint, model, prompt and parameters, so that a job
-    that is started again asks only what has no answer. A request that fails for good is unscored.
+    Every answer is stored before it is used, under a hash of endpoint, model, prompt and parameters. A request that
+    fails for good is unscored.
 
     Args:
         model: the model's name at the endpoint.
@@ -74,7 +72,6 @@ class OpenAIJudge:
         cache_dir: the folder of the stored answers, in `judges.sqlite`. None: the cache folder.
 
     Raises:
-        DependencyError: the packages of the extra `openai` are not installed.
         JudgeError: no key for OpenAI's own endpoint, or none in `api_key_env`.
         ParameterError: a parameter outside its domain, or an address that must not get the key.
     """
@@ -95,6 +92,7 @@ class OpenAIJudge:
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         check_positive("timeout", timeout)
+        check_count("max_retries", max_retries, least=0)
         self.model, self.name, self.concurrency = model, f"openai:{model}", check_count("concurrency", concurrency)
         self.parameters = dict({"temperature": 0, "max_tokens": 128} if parameters is None else parameters)
         self._longest = self.parameters.get("max_completion_tokens", self.parameters.get("max_tokens"))
@@ -103,8 +101,7 @@ class OpenAIJudge:
             check_count("max_tokens of the parameters, needed for a budget,", self._longest)
         self.budget_tokens, self.job = budget_tokens, job or uuid.uuid4().hex
         self.endpoint = choose(base_url, api_key, api_key_env, "The openai judge", JudgeError)
-        retries = check_count("max_retries", max_retries, least=0)
-        self._connect = partial(client, self.endpoint, timeout=timeout, max_retries=retries)
+        self._connect = partial(client, self.endpoint, timeout=timeout, max_retries=max_retries)
         self._cache = Path(cache_dir or cache_root()) / "judges.sqlite"
         self._under_way, self._changed = 0, threading.Condition()
 
@@ -136,9 +133,9 @@ class OpenAIJudge:
         return [verdicts[request] for request in requests]
 
     def _verdict(self, connection: openai.OpenAI, request: JudgeRequest) -> Verdict:
-        template = TOP5_V1 if request.count > 1 else PAPER_V1
-        prompt = render(template, request.words)
-        asked: dict[str, Any] = {"prompt": prompt, "prompt_version": template.name}
+        version = TOP5_V1 if request.count > 1 else PAPER_V1
+        prompt = render(version, request.words)
+        asked: dict[str, Any] = {"prompt": prompt, "prompt_version": version}
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         question = json.dumps({"base_url": self.endpoint.address, **body, **self.parameters}, sort_keys=True)
         key = hashlib.sha256(question.encode()).hexdigest()
@@ -151,15 +148,15 @@ class OpenAIJudge:
             if is_fatal(error):
                 raise JudgeError(
                     f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}. Check the model's name, "
-                    "base_url (most end in /v1), the key and the account. Answers until here are stored."
+                    "base_url (most end in /v1), the key and the account."
                 ) from None
             return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
         finish = answer.finish.lower()
-        reading = parse_reply(answer.reply, request.count, cut=finish in CUT)
-        reason = reading.problem if finish in CUT | WHOLE else answer.finish
+        answers, reason = parse_reply(answer.reply, request.count, cut=finish in CUT)
+        reason = reason if finish in CUT | WHOLE else answer.finish
         return Verdict(
             status="unscored" if reason else "answered",
-            answers=() if reason else reading.answers,
+            answers=() if reason else answers,
             reason=reason,
             replies=(answer.reply,),
             model=answer.model,
@@ -198,14 +195,11 @@ class OpenAIJudge:
                 connection.execute(_TABLE)
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            raise CacheError(
-                f"The answers of judges cannot be read or written in {self._cache}: {error}. Make room, or choose "
-                "another cache_dir; answers that are not stored are paid for again."
-            ) from error
+            raise CacheError(f"Cannot use {self._cache}: {error}. Make room, or choose another cache_dir.") from error
 
     @contextmanager
     def _reserved(self, most: int) -> Generator[int]:
-        """Sets aside the most that a request can take, no more than a token per byte, while it is under way."""
+        """Sets aside the most tokens that a request can take while it is under way."""
         budget = self.budget_tokens
         with self._changed:
             while budget is not None and self.paid + self._under_way + most > budget:

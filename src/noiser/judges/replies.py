@@ -114,7 +114,9 @@ def _is_sentence(answer: str) -> bool:
 def normal_form(text: str) -> str:
     """The text in Unicode's compatibility form, case-folded, without the punctuation and whitespace around it."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return re.sub(r"\s+", " ", folded.translate({0x2019: "'", 0x2010: "-", 0x2212: "-", 0x200F: None})).strip(_EDGES)
+    plain = folded.translate({0x2019: "'", 0x2010: "-", 0x2212: "-", 0x200F: None})
+    plain = re.sub(r"\s+", " ", plain).strip(_EDGES)
+    return plain if plain.strip("-") else ""
 
 
 def matches(answer: str, target: str) -> bool:
