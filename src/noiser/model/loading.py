@@ -205,7 +205,7 @@ def _load(name: str, options: Options) -> LanguageModel:
         check_complete(report)
         if options.device is not None:
             model.to(options.device)
-        tokenizer = load_tokenizer(place, model, common)
+        tokenizer = _tokenizer(place.source, model, common)
         revision = place.revision or getattr(model.config, "_commit_hash", None)
         if place.is_folder and place.revision is None:
             revision = fingerprint(Path(place.source), model)
@@ -213,17 +213,17 @@ def _load(name: str, options: Options) -> LanguageModel:
     return LanguageModel(model.eval(), tokenizer, identity=identity)
 
 
-def load_tokenizer(place: Place, model: Any, common: Mapping[str, Any]) -> Any:
+def _tokenizer(source: str, model: Any, common: Mapping[str, Any]) -> Any:
     """The checkpoint's tokenizer; for an adapter without one, the tokenizer of the model that it is put on."""
     from transformers import AutoTokenizer
 
-    adapter = next(iter(getattr(model, "peft_config", None) or {}), None)
     try:
-        return AutoTokenizer.from_pretrained(place.source, **common)
+        return AutoTokenizer.from_pretrained(source, **common)
     except (OSError, ValueError):
-        if adapter is None:
+        bases = [each.base_model_name_or_path for each in getattr(model, "peft_config", {}).values()]
+        if not bases:
             raise
-        return AutoTokenizer.from_pretrained(model.peft_config[adapter].base_model_name_or_path, **common)
+        return AutoTokenizer.from_pretrained(bases[0], **common)
 
 
 @contextmanager
