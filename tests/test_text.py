@@ -361,6 +361,12 @@ def test_contents_of_parts_and_without_text():
     assert texts_of(encoding, encoding.regions) == ["Who plays?\nWho sings?", "She"]
 
 
+def test_an_answer_whose_thoughts_the_template_drops():
+    tokenizer = with_template("{% for m in messages %}[{{ m['content'].split('</think>')[-1] }}]{% endfor %}")
+    encoding = encode(tokenizer, [{"role": "assistant", "content": "<think>a</think>\n\nShe."}, CHAT[1]])
+    assert texts_of(encoding, encoding.regions) == ["She.", CHAT[1]["content"]]
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -188,15 +188,3 @@ def test_any_spans_keep_tokens_apart(text, cuts):
         return
     check(encoding, units)
     assert [(unit.start, unit.end) for unit in units] == spans
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma_tokenizer", "smol_tokenizer"])
-def test_real_tokenizers_rebuild_any_text(request, name):
-    tokenizer = request.getfixturevalue(name)
-
-    @given(text=TEXTS, continuation=st.lists(st.integers(0, 49000), max_size=5))
-    def check_one(text, continuation):
-        units_rebuild(tokenizer, text, continuation)
-
-    check_one()

@@ -124,9 +124,10 @@ def content_offsets(
 
 
 def _find(text: str, lead: str, content: str, begin: int) -> Offset | None:
-    """Where a content first stands at or after `begin`: after `lead` if it does so anywhere; it may be trimmed."""
+    """The first place of a content from `begin` on, after `lead` if there; perhaps trimmed or without thoughts."""
+    answer = content.rpartition("</think>")[2].strip()
     for before in (lead, ""):
-        for form in dict.fromkeys((content, content.rstrip(), content.lstrip(), content.strip())):
+        for form in (content, content.rstrip(), content.lstrip(), content.strip(), answer):
             start = text.find(before + form, begin)
             if start >= 0:
                 return start + len(before), start + len(before) + len(form)
