@@ -28,7 +28,7 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
-        raise _no_attention(lm, [tuple(weights.shape) for weights in layers])
+        raise _no_attention(lm)
     return [weights[0].float().mean(0) for weights in layers]
 
 
@@ -53,15 +53,9 @@ def _heads_averaged(model: Any, length: int) -> Generator[None]:
             handle.remove()
 
 
-def _no_attention(lm: LanguageModel, shapes: list[tuple[int, ...]]) -> UnsupportedModelError:
-    kind = type(lm.model).__name__
-    if shapes:
-        return UnsupportedModelError(
-            f"{kind} returns attention weights of shape {shapes[0]}; expected [1, heads, length, length]. "
-            "Choose a method that does not read attention, such as 'occlusion' or 'noiser'."
-        )
+def _no_attention(lm: LanguageModel) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{kind} gives no attention weights; expected a model with attention layers. State-space models have none: "
-        "choose a method that needs only probabilities or gradients, such as 'noiser', 'occlusion' or "
-        "'input_x_gradient'. A model with its own code may give them when loaded with attn_implementation='eager'."
+        f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Choose a method "
+        "that does not read attention, such as 'noiser' or 'occlusion', or load a model with code of its own with "
+        "attn_implementation='eager'."
     )
