@@ -15,7 +15,7 @@ from noiser.errors import UnsupportedModelError
 from noiser.methods import AttentionRollout, LastAttention
 from noiser.methods.attention import rollout
 from noiser.model import build_query
-from noiser.model.attention import attention_maps, eager_attention
+from noiser.model.attention import attention_maps
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings by the river"
@@ -126,32 +126,6 @@ def test_what_was_there_comes_back_after_an_exception_and_hooks_of_the_caller_st
     assert [set(module._forward_hooks) for module in model.modules()] == installed
     assert all(module.training for module in model.modules())
     handle.remove()
-
-
-def test_sub_configurations_come_back_each_with_its_own():
-    text = tiny_model("gemma3").config.to_dict()
-    text.pop("model_type")
-    config = transformers.Gemma3Config(
-        text_config=transformers.Gemma3TextConfig(**text),
-        vision_config={
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 16,
-            "image_size": 28,
-            "patch_size": 14,
-        },
-        mm_tokens_per_image=4,
-    )
-    with torch.random.fork_rng():
-        model = transformers.Gemma3ForConditionalGeneration(config)
-    model.set_attn_implementation({"": "sdpa", "text_config": "sdpa", "vision_config": "eager"})
-    before = [c._attn_implementation for c in (model.config, model.config.text_config, model.config.vision_config)]
-    with eager_attention(model):
-        assert model.config.text_config._attn_implementation == "eager"
-        assert model.model.language_model.config._attn_implementation == "eager"
-    after = [c._attn_implementation for c in (model.config, model.config.text_config, model.config.vision_config)]
-    assert before == after == ["sdpa", "sdpa", "eager"]
 
 
 def test_layers_without_attention_are_left_out():

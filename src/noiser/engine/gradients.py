@@ -7,31 +7,27 @@ gradients: nothing is computed or kept for a parameter.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn.functional import pad
 
+from noiser.engine.backward import Score, backward, differentiable
 from noiser.engine.runs import LOGIT_BYTES
 from noiser.engine.scores import Read
-from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
+from noiser.errors import ModelError
 from noiser.model.cache import Cache, continued
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory
-from noiser.model.products import fast_products
 from noiser.model.query import Query
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-Score = Callable[[Tensor], Tensor]
-"""From the logits of a target's tokens [batch, tokens, vocab] to [batch]."""
 
 Spend = Callable[[int, int], None]
 """Counts work: tokens of a pass, and forward and backward passes."""
@@ -163,46 +159,6 @@ def _slopes(
     spend(embeddings[..., 0].numel(), 1 + len(targets))
 
 
-def backward(
-    lm: LanguageModel,
-    logits: Float[Tensor, "batch tokens vocab"],
-    embeddings: Float[Tensor, "batch length dim"],
-    score: Score,
-    wanted: Bool[Tensor, " batch"],
-    *,
-    keep: bool,
-) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch length dim"]]:
-    """Scores of one target, and their gradients with respect to rows, of the sequences whose are wanted.
-
-    The gradient of the score with respect to the logits may be far below what half precision can hold, so each
-    sequence's is brought to size 1 for the way through the model, and the factor put back afterwards.
-    """
-    head = logits.detach().requires_grad_()
-    values = score(head)
-    if not values.requires_grad:
-        raise ParameterError(
-            "The function given as of= cannot be differentiated: it does not return what torch computed from its "
-            "first argument. Use torch's functions throughout, or a method that only predicts, such as 'occlusion'."
-        )
-    (slope,) = torch.autograd.grad(values.sum(), head)
-    slope = slope * wanted.to(slope)[:, None, None]
-    size = slope.abs().amax((-1, -2), keepdim=True)
-    try:
-        (found,) = torch.autograd.grad(logits, embeddings, slope / torch.where(size > 0, size, 1), retain_graph=keep)
-    except (RuntimeError, NotImplementedError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise _no_backward(lm, f"a layer's backward pass failed ({type(error).__name__}: {error})") from error
-    found = found.float() * size.to(found.device) * lm.embedding_scale
-    if not torch.isfinite(found).all():
-        raise NumericalError(
-            f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); expected finite numbers. "
-            "Where the whole input is zero, normalisation layers are too steep: choose another baseline. In float16, "
-            "load the model with dtype='float32' or dtype='bfloat16'."
-        )
-    return values.detach(), found
-
-
 def target_logits(
     lm: LanguageModel,
     query: Query,
@@ -217,37 +173,6 @@ def target_logits(
     logits = lm.output(embeddings, positions=positions, **options).logits.float()
     check_finite(logits.detach().softmax(-1), lm.dtype)
     return list(logits.split([len(span) for span in spans], 1))
-
-
-@contextlib.contextmanager
-def differentiable(lm: LanguageModel) -> Generator[None]:
-    """Within it only the input gets gradients, and layers that cut them off are refused; flags come back afterwards."""
-
-    def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
-        x = args[0] if args else None
-        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad) or y.requires_grad:
-            return
-        if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
-            raise _no_backward(lm, f"its layer {name} has no backward pass, as kernels of some quantisation schemes")
-
-    parameters = [p for p in lm.model.parameters() if p.requires_grad and p.is_leaf]
-    with lm.running(gradients=True), contextlib.ExitStack() as stack:
-        for parameter in parameters:
-            stack.callback(parameter.requires_grad_, parameter.requires_grad)
-            parameter.requires_grad_(False)
-        for name, module in lm.model.named_modules():
-            if not any(module.children()):
-                hook = partial(check, f"{name} ({type(module).__name__})")
-                stack.callback(module.register_forward_hook(hook).remove)
-        stack.enter_context(fast_products(lm.model))
-        yield
-
-
-def _no_backward(lm: LanguageModel, reason: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"No gradient passes through this {type(lm.model).__name__} ({lm.identity.dtype}): {reason}. Take a method "
-        "without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
-    )
 
 
 def scores_of(query: Query, read: Read, clean: Float[Tensor, "tokens vocab"]) -> list[Score]:

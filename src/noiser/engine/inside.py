@@ -10,16 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine.gradients import (
-    Input,
-    Spend,
-    backward,
-    differentiable,
-    differentiate,
-    in_parts,
-    scores_of,
-    target_logits,
-)
+from noiser.engine.backward import backward, differentiable
+from noiser.engine.gradients import Input, Spend, differentiate, in_parts, scores_of, target_logits
 from noiser.engine.requests import Integrals, IntegralTable, Path, Relevance, RelevanceTable
 from noiser.engine.rules import ruled
 from noiser.engine.runs import baseline_row

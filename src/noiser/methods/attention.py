@@ -72,14 +72,9 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _attentions(query: Query) -> Attentions:
-    if query.of is not None:
+    if query.of is not None or query.foil_ids:
         raise ParameterError(
-            "Attention weights are the same whatever is explained; expected a question without a function of your own "
-            "(of=). Leave it out, or use a method that reads the prediction, such as 'occlusion'."
-        )
-    if query.foil_ids:
-        raise ParameterError(
-            "Attention weights are the same whatever is predicted and have no foil; expected a question without one. "
-            "Leave the foil out, or use a method that reads the prediction, such as 'occlusion'."
+            "Attention weights are the same whatever is explained; expected a question without a foil and without a "
+            "function of your own (of=). Leave it out, or use a method that reads the prediction, such as 'occlusion'."
         )
     return Attentions()
