@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from noiser.attribution import Attribution
-from noiser.bench import Cost, Plan, Row, Selection, Store
-from noiser.bench.store import FORMAT, SCHEMA, File, write_json
+from noiser.bench import Plan, Row, Store
+from noiser.bench.samples import Selection
+from noiser.bench.store import Key, Text
 from noiser.report import Results
+from noiser.report.rows import Cost
 from noiser.types import ModelIdentity, Span, Target
 
 METHODS = ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")
@@ -164,22 +166,17 @@ def _values(metric: str, method: str, drawn: random.Random, category: str) -> di
 
 def write_folder(folder: Path, results: Results, texts: dict[str, str] | None = None) -> Store:
     """A benchmark's folder with those rows; and attributions of `texts`, a prompt by data set, for every method."""
-    write_json(folder, {"format": FORMAT, "schema": SCHEMA, "plan": "test", "resolved": {}, "models": {}})
-    store = Store(folder)
-    store.write_plan(toml(results.plan))
-    for selection in results.selections:
-        store.write_selection(selection)
-    for row, cost in zip(results.stored, results.costs, strict=True):
-        labels = (row.model, row.data, row.method, row.metric)
-        store.add(File("rows", labels, row.index // 4), [row._asdict()])
-        store.add(File("costs", labels, row.index // 4), [cost._asdict()])
+    store = Store(folder, create=True)
+    selections = [selection._asdict() for selection in results.selections]
+    store.set_meta(plan=toml(results.plan), resolved={}, models={}, selections=selections)
+    pairs = zip(results.stored, results.costs, strict=True)
+    store.add(row._replace(seconds=cost.seconds, threads=cost.threads) for row, cost in pairs)
     for data, text in (texts or {}).items():
         for model in results.plan.labels("models"):
             for method in results.plan.methods_for(model, data):
-                found = attribution(text, method.label)
-                values = {"example": f"{data}-0", "index": 0, "attribution": found.to_dict(), "error": None}
-                store.add(File("attributions", (model, data, method.label), 0), [values])
-    return Store(folder)
+                key = Key(model, data, method.label, "attribution", f"{data}-0")
+                store.add([], [Text(key, {"attribution": attribution(text, method.label).to_dict()})])
+    return store
 
 
 def attribution(text: str, method: str) -> Attribution:

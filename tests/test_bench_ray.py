@@ -1,141 +1,95 @@
-"""Benchmarks on a Ray cluster: several nodes, one of which dies."""
+"""Benchmarks on a Ray cluster of two local nodes, one of which dies."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from pathlib import Path
 
 import pytest
-import torch
 
-from bench_for_tests import Heard, check_same_numbers, plan_text, save_models
-from chat_server import ChatServer, Step, completion
+from bench_for_tests import by_key, plan_text, save_models
 from noiser.bench import run_bench
-from noiser.bench.executors import Pool
-from noiser.bench.tasks import Job
-from noiser.errors import ParameterError, RunError
+from noiser.bench.executors import RayActors
+from noiser.errors import RunError
 
 ray = pytest.importorskip("ray", reason='Ray is not installed; pip install "noiser[ray]"')
-
-from ray._private.state import actors  # noqa: E402 - the public list of actors needs Ray's dashboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not about us
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As the actors have: the last digits depend on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def plan(tmp_path):
-    models = save_models(tmp_path / "models")
-    path = tmp_path / "plan.toml"
-    path.write_text(plan_text(models), encoding="utf-8")
-    return path
-
-
 @pytest.fixture(scope="module")
-def head():
-    """A cluster whose head has no cores for work: one for all tests, as Ray gives a node half a minute to start."""
+def cluster():
+    """A cluster whose head has no cores for work, and two nodes of one core."""
     from ray.cluster_utils import Cluster as LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")  # on a busy machine they would starve
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         made = LocalCluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         patch.setenv("RAY_ADDRESS", made.address)
+        for _ in range(2):
+            made.add_node(num_cpus=1)
+        made.wait_for_nodes()
         yield made
         ray.shutdown()
         made.shutdown()
 
 
-@pytest.fixture
-def cluster(head):
-    """The cluster with two nodes of one core, also where one has died before."""
-    while len(head.worker_nodes) < 2:
-        head.add_node(num_cpus=1)
-    head.wait_for_nodes()
-    return head
+class Waiting:
+    """A worker whose jobs last until a file is there; it says on which node each was begun."""
+
+    def __init__(self, threads) -> None:
+        assert threads == 1
+
+    def work(self, job):
+        name, folder = job
+        node = ray.get_runtime_context().get_node_id()
+        (Path(folder) / f"{name}-{node}").touch()
+        while not (Path(folder) / "go").exists():
+            time.sleep(0.1)
+        return name.upper()
 
 
-JUDGED = """
-[[metrics]]
-name = "answerability"
-judge = "openai:m"
-data = "own"
-judge_args = {{ base_url = "{url}", concurrency = 1, timeout = 600.0, cache_dir = "{cache}", budget_tokens = {budget} }}
-"""
-TOKENS, MOST = 55, 1000  # of a reply of the judge, and what is put aside for one
+def test_a_plan_gives_the_same_rows(tmp_path, cluster):
+    plan, models = tmp_path / "plan.toml", save_models(tmp_path / "models")
+    plan.write_text(plan_text(models, limit=2), encoding="utf-8")
+    outcome = run_bench(plan, tmp_path / "out", executor="ray")
+    assert outcome.lost == ()
+    run_bench(plan, tmp_path / "whole", workers=0)
+    assert by_key(tmp_path / "out").keys() == by_key(tmp_path / "whole").keys()
+    plan.write_text(plan_text(models, limit=3).replace("/gemma3", "/gone"), encoding="utf-8")
+    with pytest.raises(RunError, match="gone"):
+        run_bench(plan, tmp_path / "other", executor="ray")
 
 
-class BothNodes:
-    """A judge's server that answers when both nodes have asked; then, if it has a victim, that node dies first."""
+def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
+    executor = RayActors(Waiting, None)
+    assert executor.workers == 2
+    here, killed = ray.get_runtime_context().get_node_id(), []
 
-    def __init__(self, cluster, *, dies: bool) -> None:
-        self.cluster = cluster
-        self.dies, self.met, self.places = dies, False, set()
-        self._barrier = threading.Barrier(2, self._on_meeting, timeout=300)
-        self.server = ChatServer(self._script)
+    def kill():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.1)
+        victim = next(node for node in cluster.worker_nodes if node.node_id != here)
+        killed.append(victim.node_id)
+        cluster.remove_node(victim, allow_graceful=False)
+        (tmp_path / "go").touch()
 
-    def _script(self, words, before):
-        if not self.met:
-            self._barrier.wait()
-        return Step(body=completion("word"))
-
-    def _on_meeting(self):
-        self.met = True
-        here = ray.get_runtime_context().get_node_id()  # the test itself talks through one of the nodes
-        logs = [actor for actor in actors().values() if actor["ActorClassName"] == "SpendingActor"]
-        self.places = {log["Address"]["NodeID"] == here for log in logs}
-        if self.dies:
-            victim = next(node for node in self.cluster.worker_nodes if node.node_id != here)
-            self.cluster.remove_node(victim, allow_graceful=False)
-
-
-@pytest.fixture
-def deaths(monkeypatch):
-    """The tasks whose workers died."""
-    tasks, on_worker_death = [], Pool._on_worker_death
-
-    def counted(self, slot, *rest):
-        tasks.append(slot.task)
-        yield from on_worker_death(self, slot, *rest)
-
-    monkeypatch.setattr(Pool, "_on_worker_death", counted)
-    return tasks
+    thread = threading.Thread(target=kill)
+    thread.start()
+    found = {job[0]: result for job, result in executor.run([(name, str(tmp_path)) for name in "abcd"])}
+    thread.join()
+    assert found == {name: name.upper() for name in "abcd"}
+    begun = {path.name for path in tmp_path.iterdir()}
+    assert sum(name.endswith(killed[0]) for name in begun) == 1
+    assert len(begun) == 6  # "go", and one job twice
+    executor.close()
 
 
-def test_a_node_dies_in_the_middle_of_a_chunk_and_the_rows_are_the_same(tmp_path, plan, cluster, deaths):
-    both, text = BothNodes(cluster, dies=True), plan.read_text(encoding="utf-8")
-
-    def run(name, **options):
-        judged = JUDGED.format(url=both.server.url, cache=tmp_path / f"answers-{name}", budget=10**6)
-        plan.write_text(text + judged, encoding="utf-8")
-        return run_bench(plan, tmp_path / name, Heard(), **options)
-
-    with both.server:
-        outcome = run("out", executor="ray")
-        assert both.met, "the nodes were never at work side by side"
-        assert outcome.lost == ()
-        assert len([task for task in deaths if isinstance(task, Job)]) == 1
-        run("whole", workers=0)
-        check_same_numbers(tmp_path / "out", tmp_path / "whole")
-        assert run("out", executor="ray").rows == 0
-
-
-def test_a_model_that_is_not_there_is_one_error(tmp_path, plan, cluster):
-    text = plan.read_text(encoding="utf-8").replace("/gemma3", "/gone")
-    plan.write_text(text, encoding="utf-8")
-    with pytest.raises(RunError, match="Cannot find the model"):
-        run_bench(plan, tmp_path / "out", Heard(), executor="ray")
-
-
-def test_wrong_addresses_and_numbers(tmp_path, plan, monkeypatch):
-    with pytest.raises(ParameterError, match="workers is 0"):
-        run_bench(plan, tmp_path / "out", Heard(), executor="ray", workers=0)
+def test_a_wrong_address(monkeypatch):
+    ray.shutdown()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(RunError, match=r"Cannot reach the Ray cluster at 127\.0\.0\.1:1"):
-        run_bench(plan, tmp_path / "out", Heard(), executor="ray")
+        RayActors(Waiting, None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench_for_tests import Heard, plan_text, save_models
+from bench_for_tests import plan_text, save_models
 from golden.cases import FAMILIES, cases, run
 from golden.make import stored
 from noiser.bench import Store, run_bench
@@ -57,8 +57,8 @@ def test_every_family_has_numbers():
 
 def test_rows_of_a_benchmark_are_the_stored_ones(tmp_path):
     plan = tmp_path / "plan.toml"
-    plan.write_text(plan_text(save_models(tmp_path)).replace(", all_thresholds = true", ""))
-    run_bench(plan, tmp_path / "out", Heard(), workers=0)
+    plan.write_text(plan_text(save_models(tmp_path)))
+    run_bench(plan, tmp_path / "out", workers=0)
     key = itemgetter("model", "data", "method", "metric", "index")
     found = sorted((row._asdict() for row in Store(tmp_path / "out").rows()), key=key)
     expected = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())

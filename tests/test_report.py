@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noiser.bench import Cost, Selection
+from noiser.bench.samples import Selection
 from noiser.metrics import bootstrap
 from noiser.metrics.bootstrap import mean
 from noiser.metrics.metric import Scale, Summary
@@ -35,6 +35,7 @@ from noiser.report import (
 from noiser.report.formats import escaped
 from noiser.report.grid import mark_best
 from noiser.report.paper import bounding_of, method_of, model_of, published
+from noiser.report.rows import Cost
 from noiser.report.table import DASH, format_cell
 from report_for_tests import full, plan, row, soft
 

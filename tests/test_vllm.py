@@ -14,10 +14,10 @@ import torch
 
 import noiser
 import vllm_for_tests
-from bench_for_tests import Heard, stored
+from bench_for_tests import by_key
 from noiser.app.jobs import StoppedError
 from noiser.bench import Store, run_bench
-from noiser.bench.worker import identity_of, tokens_per_second
+from noiser.bench.store import FILE
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
@@ -117,9 +117,6 @@ def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
 
 
 def test_the_bench_and_the_page_take_it_as_any_model(served):
-    assert len(identity_of(served)["weights"]) == 64
-    assert tokens_per_second(served) > 0
-
     def stop(*_):
         raise StoppedError
 
@@ -330,14 +327,15 @@ def test_a_plan_with_vllm_that_is_killed_goes_on_and_ends_with_the_local_models_
     out = tmp_path / "out"
     command = [sys.executable, "-m", "noiser", "bench", "run", str(tmp_path / "vllm.toml"), "-o", str(out)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running_bench:
-        while not stored(out) and running_bench.poll() is None:
+        while running_bench.poll() is None and not ((out / FILE).is_file() and by_key(out)):
             time.sleep(0.02)
         running_bench.kill()
-    kept = stored(out)
+    kept = list(Store(out).rows())
     assert kept
     subprocess.run(command, check=True, capture_output=True)
-    assert kept.items() <= stored(out).items()  # nothing was done again
-    run_bench(tmp_path / "local.toml", tmp_path / "local", Heard(), workers=0)
+    again = {row.key: row for row in Store(out).rows()}
+    assert all(again[row.key] == row for row in kept)  # nothing was done again
+    run_bench(tmp_path / "local.toml", tmp_path / "local", workers=0)
     found, expected = (
         {(row.example, row.method, row.metric): row for row in Store(folder).rows()}
         for folder in (out, tmp_path / "local")

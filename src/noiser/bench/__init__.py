@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from noiser.bench.plan import Plan, read_plan
-from noiser.bench.records import Cost, Row, Selection
-from noiser.bench.store import Store, StoredAttribution
+from noiser.bench.store import Row, Store
 
 if TYPE_CHECKING:
     from noiser.bench.run import run_bench
 
-__all__ = ["Cost", "Plan", "Row", "Selection", "Store", "StoredAttribution", "read_plan", "run_bench"]
+__all__ = ["Plan", "Row", "Store", "read_plan", "run_bench"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,93 +1,68 @@
-"""A benchmark's plan: which methods and metrics, on which models and data. Read from TOML, refused with reasons."""
+"""A benchmark's plan: which methods and metrics, on which models and data. Read from TOML."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from noiser.bench.records import Cost, Label, Row
+from noiser.bench.store import ATTRIBUTION, Label, Row
 from noiser.errors import PlanError, UnknownNameError
 from noiser.types import Profile, RemovalName, TargetUnitName
 
-ATTRIBUTION = "attribution"
-"""The metric of rows that say what an attribution took; no metric of a plan may be called so."""
-
 
 def _as_tuple(value: Any) -> Any:
-    """TOML's list as a tuple; one text stands for a list of it."""
-    if isinstance(value, list):
-        return tuple(cast("list[Any]", value))
     return (value,) if isinstance(value, str) else value
 
 
-AsTuple = BeforeValidator(_as_tuple)
-Texts = Annotated[tuple[str, ...], AsTuple]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+"""A list of texts, or one text."""
+
 Count = Annotated[int, Field(ge=1)]
 Limit = Count | dict[str, Count] | None
-"""The most examples of each data set, or of those that are named."""
+"""The most examples of every data set, or of the data sets that are named."""
+
+_KINDS = ("models", "data", "methods", "metrics")
+
+_WHICH = ("model", "quantization", "tokenizer")
+"""The engine arguments that say which model it is and what it reads."""
+
+WORKING = {"api_key_env", "budget_tokens", "cache_dir", "concurrency", "job", "max_retries", "timeout"}
+"""Settings of a judge that change no answer."""
 
 
 class Entry(BaseModel):
-    """What all entries of a plan have: a label, by which rows and files are named."""
+    """An entry of a plan, with the label that names its rows."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     label: Label = ""
 
     @model_validator(mode="before")
     @classmethod
     def _labelled(cls, values: Any) -> Any:
-        """The label unless given: the last part of the name, with what a file's name cannot hold replaced."""
-        if isinstance(values, dict) and "label" not in values and isinstance(values.get("name"), str):
-            last = re.split(r"[/\\]", values["name"].rstrip("/\\"))[-1]
+        """The last part of the name is the label, unless the plan gives another one."""
+        if isinstance(values, dict) and "label" not in values:
+            last = re.split(r"[/\\]", str(values.get("name", "own")).rstrip("/\\"))[-1]
             values = values | {"label": re.sub(r"[^A-Za-z0-9._+@-]+", "-", last).lstrip(".-_+@") or "unnamed"}
         return cast("Any", values)
 
     @property
-    def restrictions(self) -> dict[str, tuple[str, ...]]:
-        """Labels that an entry names, by kind: they say for what it is used, not what it means."""
-        limit: Limit = getattr(self, "limit", None)
-        named = {"data": tuple(limit)} if isinstance(limit, dict) else {}
-        return {name: (*getattr(self, name, ()), *named.get(name, ())) for name in _KINDS}
-
-    @property
     def meaning(self) -> dict[str, Any]:
-        """All other fields, as JSON has them: rows are about these, so that they may not change."""
-        return self.model_dump(mode="json", exclude=set(_RESTRICTIONS))
-
-
-_KINDS = ("models", "data", "methods", "metrics")
-_RESTRICTIONS = (*_KINDS, "limit")
-
-WORKING = {
-    "api_key_env", "budget_tokens", "cache_dir", "concurrency", "job", "max_retries", "timeout",
-}  # fmt: skip
-"""Settings of a judge that say how it works, and not what it answers."""
-
-
-EngineArg = Literal[
-    "api_key_env", "concurrency", "distributed_executor_backend", "enforce_eager",
-    "gpu_memory_utilization", "logprobs", "max_model_len", "max_num_seqs", "max_retries", "model",
-    "pipeline_parallel_size", "quantization", "tensor_parallel_size", "timeout", "tokenizer",
-]  # fmt: skip
-"""What a plan may say to vLLM or about a server: nothing that names code to be run."""
-
-
-_WHICH = ("model", "quantization", "tokenizer")
-"""Those that say which model it is, and what it reads."""
+        """The fields, as JSON, that stored rows depend on."""
+        return self.model_dump(mode="json", exclude={*_KINDS, "limit"})
 
 
 class ModelEntry(Entry):
-    """A model; fields but the last are the parameters of `noiser.load_model`.
+    """A model; its fields are parameters of `noiser.load_model`.
 
     Attributes:
-        limit: only the first examples of each data set's sample, or of those named: `{ known = 60 }`.
+        engine_args: settings of vLLM or of a server.
+        limit: only the first examples of every data set's sample, or of named ones: `{ known = 60 }`.
     """
 
     name: str
@@ -96,47 +71,40 @@ class ModelEntry(Entry):
     device_map: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
-    engine_args: dict[EngineArg, str | int | float | bool] = Field(default_factory=dict)
+    engine_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
     limit: Limit = None
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """Which weights in which precision; they may move to another device, and may be run differently."""
+        """Name and dtype; the identity of the loaded model is stored beside it."""
         which = {key: value for key, value in self.engine_args.items() if key in _WHICH}
-        meaning = self.model_dump(mode="json", include={"label", "name", "dtype", "revision"})
+        meaning = self.model_dump(mode="json", include={"label", "name", "dtype"})
         return meaning | ({"engine_args": which} if which else {})
 
     @property
     def load_options(self) -> dict[str, Any]:
-        """The arguments of `noiser.load_model` after the name: a device or a map of devices."""
-        excluded = {"label", "name", "engine_args", "limit", "device" if self.device_map else "device_map"}
-        return self.model_dump(exclude=excluded) | dict(self.engine_args)
-
-
-_OF_DATA_SETS = (
-    "only_correct", "category", "without_category", "without_ids", "stratified", "max_characters", "explain",
-    "as_published",
-)  # fmt: skip
+        """The arguments of `noiser.load_model` after the name."""
+        excluded = {"label", "name", "engine_args", "limit"}
+        return self.model_dump(exclude=excluded, exclude_defaults=True) | dict(self.engine_args)
 
 
 class DataEntry(Entry):
-    """A data set, or prompts of the plan's own.
+    """A data set, or the plan's own prompts.
 
     Attributes:
         name: of a data set; its examples are taken in an order drawn by the plan's seed.
-        prompts: texts of the plan's own, in place of a data set.
-        limit: the most examples to take; None for all. Those of a lower limit are among those of a higher one.
+        prompts: the plan's own prompts, in place of a data set.
+        limit: the most examples to take; None for all. The sample of a lower limit is part of that of a higher one.
         category: only these categories.
         without_category: all but these categories.
-        without_ids: all but these examples, such as those that a method was chosen on.
-        stratified: takes examples of all categories in turn, so that few examples have some of each.
+        without_ids: all but these examples.
+        stratified: takes examples of all categories in turn.
         max_characters: only examples whose prompts are no longer; None for all.
-        only_correct: only examples whose answer the model gives greedily, all its tokens; of planted facts, only those
+        only_correct: only examples whose answer the model gives greedily, token by token; of planted facts, only those
             whose answer changes without them.
-        explain: "continuation", the first tokens that the model says; or "answer", those that the data set gives.
+        explain: "continuation", the first tokens that the model says; or "answer", the data set's answer.
         max_new_tokens: how many tokens of the continuation.
-        target_unit: what each row explains of it.
-        as_published: leaves the errors of the published file in.
+        target_unit: what each row of scores explains.
     """
 
     name: str | None = None
@@ -151,45 +119,22 @@ class DataEntry(Entry):
     explain: Literal["continuation", "answer"] = "continuation"
     max_new_tokens: Count = 1
     target_unit: TargetUnitName = "token"
-    as_published: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_prompts(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "label" not in values and "prompts" in values:
-            values = values | {"label": "own"}
-        return cast("Any", values)
 
     @model_validator(mode="after")
     def _one_source(self) -> DataEntry:
         if (self.name is None) == (self.prompts is None):
             raise ValueError("expected either name, of a data set, or prompts")
-        if self.prompts is not None and (not self.prompts or not all(prompt.strip() for prompt in self.prompts)):
-            raise ValueError("prompts: expected at least one text, and none that is blank")
-        if self.explain == "answer" and "max_new_tokens" in self.model_fields_set:
-            raise ValueError(
-                'max_new_tokens has no effect with explain = "answer", which has its own length; leave it out'
-            )
-        of_data_sets = [key for key in _OF_DATA_SETS if getattr(self, key) != type(self).model_fields[key].default]
-        if self.prompts is not None and of_data_sets:
-            raise ValueError(
-                "prompts of the plan's own have no category, no answer and no published file; leave out "
-                + ", ".join(of_data_sets)
-            )
+        if self.prompts is not None:
+            if not self.prompts or not all(prompt.strip() for prompt in self.prompts):
+                raise ValueError("prompts: expected at least one text, and none that is blank")
+            if useless := sorted(self.model_fields_set & _OF_DATA_SETS):
+                raise ValueError(f"{', '.join(useless)}: only for data sets, not for prompts")
         return self
 
-    @property
-    def meaning(self) -> dict[str, Any]:
-        """As for any entry; prompts may be added after the existing ones.
 
-        Later keys are left out where they say nothing, as in folders from before them.
-        """
-        later = ("target_unit", "max_characters", "without_ids", "stratified")
-        fields = type(self).model_fields
-        left_out = {"prompts"} | {key for key in later if getattr(self, key) == fields[key].default}
-        return {key: value for key, value in super().meaning.items() if key not in left_out} | {
-            "own": self.prompts is not None
-        }
+_OF_DATA_SETS = {
+    "only_correct", "category", "without_category", "without_ids", "stratified", "max_characters", "explain"
+}  # fmt: skip
 
 
 class MethodEntry(Entry):
@@ -201,7 +146,7 @@ class MethodEntry(Entry):
         profile: "authors" for the published script's definitions, of the method and of its metrics.
         unit: what gets a score; "spans": the spans that each example names.
         models, data, metrics: only these labels; all if empty.
-        limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
+        limit: only the first examples of every data set's sample, or of named ones: `{ known = 40 }`.
     """
 
     name: str
@@ -222,18 +167,18 @@ class MetricEntry(Entry):
         masks, normalization, rates, draws, removal, k: as for `noiser.evaluate`.
         judge: "local", the model itself; "local:MODEL", another model on this machine, loaded as the plan says where
             MODEL is the label of one of its models; "openai:MODEL".
-        judge_args: settings of the judge, without its key. Those in `WORKING` may change while rows are kept.
+        judge_args: settings of the judge, without its key. Settings in `WORKING` may change while rows are kept.
         models, data, methods: only these labels; all if empty.
-        limit: only the first examples of each data set's sample, or of those named: `{ known = 40 }`.
+        limit: only the first examples of every data set's sample, or of named ones: `{ known = 40 }`.
     """
 
     name: str
     masks: Count | None = None
     normalization: str | None = None
-    rates: Annotated[tuple[float, ...], AsTuple] | None = None
+    rates: tuple[float, ...] | None = None
     draws: Count | None = None
     removal: RemovalName | None = None
-    k: Annotated[tuple[Count, ...], AsTuple] | None = None
+    k: tuple[Count, ...] | None = None
     judge: str | None = None
     judge_args: dict[str, Any] = Field(default_factory=dict)
     models: Texts = ()
@@ -244,19 +189,14 @@ class MetricEntry(Entry):
     @model_validator(mode="after")
     def _no_key(self) -> MetricEntry:
         if "api_key" in self.judge_args:
-            raise ValueError(
-                "judge_args has an api_key, which would be stored; put it into an environment variable, OPENAI_API_KEY "
-                "or for another address the one that judge_args names as api_key_env"
-            )
+            raise ValueError("api_key would be stored; put it into OPENAI_API_KEY, or name a variable as api_key_env")
         return self
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """As for any entry, without settings of the judge that change no answer."""
-        found = super().meaning
-        if self.draws is None:
-            del found["draws"]  # as in plans from before there was a choice; rows say how many they had
-        return found | {"judge_args": {k: v for k, v in found["judge_args"].items() if k not in WORKING}}
+        """The fields that rows depend on, without the judge's `WORKING` settings."""
+        args = {key: value for key, value in self.judge_args.items() if key not in WORKING}
+        return super().meaning | {"judge_args": args}
 
 
 class Plan(BaseModel):
@@ -265,47 +205,33 @@ class Plan(BaseModel):
     Attributes:
         name: for people.
         seed: of samples, masks and random references; example i of a sample is attributed with seed + i.
-        block: examples per job, and at most in a file.
-        models, data, methods, metrics: entries with labels that differ, also in lower case.
+        block: examples per job.
+        models, data, methods, metrics: entries; within a kind, labels differ.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     block: Count = 4
-    models: Annotated[tuple[ModelEntry, ...], AsTuple]
-    data: Annotated[tuple[DataEntry, ...], AsTuple]
-    methods: Annotated[tuple[MethodEntry, ...], AsTuple]
-    metrics: Annotated[tuple[MetricEntry, ...], AsTuple] = ()
+    models: Annotated[tuple[ModelEntry, ...], Field(min_length=1)]
+    data: Annotated[tuple[DataEntry, ...], Field(min_length=1)]
+    methods: Annotated[tuple[MethodEntry, ...], Field(min_length=1)]
+    metrics: tuple[MetricEntry, ...] = ()
 
     @model_validator(mode="after")
     def _labels(self) -> Plan:
-        if not self.name.isprintable() or not self.name.strip():
-            raise ValueError(f"name: got {self.name!r}, expected one line of text")
         for kind in _KINDS:
-            labels = self.labels(kind)
-            if not labels and kind != "metrics":
-                raise ValueError(f"{kind} is empty; expected at least one [[{kind}]]")
-            counts = Counter(map(str.casefold, labels))
-            twice = [label for label in labels if counts[label.casefold()] > 1]
-            if twice:
+            labels = [*self.labels(kind), *([ATTRIBUTION] if kind == "metrics" else [])]
+            if twice := [label for label in labels if labels.count(label) > 1]:
                 raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
-        if ATTRIBUTION in self.labels("metrics"):
-            raise ValueError(f"a metric has the label {ATTRIBUTION!r}, which is taken; give it another label")
-        models, metrics = self.labels("models"), self.labels("metrics")
-        tails = {*models, *metrics, *(f"{metric}-{model}" for metric in metrics for model in models)}
-        for label in {f"{data}-{tail}" for data in self.labels("data") for tail in tails} & {*self.labels("data")}:
-            raise ValueError(  # it is what tables of one metric or model are called by
-                f"data have the label {label!r}, which other data have with a model or metric; give them another label"
-            )
-        for kind in ("models", "methods", "metrics"):
-            for entry in cast("tuple[Entry, ...]", getattr(self, kind)):
-                for name, restriction in entry.restrictions.items():
-                    for label in restriction:
-                        if label not in self.labels(name):
-                            error = UnknownNameError(f"label in {name}", label, self.labels(name))
-                            raise ValueError(f"{kind}, {entry.label!r}: {error}")
+        for entry in (*self.models, *self.methods, *self.metrics):
+            limited = entry.limit if isinstance(entry.limit, dict) else ()
+            for kind, names in [*((kind, getattr(entry, kind, ())) for kind in _KINDS), ("data", limited)]:
+                for name in names:
+                    if name not in self.labels(kind):
+                        error = UnknownNameError(f"label in {kind}", name, self.labels(kind))
+                        raise ValueError(f"{entry.label!r}: {error}")
         return self
 
     def labels(self, kind: str) -> list[str]:
@@ -313,49 +239,58 @@ class Plan(BaseModel):
         return [entry.label for entry in cast("tuple[Entry, ...]", getattr(self, kind))]
 
     def entry(self, kind: str, label: str) -> Any:
-        """The entry of a label, which is there."""
+        """The entry with a label of the plan."""
         return next(entry for entry in getattr(self, kind) if entry.label == label)
 
     def data_for(self, model: str) -> Iterator[DataEntry]:
-        """The data sets on which a method runs for a model, each with the limit that it has there."""
+        """The data sets on which a method runs for a model, each with its limit there."""
         for entry in self.data:
             if self.methods_for(model, entry.label):
                 limits = (entry.limit, limit_for(self.entry("models", model), entry.label))
                 yield entry.model_copy(update={"limit": combined(limits)})
 
     def methods_for(self, model: str, data: str) -> list[MethodEntry]:
-        """The methods that run for a model and a data set, by their labels."""
-        return [entry for entry in self.methods if _among(model, entry.models) and _among(data, entry.data)]
+        """The methods that run for a model and a data set."""
+        return [entry for entry in self.methods if _allows(entry.models, model) and _allows(entry.data, data)]
 
     def metrics_for(self, method: MethodEntry, model: str, data: str) -> list[MetricEntry]:
-        """The metrics that a method's attributions for a model and a data set are measured with."""
+        """The metrics that measure a method's attributions for a model and a data set."""
         return [
             entry
             for entry in self.metrics
-            if _among(model, entry.models)
-            and _among(data, entry.data)
-            and _among(method.label, entry.methods)
-            and _among(entry.label, method.metrics)
+            if _allows(entry.models, model)
+            and _allows(entry.data, data)
+            and _allows(entry.methods, method.label)
+            and _allows(method.metrics, entry.label)
         ]
 
     def kinds(self, model: str, data: str) -> Iterator[tuple[str, str, int | None]]:
-        """Every kind of row for a model and a data set: method, metric, and how many examples it is limited to."""
+        """Method, metric and limit of every kind of row for a model and a data set."""
         for method in self.methods_for(model, data):
             limit = limit_for(method, data)
             yield method.label, ATTRIBUTION, limit
             for metric in self.metrics_for(method, model, data):
                 yield method.label, metric.label, combined((limit, limit_for(metric, data)))
 
-    def wanted(self) -> Callable[[Row | Cost], bool]:
-        """Tells of a row, or of its cost, whether the plan asks for it; a folder keeps rows of a larger plan before."""
+    def pairs(self) -> Iterator[tuple[tuple[str, str], int | None]]:
+        """Every model and data set with its limit there."""
+        for model in self.labels("models"):
+            for entry in self.data_for(model):
+                yield (model, entry.label), entry.limit
+
+    def row_count(self, model: str, data: str, examples: int) -> int:
+        """How many rows a model and a data set have with so many examples."""
+        return sum(combined((examples, limit)) or 0 for _, _, limit in self.kinds(model, data))
+
+    def wanted(self) -> Callable[[Row], bool]:
+        """A test for rows that the plan asks for; a folder keeps rows of an earlier, larger plan."""
         limits = {
-            (model, entry.label, method, metric): combined((limit, entry.limit))
-            for model in self.labels("models")
-            for entry in self.data_for(model)
-            for method, metric, limit in self.kinds(model, entry.label)
+            (*pair, method, metric): combined((limit, most))
+            for pair, most in self.pairs()
+            for method, metric, limit in self.kinds(*pair)
         }
 
-        def asks_for(row: Row | Cost) -> bool:
+        def asks_for(row: Row) -> bool:
             limit = limits.get((row.model, row.data, row.method, row.metric), 0)
             return limit is None or row.index < limit
 
@@ -367,72 +302,41 @@ def limit_for(entry: ModelEntry | MethodEntry | MetricEntry, data: str) -> int |
     return entry.limit.get(data) if isinstance(entry.limit, dict) else entry.limit
 
 
-def _among(label: str, wanted: Sequence[str]) -> bool:
-    return not wanted or label in wanted
+def combined(limits: Iterable[int | None]) -> int | None:
+    """The lowest of several limits; None where there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _allows(labels: Sequence[str], label: str) -> bool:
+    return not labels or label in labels
 
 
 def read_plan(path: Path) -> tuple[Plan, str]:
     """A plan from a TOML file, and the file's text.
 
     Raises:
-        PlanError: no such file, no TOML, or a plan that means nothing; says which key, what it got, what is expected.
+        PlanError: the file cannot be read, is not TOML, or holds no valid plan.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise PlanError(f"Cannot read the plan {path}: {reason}. Expected a TOML file; see docs/bench.md.") from error
+        raise PlanError(f"Cannot read the plan {path}: {error}. Expected a TOML file; see docs/bench.md.") from error
     return parse_plan(text, str(path)), text
 
 
 def parse_plan(text: str, source: str) -> Plan:
-    """A plan from TOML; `source` is what errors call it. Raises PlanError."""
+    """A plan from TOML; errors name `source`.
+
+    Raises:
+        PlanError: the text is not TOML, or holds no valid plan.
+    """
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return Plan.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{source} is not valid TOML: {error}. See docs/bench.md for the form of a plan.") from error
-    try:
-        return Plan.model_validate(values)
     except ValidationError as error:
-        problems = list(dict.fromkeys(_problem(values, dict(detail)) for detail in error.errors()))
-        raise PlanError(f"{source}: " + "; ".join(problems) + ". See docs/bench.md for the form of a plan.") from error
-
-
-def _problem(values: dict[str, Any], detail: dict[str, Any]) -> str:
-    """One of pydantic's errors in our words: key, got, expected, nearest name."""
-    where: list[str | int] = [part for part in detail["loc"] if part != "__root__"]
-    place = _place(values, where)
-    if detail["type"] == "extra_forbidden":
-        owner = _ENTRIES.get(str(where[0]), Plan) if len(where) > 1 else Plan
-        return f"{place}: {UnknownNameError('key', where[-1], owner.model_fields)}"
-    if detail["type"] == "missing":
-        return f"{place} is missing"
-    if detail["type"] == "value_error":
-        said = str(detail["ctx"]["error"])
-        return f"{place}: {said}" if place else said
-    expected = detail["msg"].replace("Input should be ", "")
-    if detail["type"] == "string_pattern_mismatch":
-        expected = "letters, digits and . _ + @ -, to name files by"
-    return f"{place}: got {detail.get('input')!r}, expected {expected}"
-
-
-def _place(values: dict[str, Any], where: Sequence[str | int]) -> str:
-    """Such as `methods, "noiser_k_max", limit`: an entry by its label or name rather than its number."""
-    parts: list[str] = []
-    at: Any = values
-    for part in where:
-        try:
-            at = at[part]
-        except (LookupError, TypeError):
-            at = None
-        named = isinstance(part, int) and isinstance(at, dict) and (at.get("label") or at.get("name"))
-        parts.append(repr(named) if named else str(part))
-    return ", ".join(parts)
-
-
-_ENTRIES = {"models": ModelEntry, "data": DataEntry, "methods": MethodEntry, "metrics": MetricEntry}
-
-
-def combined(limits: Iterable[int | None]) -> int | None:
-    """The lowest of several limits; None where there is none."""
-    return min((limit for limit in limits if limit is not None), default=None)
+        problems = [
+            ": ".join(filter(None, [".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")]))
+            for each in error.errors()
+        ]
+        raise PlanError(f"{source}: {'; '.join(problems)}. See docs/bench.md for the form of a plan.") from error

@@ -1,24 +1,12 @@
-"""What a plan means once every name and default is looked up, and whether a changed plan still means the same."""
+"""The meaning of a plan, with every name and default looked up, and the changes that a plan may not make."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
-from functools import cached_property
-from os import PathLike
-from pathlib import Path
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from noiser.attribution.store import to_jsonable
-from noiser.bench.plan import ATTRIBUTION, DataEntry, Entry, MethodEntry, MetricEntry, Plan, combined, read_plan
-from noiser.bench.progress import Forecast, Key, Load, attribution_tokens, metric_tokens
-from noiser.bench.records import Cost
-from noiser.bench.samples import draw
-from noiser.bench.tasks import Sampled
+from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
 from noiser.checks import check_choice, check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
@@ -28,24 +16,20 @@ from noiser.methods import METHODS, Method, describe, make_method
 from noiser.metrics import METRICS
 from noiser.metrics.metric import SETTINGS, check_read
 from noiser.metrics.top_k import check_top
-from noiser.registry import unversioned
 
-T = TypeVar("T")
-
-_CHARACTERS = 4.3
-"""Characters per token, for the forecast."""
+T = TypeVar("T", bound=Entry)
 
 
 def make(entry: MethodEntry) -> Method:
-    """The method that an entry stands for."""
+    """The method of an entry, with its hyper-parameters."""
     return in_profile(make_method(entry.name, **entry.args), entry.profile)
 
 
 def resolve(plan: Plan, source: str) -> dict[str, Any]:
-    """A plan with versioned names and every default, as JSON has it; `source` is what errors call it.
+    """A plan with versioned names and every default, as JSON; errors name `source`.
 
     Raises:
-        PlanError: an unknown name, with the nearest one, or a parameter that is refused.
+        PlanError: an unknown name, or a parameter that is refused.
     """
     return {
         "seed": plan.seed,
@@ -61,14 +45,11 @@ def _checked(source: str, kind: str, entry: T, look_up: Callable[[T], dict[str, 
     try:
         return to_jsonable(look_up(entry))
     except NoiserError as error:
-        assert isinstance(entry, Entry)
         raise PlanError(f"{source}: {kind}, {entry.label!r}: {error}") from error
 
 
 def _data(entry: DataEntry) -> dict[str, Any]:
-    if entry.name is None:
-        return {**entry.meaning, "prompts": entry.prompts}
-    return entry.meaning | {"name": DATA_SETS.get(entry.name).versioned_name}
+    return entry.meaning | ({"name": DATA_SETS.get(entry.name).versioned_name} if entry.name else {})
 
 
 def _method(entry: MethodEntry) -> dict[str, Any]:
@@ -94,123 +75,50 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     if entry.normalization is not None:
         check_choice("normalization", entry.normalization, NORMALIZATIONS)
     if metric.needs_judge and entry.judge is None:
-        raise ParameterError("it asks a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
+        raise ParameterError("The metric needs a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:
         kind_of(entry.judge)
-    return entry.meaning | {"name": registered.versioned_name} | _judge_address(entry)
-
-
-def _judge_address(entry: MetricEntry) -> dict[str, str]:
-    """Where a served judge is, if only the environment says it."""
-    if entry.judge and kind_of(entry.judge) == "openai" and "base_url" not in entry.judge_args:
-        address = urlsplit((os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1").rstrip("/"))
-        return {"judge_address": f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"}
-    return {}
-
-
-def fingerprint(resolved: Mapping[str, Any]) -> str:
-    """The sha256 of a resolved plan."""
-    return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
+    return entry.meaning | {"name": registered.versioned_name}
 
 
 def check_change(
     old: Mapping[str, Any], new: Mapping[str, Any], folder: str, used: Mapping[str, Container[str]]
 ) -> None:
-    """Whether what is stored keeps its meaning under a new plan: it may add, and use entries more or less.
+    """Refuses a plan that changes the meaning of stored rows; it may add to the stored plan, and restrict it.
 
     Args:
         old: the resolved plan that is stored.
-        new: the one that takes its place.
-        folder: what errors call the place.
-        used: labels of each kind that something is stored of; the others may change or go.
+        new: the resolved plan that takes its place.
+        folder: the benchmark's folder, for errors.
+        used: labels of each kind that have rows; other entries may change or go.
 
     Raises:
-        PlanError: it does not; names what changed, from what, to what.
+        PlanError: it changes a meaning; names what changed, from what, to what.
     """
     changes = [f"{key} was {old[key]!r} and is {new[key]!r}" for key in ("seed", "block") if old[key] != new[key]]
     for kind in ("models", "data", "methods", "metrics"):
         for label, meaning in old[kind].items():
-            if label not in used[kind]:
-                continue
             where = f"{kind}, {label!r}"
-            if label not in new[kind]:
+            if label in used[kind] and label not in new[kind]:
                 changes.append(f"{where} is no longer there")
-            else:
+            elif label in used[kind]:
                 changes += [f"{where}, {change}" for change in _differences(meaning, new[kind][label])]
     if changes:
         raise PlanError(
-            f"The plan changes what is stored in {folder}: {'; '.join(changes)}. Expected a plan that only adds to the "
-            "stored one, or uses its entries more or less. Put the old values back, give what is new a label of its "
-            "own, or start another folder. Nothing stored was changed."
+            f"The plan changes what is stored in {folder}: {'; '.join(changes)}. Put the old values back, give new "
+            "entries labels of their own, or start another folder. Nothing stored was changed."
         )
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Changes of the settings that both editions of noiser have."""
     found: list[str] = []
-    for key in [*old, *(key for key in new if key not in old)]:
-        before, after = old.get(key), new.get(key)
-        if key == "prompts":
-            after = (after or [])[: len(before or [])]  # more may follow
-        if before == after or (key == "judge_address" and str(before or after).rstrip("/") == after):
-            continue  # earlier editions did not store it, or with a slash at its end
-        if isinstance(before, dict) and isinstance(after, dict):
+    for key in [key for key in old if key in new]:
+        before, after = old[key], new[key]
+        if key == "prompts" and before:
+            after = after and after[: len(before)]  # more may follow
+        if key == "parameters":
             found += [f"{key}: {change}" for change in _differences(before, after)]
-        else:
+        elif before != after:
             found.append(f"{key} was {before!r} and is {after!r}")
     return found
-
-
-class Definition:
-    """A plan with all that it means: defaults looked up, examples drawn.
-
-    Raises:
-        PlanError: the plan cannot be read, or means nothing. NoiserError: a data set is not there.
-    """
-
-    def __init__(self, path: Path, data_dir: str | PathLike[str] | None) -> None:
-        self.plan, self.text = read_plan(path)
-        self.resolved = resolve(self.plan, str(path))
-        self.drawn: dict[str, tuple[tuple[Sampled, ...], tuple[str, ...]]] = {}
-        for entry in self.plan.data:
-            try:
-                self.drawn[entry.label] = draw(entry, self.plan.seed, data_dir)
-            except LookupError as error:
-                raise PlanError(f"{path}: data, {entry.label!r}: {error}") from error
-
-    @cached_property
-    def by_id(self) -> Mapping[str, Mapping[str, Sampled]]:
-        """The examples of each data entry by their ids."""
-        return {label: {sampled.id: sampled for sampled in examples} for label, (examples, _) in self.drawn.items()}
-
-    def upper_bounds(self) -> Counter[Key]:
-        """How many rows of each kind there can be at most."""
-        counts = Counter[Key]()
-        for model in self.plan.labels("models"):
-            for entry in self.plan.data_for(model):
-                most = combined((entry.limit, len(self.drawn[entry.label][0])))
-                for method, metric, limit in self.plan.kinds(model, entry.label):
-                    counts[Key(model, entry.label, method, metric)] = combined((most, limit)) or 0
-        return counts
-
-    def forecast(
-        self,
-        counts: Mapping[Key, int],
-        speeds: Mapping[str, float] | None = None,
-        costs: Iterable[Cost] = (),
-        workers: int = 1,
-    ) -> Forecast:
-        """What so many rows of each kind take."""
-        loads = {key: Load(count, self._tokens(key)) for key, count in counts.items()}
-        return Forecast(loads, speeds or {}, costs, workers)
-
-    def _tokens(self, key: Key) -> float:
-        targets = self.plan.entry("data", key.data).max_new_tokens
-        examples = self.drawn[key.data][0]
-        characters = sum(len(str(sampled.item.prompt)) for sampled in examples) / len(examples)
-        length = characters / _CHARACTERS + 1 + targets
-        if key.metric == ATTRIBUTION:
-            said, method = self.resolved["methods"][key.method], make(self.plan.entry("methods", key.method))
-            return attribution_tokens(method, unversioned(said["name"]), said["parameters"], length, targets)
-        metric = self.resolved["metrics"][key.metric]
-        rates = len(metric["rates"] or range(5))
-        return metric_tokens(unversioned(metric["name"]), metric["masks"], rates, length, targets)

@@ -1,52 +1,102 @@
-"""Which examples: drawn by the plan's seed, and where wanted, those that the model gets right."""
+"""The examples of a benchmark: drawn by the plan's seed and, if the plan says so, answered right by the model."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
+from typing import NamedTuple
 
-from noiser.bench.plan import DataEntry
-from noiser.bench.records import Selection, without_text
-from noiser.bench.tasks import Candidates, Sampled
-from noiser.data import load
+from noiser.bench.plan import DataEntry, Plan
+from noiser.data import DataSet, load
 from noiser.data.dataset import in_draw_order
-from noiser.errors import ParameterError, UnknownNameError
+from noiser.errors import ParameterError, PlanError, StoredFileError, UnknownNameError
 from noiser.evaluation.examples import Item
-from noiser.model import LanguageModel
-from noiser.types import Prompt
-
-EVERY_SECONDS = 2.0
-"""How often what is known of a choice is reported, to be stored."""
 
 
-def draw(
-    entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None
-) -> tuple[tuple[Sampled, ...], tuple[str, ...]]:
-    """All examples of an entry in the order of the draw, and notes on them.
+class Sampled(NamedTuple):
+    """An example of a data set; `item.index` is its position in a model's sample."""
+
+    id: str
+    category: str
+    item: Item
+
+
+class Drawn(NamedTuple):
+    """All examples of an entry by id, in the order of the draw, and the data set's notes."""
+
+    examples: Mapping[str, Sampled]
+    notes: tuple[str, ...]
+
+
+class Selection(NamedTuple):
+    """The sample of a model on a data set.
+
+    Attributes:
+        model, data: labels of the plan.
+        total: how many examples there are.
+        checked: how many of them the model was asked, in the order of the draw; None where all are taken.
+        right: how many answers were right.
+        chosen: ids, in the order of the draw.
+        failed: the error's type of examples that could not be asked, by id.
+        notes: what the data set says was removed or repaired.
+    """
+
+    model: str
+    data: str
+    total: int
+    checked: int | None
+    right: int | None
+    chosen: Sequence[str]
+    failed: Mapping[str, str]
+    notes: Sequence[str]
+
+    def lacks(self, limit: int | None) -> bool:
+        """Whether a model has to be asked further."""
+        return self.checked is not None and self.checked < self.total and (limit is None or len(self.chosen) < limit)
+
+    def extended(self, answers: Mapping[str, bool | str], limit: int | None) -> Selection:
+        """The selection after further answers, in the order of the draw: right, wrong, or an error's type."""
+        found = self
+        for example, answer in answers.items():
+            if found.lacks(limit):
+                chosen = [*found.chosen, *([example] if answer is True else [])]
+                failed = {**found.failed, **({example: answer} if isinstance(answer, str) else {})}
+                checked = (found.checked or 0) + 1
+                found = found._replace(checked=checked, right=len(chosen), chosen=chosen, failed=failed)
+        return found
+
+
+def first_selection(model: str, entry: DataEntry, drawn: Drawn) -> Selection:
+    """The first examples of the draw; none yet where only right answers count."""
+    asked = 0 if entry.only_correct else None
+    chosen = [] if entry.only_correct else [*drawn.examples][: entry.limit]
+    return Selection(model, entry.label, len(drawn.examples), asked, asked, chosen, {}, drawn.notes)
+
+
+def draw_all(plan: Plan, data_dir: str | PathLike[str] | None) -> dict[str, Drawn]:
+    """The examples of every data entry.
 
     Raises:
-        DataError: the data set's files are not there. UnknownNameError: no such category. ParameterError: no example
-            is left, or the entry needs answers that the data set does not have.
+        PlanError: no such category or example, none is left, or the data set has no answers and the entry needs them.
+        DataError: a data set's files are not there.
     """
+    try:
+        return {entry.label: draw(entry, plan.seed, data_dir) for entry in plan.data}
+    except (ParameterError, UnknownNameError) as error:
+        raise PlanError(f"data: {error}") from error
+
+
+def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> Drawn:
+    """All examples of an entry, in the order of the draw."""
     if entry.prompts is not None:
-        prompts = enumerate(entry.prompts)
-        return tuple(Sampled(f"{entry.label}-{i}", "", Item(index=i, prompt=prompt)) for i, prompt in prompts), ()
+        items = [Item(index=index, prompt=prompt) for index, prompt in enumerate(entry.prompts)]
+        return Drawn({(name := f"{entry.label}-{item.index}"): Sampled(name, "", item) for item in items}, ())
     assert entry.name is not None
     dataset = load(entry.name, data_dir)
-    for category in (*entry.category, *entry.without_category):
-        if category not in dataset.categories:
-            raise UnknownNameError(f"category of {entry.name}", category, dataset.categories)
-    ids = {example.id for example in dataset}
-    for identity in entry.without_ids:
-        if identity not in ids:
-            raise ParameterError(
-                f"data, {entry.label!r}: without_ids has {identity!r}, and {entry.name} has no such example; expected "
-                f"ids such as {min(ids)!r}."
-            )
+    _check_names(entry, dataset)
     examples = [
         example
         for example in dataset
@@ -56,26 +106,20 @@ def draw(
         and (entry.max_characters is None or len(example.prompt) <= entry.max_characters)
     ]
     if not examples:
-        raise ParameterError(
-            f"data, {entry.label!r}: no example is left; expected categories, ids and a max_characters that leave some."
-        )
-    need = [name for name, on in (("only_correct", entry.only_correct), ("explain", entry.explain == "answer")) if on]
-    if need and not all(example.target for example in examples):
-        raise ParameterError(
-            f"data, {entry.label!r}: {' and '.join(need)} need answers, and examples of {entry.name} have none; "
-            'expected explain = "continuation" without only_correct, or a data set with answers.'
-        )
+        raise ParameterError(f"{entry.label!r} has no example left; expected wider categories or max_characters.")
+    if (entry.only_correct or entry.explain == "answer") and not all(example.target for example in examples):
+        raise ParameterError(f"{entry.label!r} needs answers, and examples of {entry.name} have none.")
     ordered = in_draw_order(examples, seed)
     if entry.stratified:
         turns = defaultdict[str, Iterator[int]](itertools.count)
         turn = {example.id: next(turns[example.category]) for example in ordered}
         ordered.sort(key=lambda example: turn[example.id])
-    sampled = (
-        Sampled(
+    sampled = {
+        example.id: Sampled(
             example.id,
             example.category,
             Item(
-                index=0,  # its position is known when it is chosen
+                index=0,  # `sample` counts
                 prompt=example.prompt,
                 target=example.target if entry.explain == "answer" else None,
                 gold=example.target,
@@ -84,84 +128,31 @@ def draw(
             ),
         )
         for example in ordered
-    )
-    return tuple(sampled), dataset.notes
+    }
+    return Drawn(sampled, tuple(dataset.notes))
 
 
-def select_all(model: str, candidates: Candidates) -> Selection:
-    """The first examples of the draw, whatever the model says; no fewer than were chosen before."""
-    entry, examples, notes, earlier = candidates
-    limit = len(examples) if entry.limit is None else max(entry.limit, len(earlier.chosen) if earlier else 0)
-    return Selection(
-        model=model,
-        data=entry.label,
-        total=len(examples),
-        checked=None,
-        right=None,
-        chosen=tuple(sampled.id for sampled in examples[:limit]),
-        failed={},
-        notes=notes,
-    )
+def _check_names(entry: DataEntry, dataset: DataSet) -> None:
+    ids = {example.id for example in dataset}
+    for kind, names, there in (
+        ("category", (*entry.category, *entry.without_category), dataset.categories),
+        ("example", entry.without_ids, ids),
+    ):
+        for name in names:
+            if name not in there:
+                raise UnknownNameError(f"{kind} of {entry.name}", name, sorted(there)[:20])
 
 
-def select(model: str, lm: LanguageModel, candidates: Candidates) -> Iterator[Selection]:
-    """Asks the model in the order of the draw, until as many of its answers are right as are wanted.
+def sample(drawn: Drawn, selection: Selection, limit: int | None) -> tuple[Sampled, ...]:
+    """The chosen examples, each with its position.
 
-    Goes on where an earlier selection stopped; yields what is known so far from time to time, and at the end.
+    Raises:
+        StoredFileError: the data set lacks a chosen example.
     """
-    entry, examples = candidates.entry, candidates.examples
-    begun = candidates.selection or replace(select_all(model, candidates), chosen=())
-    chosen, failed, checked = [*begun.chosen], dict(begun.failed), begun.checked or 0
-    reported = time.monotonic()
-
-    def so_far() -> Selection:
-        return replace(
-            begun,
-            total=len(examples),
-            checked=checked,
-            right=len(chosen),
-            chosen=tuple(chosen),
-            failed=failed,
-            notes=candidates.notes,
+    chosen = selection.chosen[:limit]
+    if gone := [example for example in chosen if example not in drawn.examples]:
+        raise StoredFileError(
+            f"{selection.data!r} lacks {gone[0]!r}, which was chosen before. Use the data of that run."
         )
-
-    for sampled in examples[checked:]:
-        if entry.limit is not None and len(chosen) >= entry.limit:
-            break
-        try:
-            chosen += [sampled.id] if answers_right(lm, sampled.item) else []
-        except Exception as error:  # a prompt that cannot be asked is counted, and the others go on
-            texts = [str(sampled.item.prompt), sampled.item.gold or ""]
-            failed[sampled.id] = without_text(f"{type(error).__name__}: {error}", texts)
-        checked += 1
-        if time.monotonic() - reported >= EVERY_SECONDS:
-            yield so_far()
-            reported = time.monotonic()
-    yield so_far()
-
-
-def answers_right(lm: LanguageModel, item: Item) -> bool:
-    """Whether every token of the answer is the one that the model says, given the prompt and the tokens before it.
-
-    Where the example names the prompt without what decides the answer, the model must say something else to that one.
-    """
-    if item.gold is None:
-        raise ParameterError("The example has no answer; expected one, to be compared with what the model says.")
-    return _says(lm, item.prompt, item.gold) and (item.without is None or not _says(lm, item.without, item.gold))
-
-
-def _says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:
-    from noiser.engine import Clean, CleanStats, LocalEngine
-    from noiser.model.query import build_query
-
-    stats: CleanStats = LocalEngine(lm).ask(build_query(lm, prompt, target=answer), Clean())
-    return all(rank == 1 for rank in stats.ranks)
-
-
-def block_of(examples: Mapping[str, Sampled], chosen: Sequence[str], block: int, size: int) -> tuple[Sampled, ...]:
-    """The examples, given by id, of a block of the sample, each with its place in it."""
-    start = block * size
-    return tuple(
-        examples[identity]._replace(item=replace(examples[identity].item, index=index))
-        for index, identity in enumerate(chosen[start : start + size], start)
-    )
+    found = [drawn.examples[example] for example in chosen]
+    return tuple(each._replace(item=replace(each.item, index=index)) for index, each in enumerate(found))

@@ -1,413 +1,287 @@
-"""The folder of a benchmark: what is in it, and how it is written so that nothing is ever half there."""
+"""A benchmark's rows and texts in one SQLite file, and packs of its rows without the texts."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
-import warnings
+import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import Field
 
-from noiser.bench.plan import Plan, parse_plan
-from noiser.bench.records import Cost, Label, Row, Selection, line, parse
 from noiser.errors import RunError, StoredFileError
-from noiser.files import DRAFTS, parse_json, write_bytes
+from noiser.files import write_bytes
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
+    from noiser.bench.plan import Plan
+
+FORMAT, SCHEMA = "noiser.bench", 2
+FILE, ROWS, RUN, PLAN = "bench.sqlite", "rows.jsonl.gz", "run.json", "plan.toml"
+
+ATTRIBUTION = "attribution"
+"""The metric of rows about the attribution itself."""
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
+"""A name for an entry of a plan, without characters that a file name cannot have."""
 
 
-FORMAT = "noiser.bench"
-SCHEMA = 1
-
-ROWS, COSTS, REPLIES, ATTRIBUTIONS = "rows", "costs", "replies", "attributions"
-PLAN, RUN, SELECTIONS = "plan.toml", "run.json", "selections"
-
-Record = TypeVar("Record", Row, Cost)
-T = TypeVar("T")
-
-
-class File(NamedTuple):
-    """A file of one block.
+class Row(NamedTuple):
+    """The numbers of one metric on one example; it holds no text of a data set or a judge.
 
     Attributes:
-        kind: "rows", "costs", "replies", or "attributions".
-        labels: model, data, method and, of all but attributions, metric.
-        block: its number.
+        model, data, method, metric: labels of the plan; metric "attribution" for the attribution's own numbers.
+        example: the example's id.
+        category: its category in the data set; empty where there is none.
+        index: its position in the sample.
+        seed: of the attribution.
+        units: how many units have a column.
+        targets: how many tokens are explained.
+        probability: of the first of them.
+        values: numbers by column, None where there is none, and words of a closed set such as "correct".
+        error: the type of the error; None if there was none. `values` is empty then, and units and targets are 0 where
+            the attribution failed.
+        seconds: wall clock; examples that ran side by side get equal shares.
+        threads: CPU threads of the process.
     """
 
-    kind: str
-    labels: tuple[str, ...]
-    block: int
+    model: str
+    data: str
+    example: str
+    category: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    method: str
+    metric: str
+    seed: int
+    units: int
+    targets: int
+    probability: float | None
+    values: Mapping[str, float | str | None]
+    error: str | None
+    seconds: float | None = None
+    threads: int | None = None
 
     @property
-    def path(self) -> str:
-        """Where it is in the benchmark's folder."""
-        return "/".join((self.kind, *self.labels, f"{self.block:05}.jsonl"))
+    def key(self) -> Key:
+        """The columns that identify the row."""
+        return Key(self.model, self.data, self.method, self.metric, self.example)
 
 
-_Line = create_model("_Line", example=(str, ...), index=(int, ...))
-"""What every line of a block's file has."""
+class Key(NamedTuple):
+    """The columns that identify a row."""
 
-_Row = create_model("_Row", error=(str | None, ...), __base__=_Line)
-_LINES = {
-    ROWS: _Row,
-    ATTRIBUTIONS: create_model("_Attribution", attribution=(dict[str, Any] | None, ...), __base__=_Row),
-}
-
-
-class _Named(BaseModel):
-    name: str
-
-
-class _Judged(_Named):
-    judge: str | None
-    judge_args: dict[str, Any]
-
-
-class _Known(BaseModel):
-    identity: dict[str, str | None]
-    tokens_per_second: float = Field(gt=0, allow_inf_nan=False)
-
-
-class _Resolved(BaseModel):
-    models: dict[str, _Named] = {}
-    data: dict[str, dict[str, Any]] = {}
-    methods: dict[str, _Named] = {}
-    metrics: dict[str, _Judged] = {}
-
-
-class _Session(BaseModel):
-    command: str
-
-
-class _RunFile(BaseModel):
-    """What of run.json is used; a plan of the same fingerprint has the same `resolved`."""
-
-    resolved: _Resolved
-    models: dict[Label, _Known]
-    judges: dict[str, dict[str, str | None]] = {}
-    sessions: list[_Session] = []
-
-
-class StoredAttribution(NamedTuple):
-    """An attribution, or why there is none.
-
-    Attributes:
-        example: the example's id.
-        index: its position in the sample.
-        attribution: what the method found; None where it failed.
-        error: why; None where it did not.
-    """
-
+    model: str
+    data: str
+    method: str
+    metric: str
     example: str
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    attribution: Attribution | None
-    error: str | None
+
+
+class Text(NamedTuple):
+    """The attribution, the error message or the judge's words that belong to a row."""
+
+    key: Key
+    value: Mapping[str, Any]
+
+
+_COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
+_KEY = ", ".join(Key._fields)
+_IS_KEY = " AND ".join(f"{name} = ?" for name in Key._fields)
+_TABLES = f"""
+PRAGMA user_version = {SCHEMA};
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE rows ({_COLUMNS}, PRIMARY KEY ({_KEY})) WITHOUT ROWID;
+CREATE TABLE texts ({_KEY}, value TEXT NOT NULL, PRIMARY KEY ({_KEY}));
+"""
 
 
 class Store:
-    """A benchmark's folder, as `noiser bench run` fills it or as `noiser bench pack` wrote it.
+    """A benchmark's folder: `bench.sqlite` as `noiser bench run` fills it, or a pack, read into memory.
 
     Args:
         path: the folder.
+        create: makes a new benchmark where there is none, and one to go on with out of a pack.
 
     Raises:
-        StoredFileError: there is no benchmark in it, it is of another schema, or it is damaged.
+        StoredFileError: there is no benchmark in the folder, it has another schema, or it is damaged.
+        RunError: the file system refuses.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], *, create: bool = False) -> None:
         self.path = Path(path)
-        if not (self.path / RUN).is_file():
-            raise StoredFileError(
-                f"There is no benchmark in {self.path}: it has no {RUN}. Expected a folder that noiser bench run or "
-                "noiser bench pack wrote."
-            )
-        schema = self.run.get("schema") if self.run.get("format") == FORMAT else None
-        if schema != SCHEMA:
-            raise StoredFileError(
-                f"{self.path / RUN} has format {self.run.get('format')!r}, schema {schema!r}; this version of noiser "
-                f"reads {FORMAT!r}, schema {SCHEMA}."
-            )
-        try:
-            _RunFile.model_validate(self.run)
-        except ValidationError as error:
-            raise _damaged(self.path / RUN, error) from error
-
-    @classmethod
-    def create(cls, path: Path, run: Mapping[str, Any]) -> Store:
-        """The store of a new benchmark.
-
-        Raises:
-            RunError: it cannot be written.
-            StoredFileError: the folder holds results already.
-        """
-        if any(True for kind in (ROWS, ATTRIBUTIONS, SELECTIONS) for _ in (path / kind).rglob("*.json*")):
-            raise StoredFileError(
-                f"{path} holds results, but the {RUN} that says what they mean is missing or damaged. Put back a copy "
-                "of that file, or give another folder. Nothing was changed."
-            )
-        head = {"format": FORMAT, "schema": SCHEMA, "fingerprint": "", "models": {}, "sessions": []}
-        write_json(path, {**head, **run})
-        return cls(path)
-
-    @staticmethod
-    def is_packed(path: Path) -> bool:
-        """Whether rows are in one file, without attributions and replies."""
-        return (path / f"{ROWS}.jsonl.gz").is_file()
-
-    @property
-    def packed(self) -> bool:
-        """Whether rows are in one file, without attributions and replies."""
-        return self.is_packed(self.path)
-
-    @cached_property
-    def run(self) -> Mapping[str, Any]:
-        """The resolved plan and its fingerprint, models, machine, versions and sessions."""
-        path = self.path / RUN
-        try:
-            values = parse_json(self._text(path))
-        except ValueError as error:
-            raise _damaged(path, error) from error
-        return values if isinstance(values, dict) else {}
+        exists, packed = (self.path / FILE).is_file(), (self.path / ROWS).is_file()
+        if not (exists or packed or create):
+            raise StoredFileError(f"There is no benchmark in {self.path}; expected {FILE} or {ROWS}.")
+        with self._explained():
+            if create:
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path / FILE if exists or create else ":memory:", timeout=60)
+            if not (schema := self._select("PRAGMA user_version")[0][0]):
+                self._db.executescript(f"BEGIN;{_TABLES}COMMIT;")
+                if packed:
+                    self._read_pack()
+            elif schema != SCHEMA:
+                raise StoredFileError(f"{self.path} has schema {schema}; this version of noiser reads {SCHEMA}.")
 
     @cached_property
     def plan(self) -> Plan:
         """The plan."""
-        path = self.path / PLAN
-        return parse_plan(self._text(path), str(path))
+        from noiser.bench.plan import parse_plan
 
-    def selections(self) -> list[Selection]:
-        """Which examples were chosen for each model and data set, in the order of the plan."""
-        models, data = self.plan.labels("models"), self.plan.labels("data")
-        selections = (self.selection(model, label) for model in models for label in data)
-        return [selection for selection in selections if selection]
+        return parse_plan(self.meta["plan"], str(self.path))
 
-    def selection(self, model: str, data: str) -> Selection | None:
-        """Which examples were chosen; None where none are chosen yet."""
-        path = self._selection_path(model, data)
-        if not path.is_file():
-            return None
-        try:
-            selection = parse(Selection, self._text(path))
-            if (selection.model, selection.data) != (model, data):
-                raise ValueError(f"it is about {selection.model!r} and {selection.data!r}")
-        except ValueError as error:
-            raise _damaged(path, error) from error
-        return selection
+    @cached_property
+    def meta(self) -> Mapping[str, Any]:
+        """Facts about the run: plan, resolved plan, models, selections, sessions, versions and machine."""
+        return {name: json.loads(value) for name, value in self._select("SELECT name, value FROM meta ORDER BY name")}
 
-    def _selection_path(self, model: str, data: str) -> Path:
-        return self.path / SELECTIONS / model / f"{data}.json"
+    def set_meta(self, **values: Any) -> None:
+        """Replaces facts about the run. Raises RunError."""
+        with self._explained(), self._db:
+            self._db.executemany("REPLACE INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in values.items()])
+        for name in ("meta", "plan"):
+            self.__dict__.pop(name, None)
 
     def rows(self) -> Iterator[Row]:
-        """All rows, in the order of model, data, method, metric and block."""
-        return self._records(Row, ROWS)
+        """All rows, ordered by their labels and positions."""
+        for values in self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY model, data, method, metric, "index"'):
+            row = Row(*values)
+            yield row._replace(values=json.loads(row.values))  # pyright: ignore[reportArgumentType]
 
-    def costs(self) -> Iterator[Cost]:
-        """What every row took, in the same order; damaged files are left out, with a warning."""
-        return self._records(Cost, COSTS)
+    def add(self, rows: Iterable[Row], texts: Iterable[Text] = ()) -> None:
+        """Stores rows with their texts, all or none; they replace those of the same keys. Raises RunError."""
+        rows, marks = list(rows), ", ".join("?" * len(Row._fields))
+        with self._explained(), self._db:
+            self._db.executemany(f"DELETE FROM texts WHERE {_IS_KEY}", [row.key for row in rows])
+            records = [row._replace(values=json.dumps(row.values, allow_nan=False)) for row in rows]  # pyright: ignore
+            self._db.executemany(f"REPLACE INTO rows VALUES ({marks})", records)
+            lines = [(*text.key, json.dumps(text.value)) for text in texts]
+            self._db.executemany("REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", lines)
 
-    def attributions(self, model: str, data: str, method: str) -> Iterator[StoredAttribution]:
-        """The attributions of a method, by index; none where the benchmark is packed."""
-        for path in sorted((self.path / ATTRIBUTIONS / model / data / method).glob("*.jsonl")):
-            for values in self._lines(path):
-                yield _stored_attribution(path, values)
+    def examples(self, model: str, data: str, *, errors: bool = True) -> dict[tuple[str, str], set[str]]:
+        """The ids of examples that have a row, by method and metric; optionally without rows that are errors."""
+        found: dict[tuple[str, str], set[str]] = {}
+        where = "model = ? AND data = ?" + ("" if errors else " AND error IS NULL")
+        for *kind, example in self._select(f"SELECT method, metric, example FROM rows WHERE {where}", (model, data)):
+            found.setdefault((kind[0], kind[1]), set()).add(example)
+        return found
 
-    def used(self) -> dict[str, set[str]]:
-        """The labels of each kind that rows or attributions are stored of, and of models that were met."""
-        used = {"models": set(self.run["models"]), "data": set[str](), "methods": set[str](), "metrics": set[str]()}
-        for kind in (ATTRIBUTIONS, ROWS):
-            for path in (self.path / kind).rglob("*.jsonl"):
-                for labels, label in zip(used.values(), path.relative_to(self.path / kind).parts[:-1], strict=False):
-                    labels.add(label)
-        return used
+    def labels(self) -> dict[str, set[str]]:
+        """The labels of each kind that have rows."""
+        kinds = {"models": "model", "data": "data", "methods": "method", "metrics": "metric"}
+        return {
+            kind: {label for (label,) in self._select(f"SELECT DISTINCT {column} FROM rows")}
+            for kind, column in kinds.items()
+        }
 
-    # ---- blocks -----------------------------------------------------------------------------------------------------
+    def text(self, key: Key) -> Mapping[str, Any] | None:
+        """The text of a row; None where there is none."""
+        found = self._select(f"SELECT value FROM texts WHERE {_IS_KEY}", key)
+        return json.loads(found[0][0]) if found else None
 
-    def read(self, file: File) -> dict[str, dict[str, Any]]:
-        """The lines of a file by the id of their example; none if it is not there, or holds costs and is damaged."""
-        path = self.path / file.path
-        return {values["example"]: values for values in self._lines(path)} if path.is_file() else {}
+    def attributions(self, model: str, data: str, method: str) -> dict[str, Attribution]:
+        """A method's attributions by example; none in a pack."""
+        from noiser.attribution import Attribution
 
-    def check_attributions(self, file: File, lines: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raises StoredFileError where a line of a file of attributions holds neither an attribution nor an error."""
-        for values in lines.values():
-            _stored_attribution(self.path / file.path, values)
+        where = "model = ? AND data = ? AND method = ? AND metric = ?"
+        query = f"SELECT example, value FROM texts WHERE {where} ORDER BY rowid"
+        texts = {name: json.loads(text) for name, text in self._select(query, (model, data, method, ATTRIBUTION))}
+        return {name: Attribution.from_dict(text[ATTRIBUTION]) for name, text in texts.items() if ATTRIBUTION in text}
 
-    def add(self, file: File, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Adds lines to a file, by index; one of an example that it has replaces the old one. Raises RunError."""
-        merged = {**self.read(file), **{values["example"]: values for values in lines}}
-        ordered = sorted(merged.values(), key=lambda values: values["index"])
-        self._write(self.path / file.path, "".join(map(line, ordered)))
+    def pack(self, folder: Path) -> list[Path]:
+        """Writes all but the texts to a folder: plan, facts and rows, the same bytes each time.
 
-    def write_selection(self, selection: Selection) -> None:
-        """Writes what was chosen. Raises RunError."""
-        self._write(self._selection_path(selection.model, selection.data), selection.dumps())
+        Of absolute paths of models, judges and settings, only the last part is kept.
 
-    def drop_selections(self, data: str) -> None:
-        """Removes what was chosen of a data set, for all models. Raises RunError."""
-        for path in (self.path / SELECTIONS).glob(f"*/{data}.json"):
-            with explained(path, "remove"):
-                path.unlink()
+        Returns:
+            The files.
 
-    def write_run(self, run: Mapping[str, Any]) -> None:
-        """Replaces what is known about the run. Raises RunError."""
-        write_json(self.path, run)
-        self.__dict__["run"] = run
+        Raises:
+            RunError: a file cannot be written.
+        """
+        facts = {name: value for name, value in self.meta.items() if name != "plan"}
+        head = {"format": FORMAT, "schema": SCHEMA, **facts}
+        rows = "".join(json.dumps(row._asdict(), separators=(",", ":")) + "\n" for row in self.rows())
+        files = {
+            PLAN: self._without_paths(self.meta["plan"]).encode(),
+            ROWS: gzip.compress(rows.encode(), mtime=0),
+            RUN: self._without_paths(json.dumps(head, indent=1, ensure_ascii=False) + "\n").encode(),
+        }
+        with self._explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                write_bytes(folder / name, content)
+        return [folder / name for name in files]
 
-    def write_plan(self, text: str) -> None:
-        """Replaces the plan. Raises RunError."""
-        self._write(self.path / PLAN, text)
-        self.__dict__.pop("plan", None)
+    def _without_paths(self, text: str) -> str:
+        plan = self.plan
+        names = [entry.name for entry in plan.models] + [(each.judge or "").partition(":")[2] for each in plan.metrics]
+        for settings in (*(model.engine_args for model in plan.models), *(each.judge_args for each in plan.metrics)):
+            names += [value for value in settings.values() if isinstance(value, str)]
+        for name in sorted({name for name in names if Path(name).is_absolute()}, key=len, reverse=True):
+            text = text.replace(name, Path(name).name)
+        return text
 
-    def _write(self, path: Path, text: str) -> None:
-        if not path.resolve().is_relative_to(self.path.resolve()):
-            raise StoredFileError(f"{path} is a link that leads out of the folder; expected a file. Remove the link.")
-        write_file(path, text.encode())
-
-    def sweep(self) -> None:
-        """Removes drafts that another run left; only for who holds the lock."""
-        with explained(self.path, "tidy up"):
-            for draft in self.path.rglob(DRAFTS):
-                draft.unlink()
-
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
-    def _records(self, kind: type[Record], folder: str) -> Iterator[Record]:
-        whole = self.path / f"{folder}.jsonl.gz"
-        for path in [whole] if whole.is_file() else self.files(folder):
-            yield from self._parsed(path, lambda text: parse(kind, text))
-
-    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
-        shape = _LINES.get(path.relative_to(self.path).parts[0], _Line)
-
-        def read(text: str) -> dict[str, Any]:
-            values = parse_json(text)
-            shape.model_validate(values)
-            return values
-
-        return self._parsed(path, read)
-
-    def _parsed(self, path: Path, read: Callable[[str], T]) -> Iterator[T]:
-        """What a file has on its lines. Damaged costs, which no row depends on, are left out, with a warning."""
-        with explained(path, "read"):
-            content = path.read_bytes()
+    def _read_pack(self) -> None:
         try:
-            text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-            yield from map(read, text.splitlines())
-        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            if path.relative_to(self.path).parts[0] not in (COSTS, f"{COSTS}.jsonl.gz"):
-                raise _damaged(path, error) from error
-            warnings.warn(
-                f"{path} is damaged: {_reason(error)}. What cannot be read of it is left out; only forecasts and "
-                "tables of seconds are made of costs.",
-                stacklevel=2,
-            )
+            facts = json.loads((self.path / RUN).read_text(encoding="utf-8"))
+            if (facts.pop("format", None), schema := facts.pop("schema", None)) != (FORMAT, SCHEMA):
+                raise StoredFileError(f"{self.path / RUN} has schema {schema}; this version of noiser reads {SCHEMA}.")
+            self.set_meta(plan=(self.path / PLAN).read_text(encoding="utf-8"), **facts)
+            with gzip.open(self.path / ROWS, "rt", encoding="utf-8") as file:
+                self.add(Row(**json.loads(line)) for line in file)
+        except StoredFileError:
+            raise
+        except (AttributeError, ValueError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise StoredFileError(f"The pack in {self.path} is damaged: {error}. Use another copy.") from error
 
-    def files(self, kind: str) -> list[Path]:
-        """The files of a kind, in the order of the plan's labels, then of blocks."""
-        order = [self.plan.labels(name) for name in ("models", "data", "methods", "metrics")]
-        paths = list((self.path / kind).rglob("*.jsonl"))
-        return sorted(paths, key=lambda path: _rank(path.relative_to(self.path / kind).parts, order))
+    def _select(self, query: str, values: Iterable[str] = ()) -> list[tuple[Any, ...]]:
+        """All lines at once: an open query would keep the file locked."""
+        with self._explained():
+            return self._db.execute(query, tuple(values)).fetchall()
 
-    def _text(self, path: Path) -> str:
-        with explained(path, "read"):
-            return path.read_text(encoding="utf-8")
-
-
-def _stored_attribution(path: Path, values: Mapping[str, Any]) -> StoredAttribution:
-    from noiser.attribution import Attribution
-
-    example, attribution, error = values["example"], values["attribution"], values["error"]
-    try:
-        if (attribution is None) == (error is None):
-            raise ValueError(f"example {example!r} has neither or both of an attribution and an error")
-        found = None if attribution is None else Attribution.from_dict(attribution)
-        if found is not None and not found.targets:
-            raise ValueError(f"the attribution of {example!r} has no target")
-    except (StoredFileError, ValueError) as damage:
-        raise _damaged(path, damage) from damage
-    return StoredAttribution(example, values["index"], found, error)
-
-
-def _rank(parts: Sequence[str], order: Sequence[Sequence[str]]) -> tuple[Any, ...]:
-    """The position of each label in the plan; after those the ones that it does not have, by name."""
-    ranks = (
-        (labels.index(part), "") if part in labels else (len(labels), part)
-        for part, labels in zip(parts[:-1], order, strict=False)
-    )
-    return (*ranks, parts[-1])
-
-
-def write_json(folder: Path, run: Mapping[str, Any]) -> None:
-    """Writes what is known about a run, which makes a folder a benchmark's. Raises RunError."""
-    write_file(folder / RUN, run_bytes(run))
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a whole file or nothing, in a new folder if need be. Raises RunError."""
-    with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content)
-
-
-def run_bytes(run: Mapping[str, Any]) -> bytes:
-    """What is known about a run, as its file holds it."""
-    return (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    @contextlib.contextmanager
+    def _explained(self, path: Path | None = None) -> Generator[None]:
+        place = path or self.path / FILE
+        try:
+            yield
+        except (sqlite3.OperationalError, OSError) as error:
+            if isinstance(error, RunError):
+                raise
+            raise RunError(
+                f"Cannot use {place}: {error}. What is stored is whole; when the reason is gone, the same command goes "
+                "on where this one stopped."
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise StoredFileError(f"{place} is damaged: {error}. Use another copy, or another folder.") from error
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Keeps other runs out of a folder. The lock is the operating system's: it ends with the process."""
+    """Keeps other runs out of a folder. The lock is the operating system's: it ends with the process.
+
+    Raises:
+        RunError: another run is at work in the folder, or the folder cannot be written.
+    """
     from filelock import FileLock, Timeout
 
-    with explained(folder / RUN):
+    lock = FileLock(folder / ".lock")
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise RunError(
-                f"Another run is at work in {folder}; expected one at a time. Wait for it, or stop it first."
-            ) from error
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RunError(f"Another run is at work in {folder}. Wait for it, or stop it first.") from error
+    except OSError as error:
+        raise RunError(
+            f"Cannot write {folder}: {error.strerror or error}. Expected a folder that is writable."
+        ) from error
     try:
         yield
     finally:
         lock.release()
-
-
-def _damaged(path: Path, error: Exception) -> StoredFileError:
-    """The error for a file that cannot be what was written."""
-    advice = "Delete that file and run the plan again: it makes missing rows and attributions"
-    if path.name == RUN:
-        advice = "Put back a copy of that file, or give another folder: nothing else says what the rows mean"
-    return StoredFileError(f"{path} is damaged: {_reason(error)}. {advice}.")
-
-
-def _reason(error: Exception) -> str:
-    """An error on one line; of pydantic's, the first."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    detail = error.errors()[0]
-    return ": ".join([*map(str, detail["loc"]), detail["msg"]])
-
-
-@contextlib.contextmanager
-def explained(path: Path, doing: str = "write") -> Generator[None]:
-    """Says of an error of the file system what it means for a benchmark."""
-    try:
-        yield
-    except RunError:
-        raise
-    except OSError as error:
-        raise RunError(
-            f"Cannot {doing} {path}: {error.strerror or error}. What is stored is whole; when the reason is gone, the "
-            "same command goes on where this one stopped."
-        ) from error

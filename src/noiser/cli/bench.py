@@ -1,25 +1,17 @@
-"""`noiser bench`: run a plan, see how far it is, pack its rows and unpack them; and `noiser report`, their tables."""
+"""`noiser bench`: run a plan, show how far it is, pack its rows; and `noiser report`, tables of the rows."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import ProgressBar, printable, progress_bar, say, write
 from noiser.errors import ParameterError, RunError
-from noiser.numbers import duration
-
-if TYPE_CHECKING:
-    from noiser.bench.progress import Forecast
-    from noiser.bench.records import Selection
-    from noiser.bench.tasks import Finished
-
 
 bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics.")
 
@@ -44,37 +36,38 @@ def run(
     data_dir: o.DataFolder = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the whole plan would take; loads no model.")
+        bool, typer.Option("--dry-run", help="Check the plan and count its rows; loads no model.")
     ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with models, where the plan says so.")
     ] = False,
 ) -> None:
-    """Runs the part of a plan that is not stored yet.
+    """Makes the rows of a plan that are not stored yet.
 
-    Everything that is finished is stored at once: stopped in whatever way and started again, nothing is done twice.
+    Every job is stored as soon as it is finished: stopped in whatever way and started again, no job is done twice.
     """
-    from noiser.bench.run import run_bench
+    from noiser.bench.run import keys_sent, most_rows, run_bench
 
     _check_folder(output)
-    listener = _Listener()
+    if dry_run:
+        say(f"At most {most_rows(plan, data_dir):,} rows.")
+        return
+    for line in keys_sent(plan):
+        say(line, err=True)
+    progress = _Progress()
     try:
         outcome = run_bench(
             plan,
             output,
-            listener,
             executor=executor,
             workers=workers,
             data_dir=data_dir,
             retry_errors=retry_errors,
-            dry_run=dry_run,
             trust_remote_code=trust_remote_code,
-            command=shlex.join(["noiser", *sys.argv[1:]]),
+            progress=progress,
         )
     finally:
-        listener.bar.close()
-    if dry_run:
-        return
+        progress.bar.close()
     say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
     if outcome.lost:
         raise RunError(
@@ -85,7 +78,7 @@ def run(
 
 def status(folder: Folder) -> None:
     """Shows how far a benchmark is."""
-    from noiser.bench.progress import status as status_of
+    from noiser.bench.status import status as status_of
 
     say(status_of(folder))
 
@@ -94,24 +87,12 @@ def pack(
     folder: Folder,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for the pack.")],
 ) -> None:
-    """Copies a benchmark without its texts: plan, selections, rows and costs, for reports elsewhere."""
-    from noiser.bench.pack import pack as write_pack
+    """Copies a benchmark's plan and rows without its texts, small enough for git; reports are made of it as well."""
+    from noiser.bench import Store
 
     _check_folder(output)
-    for path in write_pack(folder, output):
+    for path in Store(folder).pack(output):
         say(path)
-
-
-def unpack(
-    folder: Annotated[Path, typer.Argument(metavar="PACK", help="What noiser bench pack wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder for the benchmark.")],
-) -> None:
-    """Unpacks a pack into a folder in which `noiser bench run` can continue."""
-    from noiser.bench.pack import unpack as unpack_to
-
-    _check_folder(output)
-    unpack_to(folder, output)
-    say(f"noiser bench run {output / 'plan.toml'} -o {output}")
 
 
 def _check_folder(output: Path) -> None:
@@ -120,35 +101,18 @@ def _check_folder(output: Path) -> None:
         raise ParameterError(f"-o {output} is a file; expected a folder, in which files are written.")
 
 
-class _Listener:
-    """Shows how a run goes: a bar on a terminal, a line from time to time elsewhere."""
+class _Progress:
+    """A bar on a terminal, a line from time to time elsewhere."""
 
     def __init__(self) -> None:
         self.bar = ProgressBar("rows")
         self._last_line = 0.0
 
-    def say(self, text: str) -> None:
-        say(text, err=True)
-
-    def selecting(self, selection: Selection) -> None:
-        self._sometimes(
-            f"{selection.model}, {selection.data}: {selection.right} right of {selection.checked} checked, "
-            f"of {selection.total}"
-        )
-
-    def progress(self, forecast: Forecast, last: Finished | None) -> None:
-        done, total = forecast.rows
-        seconds = forecast.seconds_left()
-        left = "" if seconds is None else f"{duration(seconds)} left"
-        doing = f"{last.task.model}, {last.task.data}, {last.method}, {last.metric}" if last else ""
-        text = f"{done:,} of {total:,} rows, {left}: {doing}"
+    def __call__(self, done: int, total: int, job: str) -> None:
+        text = f"{done:,} of {total:,} rows: {job}" if total else job
         if sys.stderr.isatty():
-            self.bar.update(done, total, description=printable(text))
-        else:
-            self._sometimes(text)
-
-    def _sometimes(self, text: str) -> None:
-        if time.monotonic() - self._last_line > QUIET_SECONDS or not self._last_line:
+            self.bar.update(done, total or 1, description=printable(text))
+        elif time.monotonic() - self._last_line > QUIET_SECONDS or not self._last_line:
             self._last_line = time.monotonic()
             say(text, err=True)
 
@@ -189,5 +153,5 @@ def report(
         say(path)
 
 
-for name, function in (("run", run), ("status", status), ("pack", pack), ("unpack", unpack)):
+for name, function in (("run", run), ("status", status), ("pack", pack)):
     bench.command(name)(o.command(function))

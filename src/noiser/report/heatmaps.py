@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -11,7 +10,6 @@ from typing import NamedTuple
 from noiser.attribution import Attribution
 from noiser.attribution.display import headings, label
 from noiser.attribution.figure import figure
-from noiser.errors import StoredFileError
 from noiser.report.figures import Picture
 from noiser.report.grid import method_title
 from noiser.report.rows import Results
@@ -35,28 +33,15 @@ class PromptAttributions(NamedTuple):
 
 
 def own_attributions(results: Results) -> list[PromptAttributions]:
-    """The attributions of the first of the plan's own prompts, by method; none where the folder is packed.
-
-    Raises:
-        StoredFileError: an attribution's `example`, which names a file of the report, is not like a label of a plan.
-    """
+    """The attributions of the first of the plan's own prompts, by method; none where the folder is packed."""
     by_prompt: dict[tuple[str, str, str], list[Attribution]] = {}
     for model, data in product(results.models, results.data):
         for method in results.plan.methods_for(model.label, data.label) if data.prompts is not None else ():
-            for stored in results.attributions(model.label, data.label, method.label):
-                _check_name(stored.example, (model.label, data.label, method.label))
-                if stored.attribution is not None and stored.index < _MOST:
-                    key = (model.label, data.label, stored.example)
-                    by_prompt.setdefault(key, []).append(replace(stored.attribution, method=method_title(method.label)))
+            found = results.attributions(model.label, data.label, method.label)
+            for example, attribution in list(found.items())[:_MOST]:
+                key = (model.label, data.label, example)
+                by_prompt.setdefault(key, []).append(replace(attribution, method=method_title(method.label)))
     return [PromptAttributions(*key, tuple(attributions)) for key, attributions in by_prompt.items()]
-
-
-def _check_name(example: str, labels: tuple[str, ...]) -> None:
-    if not re.fullmatch(_NAME, example):
-        raise StoredFileError(
-            f"An attribution of {', '.join(labels)} is damaged: its example is {example!r}; expected letters, digits "
-            "and . _ + @ -, to name files by. Delete its file and run the plan again: it makes what is missing."
-        )
 
 
 def heatmaps(prompts: Sequence[PromptAttributions]) -> Iterator[Picture]:

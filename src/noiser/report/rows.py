@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from noiser.bench.plan import ATTRIBUTION, DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
-from noiser.bench.records import Cost, Row, Selection
-from noiser.bench.store import Store, StoredAttribution
+from noiser.attribution import Attribution
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, ModelEntry, Plan
+from noiser.bench.samples import Selection
+from noiser.bench.store import ATTRIBUTION, Row, Store
 from noiser.metrics.bootstrap import FEWEST, Estimate, difference, estimate, mean, without_influential
 from noiser.metrics.metric import Summary
 
@@ -45,8 +46,21 @@ class Cell(NamedTuple):
     beside: tuple[str, ...] = ()
 
 
-def _none(model: str, data: str, method: str) -> Iterable[StoredAttribution]:  # noqa: ARG001
-    return ()
+class Cost(NamedTuple):
+    """The seconds of a row, and the CPU threads that it had."""
+
+    model: str
+    data: str
+    method: str
+    metric: str
+    example: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    seconds: float
+    threads: int
+
+
+def _none(model: str, data: str, method: str) -> Mapping[str, Attribution]:  # noqa: ARG001
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,20 +82,20 @@ class Results:
     stored: Iterable[Row] = field(default=(), repr=False)
     costs: Iterable[Cost] = field(default=(), repr=False)
     selections: Sequence[Selection] = field(default=(), repr=False)
-    attributions: Callable[[str, str, str], Iterable[StoredAttribution]] = field(default=_none, repr=False)
+    attributions: Callable[[str, str, str], Mapping[str, Attribution]] = field(default=_none, repr=False)
     confidence: float = 0.95
     _cache: dict[Any, Any] = field(default_factory=dict[Any, Any], init=False, repr=False)
 
     @classmethod
     def of(cls, store: Store, confidence: float = 0.95) -> Results:
         """The results in a run folder, or a packed one; rows that its plan does not ask for are left out."""
-        wanted = store.plan.wanted()
+        rows = list(filter(store.plan.wanted(), store.rows()))
         return cls(
             plan=store.plan,
-            run=store.run,
-            stored=filter(wanted, store.rows()),
-            costs=filter(wanted, store.costs()),
-            selections=tuple(store.selections()),
+            run=store.meta,
+            stored=rows,
+            costs=[Cost(*row.key, row.index, row.seconds, row.threads or 1) for row in rows if row.seconds is not None],
+            selections=tuple(Selection(**each) for each in store.meta["selections"]),
             attributions=store.attributions,
             confidence=confidence,
         )
@@ -142,7 +156,7 @@ class Results:
         return planned
 
     @cached_property
-    def _wanted(self) -> Callable[[Row | Cost], bool]:
+    def _wanted(self) -> Callable[[Row], bool]:
         return self.plan.wanted()
 
     def planned(self, method: str, metric: str, data: str) -> Sequence[ModelEntry]:

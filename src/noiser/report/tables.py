@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, combined
-from noiser.bench.records import Selection
+from noiser.bench.samples import Selection
 from noiser.metrics.bootstrap import FEWEST, INFLUENTIAL, mean, mean_gap
 from noiser.metrics.metric import Scale, Summary
 from noiser.registry import unversioned

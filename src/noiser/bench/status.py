@@ -1,0 +1,44 @@
+"""How far a benchmark is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from noiser.bench.samples import Selection
+from noiser.bench.store import Store
+
+Pair = tuple[str, str]
+
+
+def status(folder: Path) -> str:
+    """A table of rows stored and wanted per model and data set, and the errors by type.
+
+    Raises:
+        StoredFileError: there is no benchmark in the folder.
+    """
+    store = Store(folder)
+    rows, errors, seconds, types = Counter[Pair](), Counter[Pair](), Counter[Pair](), Counter[str]()
+    for row in filter(store.plan.wanted(), store.rows()):
+        pair = row.model, row.data
+        rows[pair] += 1
+        seconds[pair] += row.seconds or 0  # pyright: ignore[reportArgumentType]
+        errors[pair] += row.error is not None
+        types.update([row.error] if row.error else [])
+    selections = {(each["model"], each["data"]): Selection(**each) for each in store.meta["selections"]}
+    lines, complete = [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")], True
+    for pair, limit in store.plan.pairs():
+        selection = selections.get(pair)
+        chosen = len(selection.chosen[:limit]) if selection else 0
+        wanted = store.plan.row_count(*pair, chosen)
+        complete &= selection is not None and not selection.lacks(limit) and rows[pair] >= wanted
+        asked = f"{selection.right} of {selection.checked}" if selection and selection.checked is not None else ""
+        total = f"{chosen} of {selection.total}" if selection else "not yet"
+        counts = (f"{rows[pair]} of {wanted}", str(errors[pair]), f"{seconds[pair]:.0f}")
+        lines.append((*pair, asked, total, *counts))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    state = "complete" if complete else "not complete"
+    head = f"{store.plan.name}: {state}, {rows.total():,} rows, {seconds.total():,.0f} seconds of work"
+    kinds = [f"  {count} × {name}" for name, count in types.most_common()]
+    return "\n".join([head, "", *table, *(["", "Errors:", *kinds] if kinds else [])])

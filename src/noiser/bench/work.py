@@ -1,0 +1,257 @@
+"""The work of a benchmark: jobs in, rows out. A worker holds the models; it writes nothing and knows no folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from noiser.attribution import Attribution
+from noiser.attribution.store import to_jsonable
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, Plan
+from noiser.bench.resolve import make
+from noiser.bench.samples import Sampled
+from noiser.bench.store import ATTRIBUTION, Key, Row, Text
+from noiser.errors import NoiserError, RunError, StoredFileError
+from noiser.evaluation.measuring import Attributor, Measurement, MetricRun, measure_block, says
+from noiser.judges import Judge, kind_of, make_judge
+from noiser.metrics import METRICS
+from noiser.metrics.metric import SETTINGS
+from noiser.model import LanguageModel, load_model
+from noiser.model.memory import free_memory
+
+_WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
+"""Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
+
+
+class Questions(NamedTuple):
+    """A job: which examples does the model answer right?"""
+
+    model: str
+    data: str
+    examples: tuple[Sampled, ...]
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.data}, right answers"
+
+
+class Job(NamedTuple):
+    """A job: one method on a block of examples, and the metrics that lack rows.
+
+    Attributes:
+        model, data, method: labels of the plan.
+        examples: the block's.
+        missing: ids of examples without a row, by metric, "attribution" among them.
+        attributions: stored attributions by example, as JSON.
+    """
+
+    model: str
+    data: str
+    method: str
+    examples: tuple[Sampled, ...]
+    missing: Mapping[str, frozenset[str]]
+    attributions: Mapping[str, Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.data}, {self.method}"
+
+    @property
+    def size(self) -> int:
+        """The number of missing rows."""
+        return sum(map(len, self.missing.values()))
+
+    @property
+    def wanted(self) -> list[Sampled]:
+        """The examples that lack a row."""
+        lacking = frozenset[str]().union(*self.missing.values())
+        return [sampled for sampled in self.examples if sampled.id in lacking]
+
+
+class Done(NamedTuple):
+    """The result of a job.
+
+    Attributes:
+        identity: of the model.
+        rows, texts: of a `Job`, to be stored together.
+        answers: of `Questions`, by example: right, wrong, or the error's type.
+    """
+
+    identity: Mapping[str, Any]
+    rows: Sequence[Row] = ()
+    texts: Sequence[Text] = ()
+    answers: Mapping[str, bool | str] = {}
+
+
+class Worker:
+    """Does one job after another, and keeps the models between them.
+
+    Args:
+        plan: of the benchmark.
+        threads: CPU threads; None leaves them unchanged.
+    """
+
+    def __init__(self, plan: Plan, threads: int | None = None) -> None:
+        self.plan = plan
+        self._models: dict[str, LanguageModel] = {}
+        self._identity: Mapping[str, Any] = {}
+        self._judges: dict[str, Judge] = {}
+        self._block: tuple[Any, ...] = ()
+        self._caches: dict[int, dict[Hashable, Any]] = {}
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def work(self, job: Job | Questions) -> Done:
+        """The rows that the job lacks, or the answers that it asks for.
+
+        Raises:
+            RunError: a model or a judge cannot work at all.
+        """
+        try:
+            lm = self._model(job.model)
+            if isinstance(job, Questions):
+                return Done(self._identity, answers={each.id: _is_right(lm, each) for each in job.examples})
+            return Done(self._identity, *_rows(self.plan, job, self._measured(job, lm)))
+        except NoiserError as error:  # not every error of ours can be sent to another process
+            raise RunError(str(error)) from error
+
+    def _measured(self, job: Job, lm: LanguageModel) -> list[Measurement]:
+        index_of = {sampled.id: sampled.item.index for sampled in job.examples}
+        if self._block != (block := (job.model, job.data, *index_of)):  # all methods share what a prompt has once
+            self._block, self._caches = block, {index: {} for index in index_of.values()}
+        return measure_block(
+            _attributor(lm, self.plan.entry("methods", job.method), self.plan.entry("data", job.data)),
+            [sampled.item for sampled in job.wanted],
+            {
+                metric: self._metric(
+                    self.plan.entry("metrics", metric), lm, {index_of[example] for example in examples}
+                )
+                for metric, examples in job.missing.items()
+                if metric != ATTRIBUTION
+            },
+            seed=self.plan.seed,
+            attributions={index_of[key]: Attribution.from_dict(att) for key, att in job.attributions.items()},
+            caches=self._caches,
+        )
+
+    def _metric(self, entry: MetricEntry, lm: LanguageModel, items: set[int]) -> MetricRun:
+        chosen = {name: value for name in SETTINGS if (value := getattr(entry, name)) is not None}
+        settings = {**SETTINGS, **chosen, "seed": self.plan.seed, "judge": self._judge(entry, lm)}
+        return MetricRun(METRICS.get(entry.name).factory(), settings, items)
+
+    def _model(self, label: str) -> LanguageModel:
+        """The model of a label; the last one makes room for it."""
+        if label not in self._models:
+            self._models.clear()
+            self._caches.clear()
+            free_memory()
+            lm = self._load(label)
+            self._models[label], self._identity = lm, lm.identity._asdict()
+        return self._models[label]
+
+    def _load(self, name: str) -> LanguageModel:
+        """A model of the plan by its label, or another one by its name."""
+        if name not in self.plan.labels("models"):
+            return load_model(name)
+        entry = self.plan.entry("models", name)
+        return load_model(entry.name, **entry.load_options)
+
+    def _judge(self, entry: MetricEntry, lm: LanguageModel) -> Judge | None:
+        if entry.judge is None:
+            return None
+        kind, name = kind_of(entry.judge), entry.judge.partition(":")[2]
+        if kind == "local" and not name:
+            return make_judge("local", lm=lm, **entry.judge_args)
+        if entry.label not in self._judges:
+            job = {"job": f"{self.plan.name}/{entry.label}"} if kind == "openai" else {}  # whose budget is one
+            judge, model = ("local", self._load(name)) if kind == "local" else (entry.judge, None)
+            self._judges[entry.label] = make_judge(judge, lm=model, **job | entry.judge_args)
+        return self._judges[entry.label]
+
+
+def _attributor(lm: LanguageModel, method: MethodEntry, data: DataEntry) -> Attributor:
+    return Attributor(
+        lm=lm,
+        method=make(method),
+        unit=method.unit,
+        max_new_tokens=data.max_new_tokens,
+        target_unit=data.target_unit,
+        profile=method.profile,
+    )
+
+
+def _is_right(lm: LanguageModel, sampled: Sampled) -> bool | str:
+    """Whether the model gives the answer, and not without what decides it; or the error's type."""
+    item = sampled.item
+    try:
+        assert item.gold is not None, "`draw` has checked it"
+        return says(lm, item.prompt, item.gold) and (item.without is None or not says(lm, item.without, item.gold))
+    except Exception as error:  # a prompt that cannot be asked is counted, and the others go on
+        return type(error).__name__
+
+
+def _rows(plan: Plan, job: Job, measured: Iterable[Measurement]) -> tuple[list[Row], list[Text]]:
+    """The rows that a job lacks, and the texts that belong to them."""
+    rows, texts = list[Row](), list[Text]()
+    for sampled, found in zip(job.wanted, measured, strict=True):
+        att = found.attribution if isinstance(found.attribution, Attribution) else None
+        place = Key(job.model, job.data, job.method, ATTRIBUTION, sampled.id)
+        if att and found.attribution_seconds is not None:
+            texts.append(Text(place, {ATTRIBUTION: att.to_dict()}))
+        for metric in [metric for metric, examples in job.missing.items() if sampled.id in examples]:
+            columns, seconds = found.attribution, found.attribution_seconds
+            if metric != ATTRIBUTION:
+                seconds = found.seconds.get(metric)
+                columns = found.numbers.get(metric, found.attribution)  # where there is none, its error
+            key = place._replace(metric=metric)
+            numbers = _facts(columns) if isinstance(columns, Attribution) else columns
+            failed = isinstance(numbers, Exception)
+            rows.append(
+                Row(
+                    **key._asdict(),
+                    category=sampled.category,
+                    index=sampled.item.index,
+                    seed=plan.seed + sampled.item.index,
+                    units=len(att.units) if att else 0,
+                    targets=len(att.targets) if att else 0,
+                    probability=att.targets[0].probability if att else None,
+                    values={} if failed else {k: v for k, v in to_jsonable(numbers).items() if _is_free_of_text(v)},
+                    error=type(numbers).__name__ if failed else None,
+                    seconds=None if seconds is None else round(seconds, 6),
+                    threads=torch.get_num_threads(),
+                )
+            )
+            words = {"error": str(numbers)} if failed else _words(numbers)
+            texts += [Text(key, words)] if words else []
+    return rows, texts
+
+
+def _facts(att: Attribution) -> dict[str, Any]:
+    """An attribution's own numbers."""
+    k_min = [] if att.k_min is None else [k for k in att.k_min.tolist() if math.isfinite(k)]
+    facts = {name: att.info.get(name) for name in ("token_forwards", "passes")}
+    facts |= {"k_min": sum(k_min) / len(k_min) if k_min else None, "rank": att.targets[0].rank}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _is_free_of_text(value: object) -> bool:
+    return value in _WORDS if isinstance(value, str) else value is None or isinstance(value, int | float)
+
+
+def _words(numbers: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in numbers.items() if isinstance(value, str) and value not in _WORDS}
+
+
+def check_identity(label: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Raises StoredFileError where a model of the plan is not the one that rows are stored of."""
+    changes = [
+        f"{key} was {stored.get(key)!r} and is {identity[key]!r}"
+        for key in identity
+        if key != "name" and identity[key] != stored.get(key)
+    ]
+    if changes:
+        raise StoredFileError(
+            f"The model {label!r} is not the one that the stored rows are about: {'; '.join(changes)}. Load the same "
+            "weights, or start another folder. Nothing stored was changed."
+        )

@@ -1,0 +1,271 @@
+"""Plans of benchmarks: what is refused, what they mean, and which examples they draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import noiser
+from bench_for_tests import PROMPTS, plan_text, save_models
+from noiser.bench import Store, read_plan, run_bench, samples, work
+from noiser.bench.plan import DataEntry, ModelEntry, parse_plan
+from noiser.bench.resolve import check_change, resolve
+from noiser.bench.run import most_rows
+from noiser.bench.status import status
+from noiser.errors import PlanError, StoredFileError
+from noiser.evaluation.examples import Item
+from tiny import tiny
+
+ROOT = Path(__file__).parents[1]
+KINDS = ("models", "data", "methods", "metrics")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "occlusion"', 'name = "oclusion"', "methods, 'oclusion': Unknown method 'oclusion'. Did you mean"),
+        ('name = "soft_scores"', 'name = "soft_score"', "Unknown metric 'soft_score'. Did you mean 'soft_scores"),
+        ('label = "own"\nprompts', 'name = "knwon"\nprompts', "expected either name, of a data set, or prompts"),
+        ("samples = 2", "sampels = 2", "methods, 'noiser': Method 'noiser' does not accept"),
+        ("samples = 2", "samples = 0", "methods, 'noiser': samples is 0"),
+        ("masks = 2", 'masks = "x"', "metrics.0.masks: Input should be a valid integer"),
+        ("masks = 2", "mask = 2", "metrics.0.mask: Extra inputs are not permitted"),
+        ("block = 2", "block = 0", "block: Input should be greater than or equal to 1"),
+        ('data = "long"', 'data = "longs"', "'localisation': Unknown label in data 'longs'. Did you mean 'long'?"),
+        ("own = 3", "owns = 3", "'random': Unknown label in data 'owns'. Did you mean 'own'?"),
+        ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': The metric needs a judge"),
+        ('name = "localisation"', 'name = "erasure"\nmasks = 3', "'erasure': masks would change nothing"),
+        ('name = "localisation"', 'name = "top_k"\nk = [1, 1]', "k is (1, 1); expected at least one number of units"),
+        ("masks = 2", 'removal = "gone"', "metrics.0.removal: Input should be 'zero'"),
+        ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
+        ('name = "localisation"', 'name = "answerability"\njudge = "locl"', "Unknown judge 'locl'. Did you mean"),
+        ("max_new_tokens = 3", 'without_category = "a"', "without_category: only for data sets"),
+        ('label = "long"', 'label = "own"', "two data have the label 'own'"),
+        ('name = "localisation"', 'name = "lds"\nlabel = "attribution"', "two metrics have the label 'attribution'"),
+        ('label = "long"', 'label = "../long"', "data.1.label: String should match pattern"),
+        ("seed = 3", "seed = ", "is not valid TOML"),
+        ("seed = 3", f"seed = {10**30}", "seed: Input should be less than"),
+        ('name = "tiny"', "", "name: Field required"),
+    ],
+)
+def test_a_plan_that_means_nothing_is_refused(tmp_path, old, new, said):
+    path, text = tmp_path / "plan.toml", plan_text(tmp_path)
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(PlanError) as refused:
+        most_rows(path)
+    assert said in str(refused.value)
+
+
+def test_unknown_data_set_and_missing_plan(tmp_path):
+    with pytest.raises(PlanError, match=r"Unknown data set 'knwon'. Did you mean 'known'"):
+        resolve(parse_plan(plan_text(tmp_path) + '[[data]]\nname = "knwon"\n', "p"), "p")
+    with pytest.raises(PlanError, match=r"Cannot read the plan .*No such file"):
+        read_plan(tmp_path / "none.toml")
+
+
+def test_our_own_plans():
+    paths = [*ROOT.glob("benchmarks/plans/*.toml"), *ROOT.glob("docs/**/rows/plan.toml")]
+    assert len(paths) >= 13
+    for path in paths:
+        methods = resolve(read_plan(path)[0], str(path))["methods"]
+        assert len({str(sorted(method.items())) for method in methods.values()}) == len(methods), path  # no row twice
+
+
+@pytest.mark.parametrize("folder", ["evidence", "evidence/fair", "evidence/frontier", "reproduction/three_models"])
+def test_our_packs_open_and_are_complete(folder):
+    place = ROOT / "docs" / folder / "rows"
+    store = Store(place)
+    assert store.meta["resolved"]["seed"] == store.plan.seed
+    assert not any(row.error for row in store.rows())
+    assert f"{store.plan.name}: " in status(place)
+
+
+def test_the_plan_in_the_manual():
+    page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    plan = parse_plan(page.split("```toml\n")[1].split("```")[0], "docs/bench.md")
+    assert resolve(plan, "docs/bench.md")["methods"]["noiser_k_max"]["parameters"]["bounding"] == "k_max"
+
+
+def meaning(text):
+    return json.loads(json.dumps(resolve(parse_plan(text, "p.toml"), "p.toml")))
+
+
+def test_what_a_change_of_settings_means(tmp_path):
+    """Settings of how a judge or an engine works may change, and which model or address it is may not."""
+    judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = { base_url = "http://x/v1" }\n'
+    text = plan_text(tmp_path) + judged
+    used = {kind: set(meaning(text)[kind]) for kind in KINDS}
+    check_change(meaning(text), meaning(text.replace('/v1"', '/v1", budget_tokens = 5, timeout = 9')), "f", used)
+    with pytest.raises(PlanError, match="metrics, 'answerability', judge_args was"):
+        check_change(meaning(text), meaning(text.replace("//x", "//y")), "f", used)
+    first = meaning(plan_text(tmp_path).replace('name = "noiser"', 'name = "noiser@1"\nlabel = "noiser"'))
+    with pytest.raises(PlanError, match=r"methods, 'noiser', name was 'noiser@1' and is 'noiser@2'"):
+        check_change(first, meaning(plan_text(tmp_path)), "f", used)
+    served = [ModelEntry.model_validate({"name": "vllm:m", "engine_args": {"tensor_parallel_size": n}}) for n in (1, 8)]
+    assert served[1].load_options["tensor_parallel_size"] == 8
+    assert served[0].meaning == served[1].meaning
+
+
+# ---- examples --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def quiz(monkeypatch):
+    """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt it cannot read."""
+    from noiser.data import DATA_SETS, Example, Reading, Recipe, Source
+    from noiser.evaluation.measuring import says
+
+    lm, right = tiny("llama"), {}
+    for prompt in (f"{a} {b}" for a in PROMPTS for b in PROMPTS):
+        (target,) = noiser.attribute(lm, prompt, method="random").targets
+        if len(right) < 6 and target.text.isprintable() and says(lm, prompt, target.text):
+            right[prompt] = target.text
+    pairs = [*right.items(), ("y" * 2000, "x")]
+    assert len(pairs) == 7
+    examples = [
+        Example(id=f"quiz-{i}", prompt=prompt, target="Zq" if i % 2 else said, dataset="quiz", category="abc"[i % 3])
+        for i, (prompt, said) in enumerate(pairs)
+    ]
+    recipe = Recipe(
+        source=Source(files=(), licence="ours", citation=""), read=lambda paths: Reading(examples, ("a note",))
+    )
+    monkeypatch.setattr(DATA_SETS, "_entries", dict(DATA_SETS._entries))
+    monkeypatch.setattr(DATA_SETS, "_newest", dict(DATA_SETS._newest))
+    DATA_SETS.register("quiz", lambda: recipe, summary="a quiz")
+    return examples
+
+
+QUIZ = """
+name = "quiz"
+seed = 1
+[[models]]
+name = "{models}/llama"
+[[data]]
+name = "quiz"
+only_correct = true
+{more}
+[[methods]]
+name = "random"
+"""
+
+
+def run_quiz(tmp_path, models, more="", folder="run", **options):
+    (tmp_path / "p.toml").write_text(QUIZ.format(models=models, more=more), encoding="utf-8")
+    run_bench(tmp_path / "p.toml", tmp_path / folder, workers=0, **options)
+    return Store(tmp_path / folder)
+
+
+def test_only_examples_that_the_model_gets_right(tmp_path, models, quiz):
+    (found,) = run_quiz(tmp_path, models, folder="all").meta["selections"]
+    assert (found["total"], found["checked"], found["right"]) == (7, 7, 3)
+    assert set(found["chosen"]) == {"quiz-0", "quiz-2", "quiz-4"}
+    assert (found["failed"], found["notes"]) == ({"quiz-6": "PromptError"}, ["a note"])
+    for limit in (1, 2, 7):  # nested, and counted in the order of the draw
+        store = run_quiz(tmp_path, models, f"limit = {limit}")
+        (some,) = store.meta["selections"]
+        assert some["chosen"] == found["chosen"][:limit]
+        assert some["right"] == min(limit, 3) <= some["checked"]
+        assert {row.example for row in store.rows()} == set(some["chosen"])
+
+
+@pytest.mark.parametrize(
+    ("says", "right"),
+    [({"with": "attic", "out": "barn"}, True), ({"with": "attic", "out": "attic"}, False), ({"with": "barn"}, False)],
+)
+def test_an_answer_must_change_without_what_decides_it(monkeypatch, says, right):
+    monkeypatch.setattr(work, "says", lambda lm, prompt, answer: says[prompt] == answer)
+    item = Item(index=0, prompt="with", gold="attic", without="out")
+    assert work._is_right(None, samples.Sampled("a", "", item)) is right
+    item = dataclasses.replace(item, without=None)
+    assert work._is_right(None, samples.Sampled("a", "", item)) is (says["with"] == "attic")
+
+
+def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatch):
+    asked, says = [], work.says
+
+    def counted(lm, prompt, answer):
+        asked.append(prompt)
+        return says(lm, prompt, answer)
+
+    def interrupts(done, total, job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "says", counted)
+    monkeypatch.setattr("noiser.bench.run.ASKED", 3)
+    with pytest.raises(KeyboardInterrupt):
+        run_quiz(tmp_path, models, progress=interrupts)
+    assert len(asked) == 3
+    assert run_quiz(tmp_path, models).meta["selections"][0]["checked"] == 7
+    assert len(asked) == len(set(asked)) == 7
+
+
+def test_chosen_examples_that_the_data_do_not_have(tmp_path, models, quiz):
+    store = run_quiz(tmp_path, models)
+    (selection,) = store.meta["selections"]
+    store.set_meta(selections=[{**selection, "chosen": ["quiz-99"]}])
+    with pytest.raises(StoredFileError, match="lacks 'quiz-99', which was chosen before"):
+        run_quiz(tmp_path, models)
+
+
+def test_categories(tmp_path, models, quiz):
+    for number, (more, expected) in enumerate([
+        ('category = ["a", "b"]', {"quiz-0", "quiz-4"}),
+        ('without_category = "a"', {"quiz-2", "quiz-4"}),
+        ('without_ids = ["quiz-0", "quiz-1"]', {"quiz-2", "quiz-4"}),
+    ]):  # fmt: skip
+        assert {row.example for row in run_quiz(tmp_path, models, more, str(number)).rows()} == expected
+    for more, said in [
+        ('category = "abc"', "Unknown category of quiz 'abc'"),
+        ('without_ids = ["quiz-0", "qiuz-1"]', "Unknown example of quiz 'qiuz-1'. Did you mean"),
+        ("max_characters = 1", "has no example left"),
+    ]:
+        with pytest.raises(PlanError, match=said):
+            run_quiz(tmp_path, models, more, "never")
+
+
+def test_a_changed_category_chooses_anew_where_there_are_no_rows(tmp_path, models, quiz):
+    def interrupts(done, total, job):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_quiz(tmp_path, models, 'category = "a"', progress=interrupts)
+    assert {row.example for row in run_quiz(tmp_path, models, 'category = "c"').rows()} == {"quiz-2"}
+
+
+def test_stratified_examples_come_from_all_categories_in_turn(quiz):
+    def drawn(stratified):
+        entry = DataEntry.model_validate({"name": "quiz", "stratified": stratified})
+        return [(sampled.id, sampled.category) for sampled in samples.draw(entry, 1, None).examples.values()]
+
+    plain, turns = drawn(False), drawn(True)
+    assert [category for _, category in turns] != [category for _, category in plain]
+    assert {category for _, category in turns[:3]} == {category for _, category in turns[3:6]} == {"a", "b", "c"}
+    for category in "abc":  # within one, the order of the draw
+        assert [i for i in turns if i[1] == category] == [i for i in plain if i[1] == category]
+
+
+def test_a_model_may_have_fewer_examples_than_the_others(tmp_path, models, quiz):
+    text = QUIZ.format(models=models, more="").replace("only_correct = true\n", "")
+    text = text.replace("[[data]]", f'[[models]]\nname = "{models}/gemma3"\nlimit = {{ quiz = 2 }}\n[[data]]')
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
+    assert most_rows(tmp_path / "p.toml") == 9
+    run_bench(tmp_path / "p.toml", tmp_path / "run", workers=0)
+    assert Counter(row.model for row in Store(tmp_path / "run").rows()) == {"llama": 7, "gemma3": 2}
+    assert ": complete" in status(tmp_path / "run")
+
+
+def test_answers_that_a_data_set_does_not_have(tmp_path, models, quiz, monkeypatch):
+    quiz[:] = [dataclasses.replace(example, target=None) for example in quiz]
+    for setting in ('explain = "answer"', ""):
+        with pytest.raises(PlanError, match="'quiz' needs answers, and examples of quiz have none"):
+            run_quiz(tmp_path, models, setting)
