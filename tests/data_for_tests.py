@@ -36,42 +36,19 @@ KNOWN_RECORDS = [
 ]
 
 LONGRA_RECORDS = [  # 0 and 1 sound, 2 to 4 malformed as the published ones are
-    {
-        "id": 0,
-        "prompt": "After a week in Norway, we were tired. (The cat slept). We rested in the capital,",
-        "target": "Oslo",
-        "relative": "Norway",
-        "type": "capital-world",
-    },
-    {
-        "id": 1,
-        "prompt": "She sang slowly, and for long. (It rained, then snowed.) Her song was",
-        "target": "slow",
-        "relative": "slowly",
-        "type": "gram1-adjective-to-adverb",
-    },
-    {
-        "id": 2,
-        "prompt": "On the long road we reached, and stopped. (My shoe was wet). There we paid with the krone",
-        "target": "Denmark",
-        "relative": "krone",
-        "type": "currency",
-    },
-    {
-        "id": 3,
-        "prompt": "They said we. (The cat slept). Then he also walks",
-        "target": "walk",
-        "relative": "walks",
-        "type": "gram9-plural-verbs",
-    },
-    {
-        "id": 4,
-        "prompt": "Today I almost forgot my green at home. (A bus came.) So I have no apples",
-        "target": "apple",
-        "relative": "apples",
-        "type": "gram8-plural",
-    },
-]
+    {"id": number, "prompt": prompt, "target": target, "relative": relative, "type": kind}
+    for number, (kind, target, relative, prompt) in enumerate([
+        ("capital-world", "Oslo", "Norway",
+         "After a week in Norway, we were tired. (The cat slept). We rested in the capital,"),
+        ("gram1-adjective-to-adverb", "slow", "slowly",
+         "She sang slowly, and for long. (It rained, then snowed.) Her song was"),
+        ("currency", "Denmark", "krone",
+         "On the long road we reached, and stopped. (My shoe was wet). There we paid with the krone"),
+        ("gram9-plural-verbs", "walk", "walks", "They said we. (The cat slept). Then he also walks"),
+        ("gram8-plural", "apple", "apples",
+         "Today I almost forgot my green at home. (A bus came.) So I have no apples"),
+    ])
+]  # fmt: skip
 
 
 def upstream(name: str, content: bytes, address: str = "http://127.0.0.1:9") -> UpstreamFile:

@@ -23,10 +23,10 @@ from data_for_tests import (
 from noiser import data
 from noiser.data import Example, Recipe, loading, planted
 from noiser.data.dataset import choose
-from noiser.data.known import known, read_known
+from noiser.data.known import known
 from noiser.data.longra import longra, read_longra
 from noiser.data.wikibio import first_sentences, read_biographies
-from noiser.data.wikitext import read_wikitext, wikitext
+from noiser.data.wikitext import wikitext
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.examples import read_examples
 from noiser.registry import Registry
@@ -77,12 +77,6 @@ def test_known_has_every_prompt_once_and_says_so(folder):
         },
     )
     assert found.categories == {"P1": 1, "P2": 2}
-
-
-def test_known_without_duplicates_has_no_note(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(as_json(KNOWN_RECORDS[:2]))
-    assert read_known({"known_1000.json": path}).notes == ()
 
 
 # ---- longra ----------------------------------------------------------------------------------------------------------
@@ -138,12 +132,6 @@ def test_wikitext_is_stripped(folder):
     assert [example.id for example in found] == ["wikitext-0", "wikitext-1", "wikitext-2"]
     assert {example.target for example in found} == {None}
     assert found.notes == ("Removed the whitespace at the ends of 2 of 3 lines.",)
-
-
-def test_wikitext_splits_at_newlines_only(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("A line\u2028with a separator\nAnother", encoding="utf-8")
-    assert len(read_wikitext({"wikitext.txt": path}).examples) == 2
 
 
 @pytest.mark.parametrize(
@@ -212,10 +200,6 @@ def test_samples_are_uniform():
     """Each of 10 examples is drawn 3 of 10 times: over 2000 seeds, 600 times with a standard deviation of 20."""
     counts = Counter(example.id for seed in range(2000) for example in choose(examples(10), 3, seed))
     assert all(500 < counts[f"x-{number}"] < 700 for number in range(10)), counts
-
-
-def test_sample_is_noted(folder):
-    assert data.load("longra", folder, 2, 7).notes[-1] == "Took 2 of 5 examples, at random with seed 7."
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,6 @@ def test_a_failed_fetch_leaves_what_was_there_and_says_what_to_do(file, served, 
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [(NAME, b"old")]
 
 
-def test_nobody_listens(tmp_path):
-    with pytest.raises(DataError, match=r"Cannot fetch a from http://127\.0\.0\.1:9/a .*refused"):
-        fetch_file(upstream("a", b"x"), tmp_path)
-
-
 @pytest.mark.parametrize("place", [NAME, f"a/b/{NAME}"])
 def test_finds_the_right_file_below_a_folder(file, tmp_path, place):
     (tmp_path / "a").mkdir()

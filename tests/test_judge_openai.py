@@ -65,15 +65,6 @@ def test_verdicts_are_in_order_and_hold_everything():
     assert (judge.name, judge.paid) == ("openai:test-model", 20 * 55)
 
 
-def test_five_answers_have_a_prompt_of_their_own():
-    five = ["basketball", "football", "tennis", "golf", "soccer"]
-    with ChatServer(lambda words, before: Step(body=completion(json.dumps(five)))) as server:
-        (verdict,) = judge_at(server).judge(requests_of(1, 5))
-    assert (verdict.answers, verdict.prompt_version) == (tuple(five), "top5-v1")
-    assert verdict.says(" Golf", top=5) is True
-    assert verdict.says(" Golf", top=1) is False
-
-
 def test_equal_requests_and_stored_answers_are_not_asked_again():
     with ChatServer() as server:
         verdicts = judge_at(server).judge([*requests_of(3), *requests_of(3)])
@@ -127,7 +118,7 @@ def test_replies_are_read_stored_and_not_asked_for_again(body, answers, reason):
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 PASSING = {
-    "429": Step(429, {"error": {"message": "slow down"}}),
+    "429": Step(429, {}, headers={"Retry-After": "1"}),
     "500": Step(500, {"error": {"message": "oops"}}),
     "503 page": Step(503, b"<html>down</html>", kind="text/html"),
     "408": Step(408, {}),
@@ -138,20 +129,13 @@ PASSING = {
 
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_is_tried_again(name):
-    state = random.getstate()
+    state, started = random.getstate(), time.monotonic()
     with ChatServer(lambda words, before: PASSING[name] if not before else None) as server:
         verdicts = judge_at(server, timeout=0.5 if name == "silence" else 5).judge(requests_of(3))
         assert [verdict.answers for verdict in verdicts] == [("w0",), ("w1",), ("w2",)]
         assert set(server.hits.values()) == {2}
     assert random.getstate() == state
-
-
-def test_retry_after_is_kept():
-    step = Step(429, {}, headers={"Retry-After": "1"})
-    with ChatServer(lambda words, before: step if not before else None) as server:
-        started = time.monotonic()
-        judge_at(server).judge(requests_of(1))
-        assert time.monotonic() - started >= 1
+    assert name != "429" or time.monotonic() - started >= 1
 
 
 @pytest.mark.parametrize(
@@ -307,8 +291,7 @@ def test_parameters_outside_their_domain(parameters, says):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    for name in ("noiser.judges.openai", "noiser.endpoint"):
-        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "noiser.judges.openai")
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(DependencyError, match=r"openai.*pip install 'noiser\[openai\]'"):
         make_judge("openai:m")
