@@ -67,8 +67,8 @@ def ruled(model: nn.Module, rules: Rules) -> Generator[None]:
         yield
     if rules.attention is None and not ran:
         raise UnsupportedModelError(
-            f"No activation function of {type(model).__name__} is a module, so the rule for them would change nothing. "
-            "Take the gradient itself, 'input_x_gradient', or another method, such as 'integrated_gradients'."
+            f"No activation function of {type(model).__name__} is a module; expected some, for which there is a rule. "
+            "Take the gradient itself, 'input_x_gradient', or another method, such as 'occlusion'."
         )
 
 
