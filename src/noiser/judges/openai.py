@@ -105,16 +105,12 @@ class OpenAIJudge:
         self._cache = Path(cache_dir or cache_root()) / "judges.sqlite"
         self._under_way, self._changed = 0, threading.Condition()
 
-    def __repr__(self) -> str:
-        return f"OpenAIJudge({self.model!r}, base_url={self.endpoint.address!r})"
-
     @property
     def paid(self) -> int:
         """The tokens, read and written, that the judge's job has paid for."""
         with self._table() as table:
-            return table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)).fetchone()[
-                0
-            ]
+            row = table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)).fetchone()
+            return row[0]
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once.
@@ -152,8 +148,8 @@ class OpenAIJudge:
                 ) from None
             return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
         finish = answer.finish.lower()
-        answers, reason = parse_reply(answer.reply, request.count, cut=finish in CUT)
-        reason = reason if finish in CUT | WHOLE else answer.finish
+        answers, misread = parse_reply(answer.reply, request.count, cut=finish in CUT)
+        reason = misread if finish in CUT | WHOLE else answer.finish
         return Verdict(
             status="unscored" if reason else "answered",
             answers=() if reason else answers,
