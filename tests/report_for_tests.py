@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import random
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from noiser.attribution import Attribution
 from noiser.bench import Plan, Row, Store
 from noiser.bench.samples import Selection
-from noiser.bench.store import Key, Text
-from noiser.report import Results
-from noiser.report.rows import Cost
-from noiser.types import ModelIdentity, Span, Target
 
 METHODS = ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")
+
+
+@dataclass
+class Run:
+    """A benchmark's store in memory, as far as reports read it."""
+
+    plan: Plan
+    kept: Sequence[Row] = ()
+    chosen: Sequence[Selection] = ()
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return {"selections": [one._asdict() for one in self.chosen]}
+
+    def rows(self) -> Iterator[Row]:
+        return iter(self.kept)
 
 
 def row(
@@ -32,6 +41,7 @@ def row(
     data: str = "known",
     category: str = "",
     error: str | None = None,
+    seconds: float | None = None,
 ) -> Row:
     return Row(
         model=model,
@@ -47,6 +57,7 @@ def row(
         probability=None if error else 0.5,
         values=values or {},
         error=error,
+        seconds=seconds,
     )
 
 
@@ -93,23 +104,20 @@ FULL: dict[str, Any] = {
 """Something of everything."""
 
 
-def full(prompts: int = 12) -> Results:
-    """Results with something of everything, drawn at random; one method has fewer prompts, and two failures."""
+def full(prompts: int = 12) -> Run:
+    """A run with something of everything, drawn at random; one method has fewer prompts, and two failures."""
     drawn = random.Random(0)
     rows: list[Row] = []
-    costs: list[Cost] = []
     wanted = plan(**FULL)
     for number, cell in enumerate(_cells(wanted)):
         model, data, method, metric = cell
         count = 1 if data == "own" else prompts // 2 if method == "lime" else prompts
         for example in range(count):
-            error = "NumericalError: a logit is not finite" if number == 3 and example < 2 else None
+            error = "NumericalError" if number == 3 and example < 2 else None
             category = ("capital-world" if example % 2 else "family") if data == "longra" else ""
             values = {} if error else _values(metric, method, drawn, category)
-            rows.append(
-                row(method, metric, example, values, model=model, data=data, category=category, error=error)
-            )  # fmt: skip
-            costs.append(Cost(*cell, example=rows[-1].example, index=example, seconds=drawn.uniform(0.1, 3), threads=1))
+            labels = {"model": model, "data": data, "category": category, "error": error}
+            rows.append(row(method, metric, example, values, seconds=drawn.uniform(0.1, 3), **labels))
     selections = [
         Selection(
             model=model,
@@ -124,7 +132,7 @@ def full(prompts: int = 12) -> Results:
         for model in wanted.labels("models")
         for data in wanted.labels("data")
     ]
-    return Results(plan=wanted, stored=rows, costs=costs, selections=selections)
+    return Run(wanted, rows, selections)
 
 
 def _cells(wanted: Plan) -> Iterator[tuple[str, str, str, str]]:
@@ -164,35 +172,12 @@ def _values(metric: str, method: str, drawn: random.Random, category: str) -> di
     return {"spearman": u(0.5, 1), "kendall": u(0.5, 1)}
 
 
-def write_folder(folder: Path, results: Results, texts: dict[str, str] | None = None) -> Store:
-    """A benchmark's folder with those rows; and attributions of `texts`, a prompt by data set, for every method."""
+def write_folder(folder: Path, run: Run) -> Store:
+    """A benchmark's folder with those rows."""
     store = Store(folder, create=True)
-    selections = [selection._asdict() for selection in results.selections]
-    store.set_meta(plan=toml(results.plan), resolved={}, models={}, selections=selections)
-    pairs = zip(results.stored, results.costs, strict=True)
-    store.add(row._replace(seconds=cost.seconds, threads=cost.threads) for row, cost in pairs)
-    for data, text in (texts or {}).items():
-        for model in results.plan.labels("models"):
-            for method in results.plan.methods_for(model, data):
-                key = Key(model, data, method.label, "attribution", f"{data}-0")
-                store.add([], [Text(key, {"attribution": attribution(text, method.label).to_dict()})])
+    store.set_meta(plan=toml(run.plan), resolved={}, models={}, **run.meta)
+    store.add(run.kept)
     return store
-
-
-def attribution(text: str, method: str) -> Attribution:
-    """One score a word, growing, the first negative."""
-    words = list(re.finditer(r"\S+", text))
-    units = tuple(Span(word[0], *word.span(), (i,)) for i, word in enumerate(words))
-    return Attribution(
-        text=text,
-        prompt_length=len(text),
-        scores=torch.arange(-1.0, len(units) - 1)[None],
-        units=units,
-        targets=(Target(" basketball", 5, 0.4, 1),),
-        method=f"{method}@1",
-        model=ModelIdentity("gemma-3-270m", None, "float32", "Gemma3ForCausalLM"),
-        prompt=text,
-    )
 
 
 def toml(wanted: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -137,16 +137,17 @@ def report(
         _check_folder(output)
 
     from noiser.bench import Store
-    from noiser.report import FORMATS, Results, render, write_report
+    from noiser.report import FORMATS, render, write_report
 
-    results = Results.of(Store(folder), confidence)
+    store, paths, text = Store(folder), [], ""
     with progress_bar("Reporting") as progress:
         if output is None and format_ != "all":
-            paths, text = [], render(results, format_, progress)
+            text = render(store, format_, confidence, progress)
         else:
             assert output is not None
             forms = FORMATS if format_ == "all" else (format_,)
-            paths, text = write_report(results, output, forms, figures=figures, html=html, progress=progress), ""
+            options: dict[str, Any] = {"figures": figures, "html": html, "confidence": confidence}
+            paths = write_report(store, output, forms, **options, progress=progress)
     if text:
         write(text, None, format_)
     for path in paths:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,11 +14,18 @@ import typer
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
+from noiser.pages import html_page
 from noiser.types import Profile, Prompt, RemovalName, SpanUnit
 
 if TYPE_CHECKING:
     from noiser.data import Example
     from noiser.evaluation import Evaluation
+
+
+_STYLE = (
+    ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
+    ".wide { overflow-x: auto; } th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
+)
 
 
 def evaluate(
@@ -88,9 +97,9 @@ def evaluate(
     names = o.parse_names("--metrics", metrics)
     parameters, judge_parameters = o.parse_parameters(set_), o.parse_parameters(judge_set)
 
-    from noiser.evaluation import Comparison
+    from noiser.evaluation import differences
     from noiser.evaluation import evaluate as run
-    from noiser.files import csv_text
+    from noiser.files import csv_text, json_text
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import METRICS
@@ -138,16 +147,27 @@ def evaluate(
             )
     if paid := getattr(made_judge, "paid", 0):
         say(f"{paid:,} tokens were paid for at the judge's endpoint", err=True)
-    result = Comparison(evaluations=results) if others else results[method]
+    every = list(results.values())
+    gaps: Any = differences(results) if others else None
+    title = f"{method} minus each other method, prompt by prompt; p_holm is corrected for all lines"
+    text = [] if gaps is None else [f"{title}\n\n{gaps.to_string(index=False)}"]
+    table = [] if gaps is None else [f"<p>{escape(title)}</p>{gaps.to_html(index=False, border=0)}"]
     output.write(
         {
-            "text": lambda: str(result),
-            "json": result.dumps,
-            "html": lambda: result.to_html(page=True),
-            "csv": lambda: csv_text(*(each.rows for each in results.values())),
-            "md": result.to_markdown,
+            "text": lambda: "\n\n".join([*map(str, every), *text]),
+            "json": lambda: every[0].dumps() if gaps is None else json_text(_compared(results, gaps)),
+            "html": lambda: html_page("Evaluation", _STYLE, "".join([*(each.to_html() for each in every), *table])),
+            "csv": lambda: csv_text(*(each.rows for each in every)),
+            "md": lambda: "\n".join([*(each.to_markdown() for each in every), *(f"```\n{one}\n```" for one in text)]),
         }
     )
+
+
+def _compared(results: Mapping[str, Evaluation], gaps: Any) -> Any:
+    from noiser.attribution.store import to_jsonable
+
+    evaluations = {name: each.to_dict() for name, each in results.items()}
+    return to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")})
 
 
 def _load(name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None) -> list[Example]:

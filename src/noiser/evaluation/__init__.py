@@ -1,7 +1,7 @@
 """Evaluation: prompts, a method and metrics in; numbers with intervals out."""
 
-from noiser.evaluation.comparison import Comparison
-from noiser.evaluation.result import Evaluation, Skipped
+from noiser.evaluation.examples import Skipped
+from noiser.evaluation.result import Evaluation, differences, estimated, paired
 from noiser.evaluation.run import evaluate
 
-__all__ = ["Comparison", "Evaluation", "Skipped", "evaluate"]
+__all__ = ["Evaluation", "Skipped", "differences", "estimated", "evaluate", "paired"]

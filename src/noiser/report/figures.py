@@ -1,32 +1,36 @@
-"""What all figures share: a style that reads without colour, and files that are the same every time."""
+"""Figures of the cells: bars with a row per method, and scatter plots with a point per method; as SVG and PNG."""
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Generator, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from noiser.attribution.figure import figure_class
+import pandas as pd
+
+from noiser.bench.plan import MethodEntry, Plan
+from noiser.errors import DependencyError
+from noiser.report.results import Frame
+from noiser.report.tables import in_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-INK, SOFT, LINE, PAPER = "#14161b", "#59606e", "#d9dde5", "#ffffff"
-ORANGE, BLUE = "#e69f00", "#56b4e9"  # of Okabe and Ito, for colour-blind readers
+INK, SOFT, LINE = "#14161b", "#59606e", "#d9dde5"
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "H", "8", "1", "2", "3", "4", "+", "x")
+"""One per method, in the order of the plan; colours are of Okabe and Ito, and shapes read without them."""
 
 _STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
     "font.size": 9.0,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
     "axes.edgecolor": SOFT,
-    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -34,51 +38,218 @@ _STYLE: dict[Any, Any] = {
     "grid.color": LINE,
     "grid.linewidth": 0.6,
     "hatch.linewidth": 0.7,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "savefig.facecolor": PAPER,
 }
+_DASHED: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1}
+_BARS: tuple[dict[str, Any], ...] = (
+    {"facecolor": "#e69f00", "edgecolor": INK, "linewidth": 0.7},
+    {"facecolor": "#56b4e9", "edgecolor": INK, "linewidth": 0.7, "hatch": "////"},
+)
 
-_SCALE = 1.5
-"""Pixels of a page for a point of a figure, so that letters have one size in all figures."""
+BARS: Mapping[str, tuple[str, Mapping[str, str | float | None]]] = {
+    "areas": ("Mass-matched area above random", {"area_minus_random": 0.0, "rank_area_minus_random": 0.0}),
+    "localisation": ("Where the score lies", {"critical": "critical_of_units", "main_part": "main_part_of_units"}),
+    "minimum": ("Minimum top-k%", {"minimum_share": None}),
+}
+"""Title and numbers of each figure of bars, with a dashed line at another number's mean, at a value, or none."""
+
+SCATTERS: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "answerability": (
+        "Faithfulness against answerability", ("answerability_score", "answerability_rate"), ("faithfulness",)
+    ),
+    "cost": ("Faithfulness against cost", ("token_forwards", "seconds"), ("faithfulness",)),
+    "frontier": (
+        "What a larger budget buys",
+        ("token_forwards",),
+        ("faithfulness", "area", "rank_area", "lds", "insertion_area", "aopc"),
+    ),
+}  # fmt: skip
+"""Title, x and y of each scatter plot; the frontier is drawn for plans that have a method at several budgets."""
+
+_BUDGETS = frozenset({"samples", "permutations", "n_steps", "steps"})
+_COSTS = ("token_forwards", "seconds")
 
 
 class Picture(NamedTuple):
-    """A figure.
-
-    Attributes:
-        key: short name, for files.
-        title: what it shows.
-        description: the numbers in words, for readers who cannot see it.
-        figure: matplotlib's.
-    """
+    """A figure: a short name for files, a title, and matplotlib's figure."""
 
     key: str
     title: str
-    description: str
     figure: Figure
 
 
-@contextmanager
-def canvas(width: float, height: float, columns: int = 1, **options: Any) -> Generator[tuple[Figure, Sequence[Axes]]]:
-    """A figure of that many inches with panels side by side, in the common style.
+def pictures(plan: Plan, found: Frame) -> Iterator[Picture]:
+    """The figures for which there are numbers with intervals, data set by data set.
+
+    Args:
+        plan: of the benchmark.
+        found: its `cells`.
 
     Raises:
         DependencyError: matplotlib is not installed.
     """
-    page_class = figure_class()
-    import matplotlib as mpl
+    lines = families(plan.methods)
+    for data, part in in_profile(plan, found).groupby("data", sort=False):
+        for key, (title, numbers) in BARS.items():
+            if drawn := bars(part, numbers):
+                yield Picture(f"{key}-{data}", f"{title} on {data}", drawn)
+        for key, (title, across, up) in SCATTERS.items():
+            several = len(set(lines.values())) < len(lines)
+            if (key != "frontier" or several) and (drawn := scatter(part, across, up, lines)):
+                yield Picture(f"{key}-{data}", f"{title} on {data}", drawn)
 
+
+def families(methods: Sequence[MethodEntry]) -> dict[str, str]:
+    """By label, the name of the line that a method is on: methods that differ in nothing but a budget share one."""
+    named = [(m.name, m.unit, m.profile, {k: v for k, v in m.args.items() if k not in _BUDGETS}) for m in methods]
+    words = [", ".join([name, *(f"{key} = {value}" for key, value in args.items())]) for name, _, _, args in named]
+    return {m.label: words[i] if named.count(named[i]) > 1 else m.label for i, m in enumerate(methods)}
+
+
+def _columns(found: Frame, names: Sequence[str]) -> dict[str, dict[str, Frame]]:
+    """By number and model, the estimates by method; of several metrics with a number, those of the first."""
+    columns: dict[str, dict[str, Frame]] = {}
+    for name in names:
+        part = found[found["number"] == name]
+        if len(part):
+            part = part[part["metric"] == part["metric"].iloc[0]].set_index("method")
+            columns[name] = dict(list(part.groupby("model", sort=False)))
+    return columns
+
+
+@contextmanager
+def _canvas(width: float, height: float, rows: int, columns: int, **options: Any) -> Generator[tuple[Figure, Any]]:
+    """A figure of that many inches with a grid of panels, in one style."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise DependencyError("Figures need matplotlib; install it with: pip install 'noiser[report]'") from error
     with mpl.rc_context(_STYLE):
-        figure = page_class(figsize=(width, height), layout="constrained")
-        yield figure, list(figure.subplots(1, columns, squeeze=False, **options).flat)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # it would move things a little at every drawing
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+# ---- bars -----------------------------------------------------------------------------------------------------------
+
+
+def bars(found: Frame, numbers: Mapping[str, str | float | None]) -> Figure | None:
+    """Horizontal bars with intervals: a panel per model, a row per method, a bar per number.
+
+    Args:
+        found: cells of one data set.
+        numbers: names, each with a dashed line: at the mean of the number of that name, at a value, or none.
+
+    Returns:
+        None where no number has an interval.
+    """
+    columns = _columns(found, [*numbers, *(name for name in numbers.values() if isinstance(name, str))])
+    names = [name for name in numbers if any(part["low"].notna().any() for part in columns.get(name, {}).values())]
+    if not names:
+        return None
+    models = list(columns[names[0]])
+    methods = list(dict.fromkeys(method for model in models for method in columns[names[0]][model].index))
+    size = 2.0 + 3.4 * len(models), 1.4 + 0.32 * len(methods)
+    height = 0.7 / len(names)
+    with _canvas(*size, 1, len(models), sharey=True) as (figure, (panels,)):
+        for axes, model in zip(panels, models, strict=True):
+            axes.set_title(model)
+            _name_rows(axes, methods)
+            for i, name in enumerate(names):
+                part, line = columns[name].get(model, found[:0]).reindex(methods), numbers[name]
+                _bars(axes, part, _BARS[i % 2], height, (i - (len(names) - 1) / 2) * height, name)
+                level = columns[line][model]["value"].mean() if isinstance(line, str) and line in columns else line
+                if isinstance(level, float) and math.isfinite(level):
+                    axes.axvline(level, **_DASHED)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(names))
+        return figure
+
+
+def _name_rows(axes: Axes, methods: Sequence[str]) -> None:
+    axes.set_yticks(range(len(methods)), methods)
+    axes.set_ylim(len(methods) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+
+
+def _bars(axes: Axes, part: Frame, style: dict[str, Any], height: float, shift: float, name: str) -> None:
+    rows = [row + shift for row in range(len(part))]
+    axes.barh(rows, part["value"].fillna(0.0), height, label=name, **style)
+    for row, cell in zip(rows, part.itertuples(), strict=True):
+        if pd.isna(cell.value):
+            axes.text(0, row, " –", va="center", fontsize=8)
+        elif pd.notna(cell.low):
+            axes.plot([cell.low, cell.high], [row, row], color=INK, linewidth=1.3, solid_capstyle="butt")
+
+
+# ---- scatter plots --------------------------------------------------------------------------------------------------
+
+
+def scatter(found: Frame, across: Sequence[str], up: Sequence[str], lines: Mapping[str, str]) -> Figure | None:
+    """Points with intervals: a row of panels per model, a panel for each pair of numbers, a point per method.
+
+    Args:
+        found: cells of one data set.
+        across: numbers along x; costs are on a logarithmic axis, and methods that cost nothing are level lines.
+        up: numbers along y; methods without an interval there are not drawn.
+        lines: by method, the name of the line that joins it with others.
+
+    Returns:
+        None where no method has both numbers.
+    """
+    columns = _columns(found, [*across, *up])
+    panels: dict[tuple[str, str], dict[str, Frame]] = {}
+    for x, y in product(across, up):
+        for model in columns.get(x, {}):
+            points = _points(columns[x][model], columns.get(y, {}).get(model))
+            if len(points):
+                panels.setdefault((x, y), {})[model] = points
+    if not panels:
+        return None
+    models = list(dict.fromkeys(model for points in panels.values() for model in points))
+    names = list(dict.fromkeys(lines.values()))
+    size = 2.6 + 3.4 * len(panels), 0.6 + 3.2 * len(models)
+    with _canvas(*size, len(models), len(panels)) as (figure, grid):
+        for row, model in zip(grid, models, strict=True):
+            for axes, ((x, y), points) in zip(row, panels.items(), strict=True):
+                _draw(axes, points.get(model, found[:0]), x in _COSTS, lines, names)
+                axes.set(title=model, xlabel=x, ylabel=y)
+        drawn = [axes.get_legend_handles_labels() for axes in grid.flat]
+        handles = {label: handle for pair in drawn for handle, label in zip(*pair, strict=True)}
+        labels = [name for name in names if name in handles]
+        wide = math.ceil(len(labels) / (16 * len(models)))
+        figure.legend([handles[name] for name in labels], labels, loc="outside right upper", ncols=wide)
+        return figure
+
+
+def _points(x: Frame, y: Frame | None) -> Frame:
+    """The methods that have both numbers, y with an interval."""
+    if y is None:
+        return x[:0]
+    points = y[["value", "low", "high"]].join(x[["value", "low", "high"]].add_prefix("x_"), how="inner")
+    return points.dropna(subset=["low", "x_value"])
+
+
+def _draw(axes: Axes, points: Frame, cost: bool, lines: Mapping[str, str], names: Sequence[str]) -> None:
+    free = points[points["x_value"] <= 0] if cost else points[:0]
+    for i, (method, point) in enumerate(free.iterrows()):
+        dashes = ((0, (4, 2)), (0, (1, 1.5)))[i % 2]
+        axes.axhline(point["value"], color=SOFT, linestyle=dashes, linewidth=1.2, label=lines[method])
+    rest = points.drop(free.index)
+    for name, part in rest.groupby(lines, sort=False):
+        i, part = names.index(name), part.sort_values("x_value")
+        colour = COLOURS[i % len(COLOURS)]
+        axes.vlines(part["x_value"], part["low"], part["high"], colors=colour, linewidth=0.8, alpha=0.6)
+        axes.hlines(part["value"], part["x_low"], part["x_high"], colors=colour, linewidth=0.8, alpha=0.6)
+        style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markeredgecolor": INK, "markeredgewidth": 0.6}
+        axes.plot(part["x_value"], part["value"], color=colour, label=name, markersize=6, linewidth=1.2, **style)
+    if cost and len(rest):
+        axes.set_xscale("log")
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 def svg(picture: Picture) -> str:
@@ -98,18 +269,3 @@ def _saved(picture: Picture, style: dict[Any, Any], metadata: dict[str, Any], **
     with mpl.rc_context(_STYLE | style):
         picture.figure.savefig(out, metadata=metadata | {"Title": picture.title}, **options)
     return out.getvalue()
-
-
-def inline_svg(picture: Picture) -> str:
-    """The SVG for a page: named and described for screen readers, its own ids, colours that follow the page's."""
-    text = svg(picture)
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", text)
-    for colour, name in ((INK, "ink"), (SOFT, "soft"), (LINE, "line"), (PAPER, "paper")):
-        text = text.replace(colour, f"var(--{name})")
-    head, rest = text.split(">", 1)
-    width = float(re.search(r'\bwidth="([\d.]+)pt"', head)[1]) * _SCALE  # pyright: ignore[reportOptionalSubscript]
-    head = re.sub(r' (width|height)="[^"]*"', "", head)
-    label = escape(f"{picture.title}. {picture.description}", quote=True)
-    return f'{head} role="img" aria-label="{label}" style="width:{width:.0f}px">{rest}'
