@@ -54,8 +54,9 @@ SpanUnit = Literal["spans"]
 CitedUnit = Literal["auto", "source", "sentence"]
 """What is cited: sources, sentences of them, or sources first and then sentences of those that matter."""
 
-RemovalName = Literal["zero", "mean", "noise", "delete"]
-"""How units are removed: their rows become zeros or the mean row, or get noise; or they are taken out of the text."""
+RemovalName = Literal["zero", "pad", "unk", "mean", "noise", "delete", "hidden"]
+"""How units are removed: their rows become zeros, the padding or unknown token's row, or the mean row, or get noise;
+they are taken out of the text; or later tokens do not attend to them."""
 
 Profile = Literal["paper", "authors"]
 """Whose definitions: the paper's, or those of the script that its authors published."""

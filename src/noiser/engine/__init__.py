@@ -1,102 +1,48 @@
-"""Engines: requests in, answers out. Methods and metrics yield requests; an engine runs the model."""
+"""Requests in, answers out: methods and metrics yield requests, and an engine runs the model."""
 
-from noiser.engine.gradients import Input, differentiate
-from noiser.engine.local import LocalEngine, Session
-from noiser.engine.perturbation import (
-    ABSENCES,
-    BASELINES,
-    REMOVALS,
-    Absence,
-    AddNoise,
-    Baseline,
-    Delete,
-    Hide,
-    Interpolate,
-    KeepDimensions,
-    NormName,
-    Perturbation,
-    RemovalName,
-    Remover,
-    Replace,
-    SetRows,
-    expected_norm,
-    without,
-)
-from noiser.engine.readouts import DISTANCES
-from noiser.engine.requests import (
-    Attentions,
-    Call,
-    Clean,
-    CleanStats,
-    Counters,
-    Effect,
-    Effects,
-    EffectTable,
-    Integrals,
-    IntegralTable,
-    Path,
-    Relevance,
-    RelevanceTable,
-    Request,
-    ScoreName,
-    Spent,
-    Steps,
-    ValueName,
-    Values,
-    ValueTable,
-)
-from noiser.engine.runs import QueryRun
-from noiser.engine.scheduler import Outcome, SharedProgress, complete, run_interleaved
-from noiser.model.query import Query
-
-__all__ = [
-    "ABSENCES",
-    "BASELINES",
-    "DISTANCES",
-    "REMOVALS",
-    "Absence",
-    "AddNoise",
-    "Attentions",
-    "Baseline",
-    "Call",
-    "Clean",
-    "CleanStats",
-    "Counters",
-    "Delete",
-    "Effect",
-    "EffectTable",
-    "Effects",
-    "Hide",
-    "Input",
-    "IntegralTable",
-    "Integrals",
-    "Interpolate",
-    "KeepDimensions",
-    "LocalEngine",
-    "NormName",
-    "Outcome",
-    "Path",
-    "Perturbation",
-    "Query",
-    "QueryRun",
-    "Relevance",
-    "RelevanceTable",
-    "RemovalName",
-    "Remover",
-    "Replace",
-    "Request",
-    "ScoreName",
-    "Session",
-    "SetRows",
-    "SharedProgress",
-    "Spent",
-    "Steps",
-    "ValueName",
-    "ValueTable",
-    "Values",
-    "complete",
-    "differentiate",
-    "expected_norm",
-    "run_interleaved",
-    "without",
-]
+from noiser.engine.baselines import BASELINES as BASELINES
+from noiser.engine.baselines import Baseline as Baseline
+from noiser.engine.changes import ABSENCES as ABSENCES
+from noiser.engine.changes import REMOVALS as REMOVALS
+from noiser.engine.changes import Absence as Absence
+from noiser.engine.changes import Change as Change
+from noiser.engine.changes import NormName as NormName
+from noiser.engine.changes import Remove as Remove
+from noiser.engine.changes import delete as delete
+from noiser.engine.changes import expected_norm as expected_norm
+from noiser.engine.changes import hide as hide
+from noiser.engine.changes import keep as keep
+from noiser.engine.changes import noise as noise
+from noiser.engine.changes import remover as remover
+from noiser.engine.changes import replace as replace
+from noiser.engine.changes import set_rows as set_rows
+from noiser.engine.engine import Ask as Ask
+from noiser.engine.engine import Engine as Engine
+from noiser.engine.engine import ask as ask
+from noiser.engine.engine import run_all as run_all
+from noiser.engine.engine import run_one as run_one
+from noiser.engine.game import Game as Game
+from noiser.engine.gradients import Input as Input
+from noiser.engine.gradients import differentiate as differentiate
+from noiser.engine.inside import Attentions as Attentions
+from noiser.engine.inside import Call as Call
+from noiser.engine.inside import Integrals as Integrals
+from noiser.engine.inside import IntegralTable as IntegralTable
+from noiser.engine.inside import Path as Path
+from noiser.engine.inside import Relevance as Relevance
+from noiser.engine.inside import RelevanceTable as RelevanceTable
+from noiser.engine.query import CleanStats as CleanStats
+from noiser.engine.query import Prefill as Prefill
+from noiser.engine.query import Query as Query
+from noiser.engine.query import Request as Request
+from noiser.engine.query import Spent as Spent
+from noiser.engine.query import Steps as Steps
+from noiser.engine.query import prepare as prepare
+from noiser.engine.restore import restore as restore
+from noiser.engine.scores import SCORES as SCORES
+from noiser.engine.scores import Effect as Effect
+from noiser.engine.scores import Read as Read
+from noiser.engine.scores import ScoreName as ScoreName
+from noiser.engine.scores import effect_of as effect_of
+from noiser.engine.scores import leads as leads
+from noiser.engine.scores import score_of as score_of

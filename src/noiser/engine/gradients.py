@@ -1,8 +1,7 @@
 """Gradients of scores with respect to rows of the embedding table.
 
-Sequences run in batches, half as many after memory has run out: whole, or from their first changed token
-on. One forward pass serves all targets; each target then has a backward pass of its own. Only the inputs get
-gradients: nothing is computed or kept for a parameter.
+Sequences run in batches, half as many after memory has run out: whole, or from their first changed token on. One
+forward pass serves all targets; each target then has a backward pass of its own.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from noiser.engine.backward import Score, backward, differentiable
-from noiser.engine.runs import LOGIT_BYTES
+from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.errors import ModelError
-from noiser.model.cache import Cache, continued
+from noiser.model.cache import continued
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory
-from noiser.model.query import Query
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Spend = Callable[[int, int], None]
-"""Counts work: tokens of a pass, and forward and backward passes."""
+LOGIT_BYTES = 192 * 2**20
+"""The most bytes of logits of one pass."""
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
@@ -60,25 +58,16 @@ class Slope(NamedTuple):
     gradient: Tensor
 
 
-def differentiate(
-    lm: LanguageModel,
-    query: Query,
-    inputs: Sequence[Input],
-    read: Read,
-    clean: Float[Tensor, "tokens vocab"],
-    cache: Cache | None,
-    spend: Spend,
-) -> Iterator[Slope]:
+def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read: Read) -> Iterator[Slope]:
     """Scores and gradients of every input, for each of its targets.
+
+    Where the clean sequence is cached, inputs run from their first changed token on.
 
     Args:
         lm: the model.
         query: its tokens and targets.
         inputs: where to differentiate.
         read: the score.
-        clean: log-probabilities at the targets' tokens without a change.
-        cache: of the clean sequence; inputs then run from their first changed token on.
-        spend: counts what has run.
 
     Raises:
         NumericalError: a logit or a gradient is NaN or infinite.
@@ -89,13 +78,13 @@ def differentiate(
     copies = 1 if lm.device.type == "cpu" else COPIES
     tokens = max((sum(len(query.target_spans[g]) for g in one.targets) for one in inputs), default=1)
     most = min(lm.batch_tokens // len(query.token_ids), LOGIT_BYTES // (4 * lm.vocabulary_size * max(1, tokens)))
-    run = partial(_slopes, lm, query, scores=scores_of(query, read, clean), spend=spend)
+    run = partial(_slopes, lm, query, scores=scores_of(query, read))
 
     def start_of(item: tuple[int, Input]) -> int:
-        return 0 if cache is None else item[1].positions[0]
+        return item[1].positions[0] if query.context.cache else 0
 
     for start, group in groupby(enumerate(inputs), start_of):
-        yield from in_parts(lm, partial(run, start=start, cache=cache), list(group), max(1, most // copies))
+        yield from in_parts(lm, partial(run, start=start), list(group), max(1, most // copies))
 
 
 def in_parts(
@@ -133,9 +122,7 @@ def _slopes(
     inputs: Sequence[tuple[int, Input]],
     *,
     scores: Sequence[Score],
-    spend: Spend,
     start: int,
-    cache: Cache | None,
 ) -> Iterator[Slope]:
     """One forward pass of a batch from the token `start` on, and one backward pass for each of its targets."""
     targets = sorted({g for _, one in inputs for g in one.targets})
@@ -143,11 +130,11 @@ def _slopes(
         return
     stop = max(query.target_rows[target][-1] for target in targets) + 1
     with differentiable(lm):
-        embeddings = lm.embed(query.token_ids)[start:stop].detach().repeat(len(inputs), 1, 1)
+        embeddings = query.context.inputs[start:stop].repeat(len(inputs), 1, 1)
         for sequence, (_, one) in zip(embeddings, inputs, strict=True):
             inside = [i - start for i in one.positions if i < stop]
             sequence[inside] = (one.rows()[: len(inside)] * lm.embedding_scale).to(sequence)
-        options = {} if cache is None or start == 0 else continued(cache, start, len(inputs))
+        options = continued(query.context, start, len(inputs)) if start else {}
         heads = target_logits(lm, query, embeddings.requires_grad_(), targets, start, **options)
         for target, logits in zip(targets, heads, strict=True):
             asked = [target in one.targets for _, one in inputs]
@@ -156,7 +143,7 @@ def _slopes(
             for (index, _), value, gradient, wanted in zip(inputs, values, gradients, asked, strict=True):
                 if wanted:
                     yield Slope(index, target, value, pad(gradient, (0, 0, start, len(query.token_ids) - stop)))
-    spend(embeddings[..., 0].numel(), 1 + len(targets))
+    query.spent.add(embeddings[..., 0].numel(), 1 + len(targets))
 
 
 def target_logits(
@@ -175,11 +162,10 @@ def target_logits(
     return list(logits.split([len(span) for span in spans], 1))
 
 
-def scores_of(query: Query, read: Read, clean: Float[Tensor, "tokens vocab"]) -> list[Score]:
+def scores_of(query: Query, read: Read) -> list[Score]:
     """For each target the score as a function of the logits at its tokens."""
-    ids = torch.tensor(query.target_ids)
 
-    def score(logits: Tensor, span: list[int]) -> Tensor:
-        return read(logits, clean[span].to(logits.device), ids[span].to(logits.device))
+    def score(logits: Tensor, target: int) -> Tensor:
+        return read(logits, query.clean_of[target].to(logits.device), query.ids[target].to(logits.device))
 
-    return [partial(score, span=list(span)) for span in query.target_spans]
+    return [partial(score, target=target) for target in range(len(query.target_spans))]

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import ParameterError
+from noiser.question import Objective
 
 Logits = Float[Tensor, "samples tokens vocab"]
 LogProbabilities = Float[Tensor, "tokens vocab"]
@@ -22,9 +23,6 @@ Ids = Int[Tensor, " tokens"]
 
 Read = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits under a change, clean log-probabilities and target ids to numbers, [samples] or any other shape."""
-
-Objective = Callable[[Tensor, Tensor], Tensor]
-"""A caller's own number: from log-probabilities under a change, and without one, to [samples]."""
 
 ScoreName = Literal["prob", "logprob", "logit", "hellinger", "squared"]
 
@@ -88,15 +86,19 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
     Args:
         name: one of `SCORES`.
         foil: a token id: "prob" is then p(target) - p(foil), "logprob" and "logit" are log p(target) / p(foil).
-            Distances leave it out.
-        of: a function of log-probabilities, which takes the place of all scores but the distances.
+        of: a function of log-probabilities, which takes the place of the score.
+
+    Raises:
+        ParameterError: a distance has no foil.
     """
-    if name in ("hellinger", "squared"):
-        return SCORES[name]
     if of is not None:
         return _own(of)
     if foil is None:
         return SCORES[name]
+    if name in ("hellinger", "squared"):
+        raise ParameterError(
+            f"score={name!r} compares whole distributions and has no foil. Use another score with one."
+        )
     value = prob if name == "prob" else logprob
 
     def contrast(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Explaining: a prompt, a model and a method in, an `Attribution` out."""
 
-from noiser.explain.attribute import attribute, attribution_passes, is_many
+from noiser.explain.attribute import attribute, attribution, is_many
 from noiser.explain.citations import Citation, Citations, Quote, Sentence
 from noiser.explain.cite import cite
 from noiser.explain.tolerance import Tolerance, tolerance
@@ -12,7 +12,7 @@ __all__ = [
     "Sentence",
     "Tolerance",
     "attribute",
-    "attribution_passes",
+    "attribution",
     "cite",
     "is_many",
     "tolerance",

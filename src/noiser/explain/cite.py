@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import Any
 
-from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_probability, check_seed, plain
-from noiser.engine import Absence, Effects, EffectTable, LocalEngine, Query, SharedProgress, Steps, without
+from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError
-from noiser.explain.attribute import attribution_steps, is_many, one_for_each, run_all
+from noiser.explain.attribute import attribution_of, is_many, one_for_each, run_many
 from noiser.explain.citations import Citations
-from noiser.explain.refine import MIN_SHARE, Budget, SplitRule
+from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import Method, Occlusion, make_method
-from noiser.model.clean import Passes
 from noiser.model.language_model import LanguageModel
+from noiser.question import Question
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
 from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources
 
@@ -34,48 +33,6 @@ LEAST_SHARE = 0.2
 _LINE_END = "\n"
 
 
-@overload
-def cite(
-    lm: LanguageModel,
-    question: Prompt,
-    sources: Sources,
-    *,
-    method: str | Method | None = None,
-    answer: str | None = None,
-    max_new_tokens: int = 128,
-    template: str | None = TEMPLATE,
-    unit: CitedUnit = "auto",
-    memory: float | None = None,
-    least_share: float = LEAST_SHARE,
-    contrast: bool = True,
-    max_forwards: int | None = None,
-    max_seconds: float | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Citations: ...
-
-
-@overload
-def cite(
-    lm: LanguageModel,
-    question: Prompts,
-    sources: Sequence[Sources],
-    *,
-    method: str | Method | None = None,
-    answer: Sequence[str | None] | None = None,
-    max_new_tokens: int = 128,
-    template: str | None = TEMPLATE,
-    unit: CitedUnit = "auto",
-    memory: float | None = None,
-    least_share: float = LEAST_SHARE,
-    contrast: bool = True,
-    max_forwards: int | None = None,
-    max_seconds: float | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[Citations]: ...
-
-
 def cite(
     lm: LanguageModel,
     question: Prompt | Prompts,
@@ -89,11 +46,9 @@ def cite(
     memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
-    max_forwards: int | None = None,
-    max_seconds: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Citations | list[Citations]:
+) -> Any:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
 
     The sources are put into the prompt, the model answers, and each source is hidden from question and answer: what a
@@ -120,8 +75,6 @@ def cite(
         least_share: a source is cited if it has this share of a sentence's positive scores. It is taken apart if it has
             a twentieth of all scores: what is not cited helps to predict, too.
         contrast: whether the model is also asked without the sources.
-        max_forwards: with unit="auto", about the most token-forwards to spend; every source is always scored.
-        max_seconds: likewise in seconds; many questions then run one by one, each with that much.
         seed: of all random numbers.
         progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
             questions.
@@ -132,85 +85,82 @@ def cite(
         ModelError: memory does not suffice.
         UnknownNameError, ParameterError: no such method, or a value outside its domain.
     """
-    options: dict[str, Any] = {
-        "method": None if method is None else make_method(method),
-        "max_new_tokens": max_new_tokens,
-        "template": template,
-        "unit": unit,
-        "memory": memory,
-        "least_share": least_share,
-        "contrast": contrast,
-        "budget": Budget.of(max_forwards, max_seconds, unit),
-        "seed": seed,
-    }
-    question, sources = plain(question), plain(sources)
-    many = is_many(question)
-    questions: list[Any] = list(question) if many else [question]
-    documents: Sequence[Any] = one_for_each("sources", sources, len(questions)) if many else [sources]
-    answers: Sequence[Any] = one_for_each("answer", answer, len(questions)) if many else [answer]
-    engine = LocalEngine(lm, many=many and max_seconds is None)
-    shared = SharedProgress(len(questions), progress) if many else None
-    coroutines = (
-        _citation_passes(engine, *texts, answer=text, progress=shared.of(i) if shared else progress, **options)
-        for i, (*texts, text) in enumerate(zip(questions, documents, answers, strict=True))
-    )
-    citations = run_all(engine, coroutines, shared)
-    return citations if many else citations[0]
-
-
-def _citation_passes(
-    engine: LocalEngine,
-    question: Prompt,
-    sources: Sources,
-    *,
-    method: Method | None,
-    answer: str | None,
-    max_new_tokens: int,
-    template: str | None,
-    unit: CitedUnit,
-    memory: float | None,
-    least_share: float,
-    contrast: bool,
-    budget: Budget,
-    seed: int,
-    progress: Progress | None,
-) -> Passes[Citations]:
-    """The citations of one answer; see `cite`."""
     check_choice("unit", unit, ("auto", "source", "sentence"))
-    seed = check_seed(seed)
     check_probability("least_share", least_share)
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
-    lm = engine.lm
+    settings = _Settings(
+        method=None if method is None else make_method(method),
+        max_new_tokens=max_new_tokens,
+        template=template,
+        unit=unit,
+        memory=memory,
+        least_share=least_share,
+        contrast=contrast,
+        seed=check_seed(seed),
+    )
+    question, sources = plain(question), plain(sources)
+    if not is_many(question):
+        return run_one(lm, citations(lm, question, sources, answer, settings), progress)
+    columns = one_for_each("sources", sources, len(question)), one_for_each("answer", answer, len(question))
+    works = (citations(lm, q, documents, text, settings) for q, documents, text in zip(question, *columns, strict=True))
+    return run_many(lm, works, len(question), progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """The arguments of `cite` that all questions share."""
+
+    method: Method | None
+    max_new_tokens: int
+    template: str | None
+    unit: CitedUnit
+    memory: float | None
+    least_share: float
+    contrast: bool
+    seed: int
+
+
+def citations(
+    lm: LanguageModel, question: Prompt, sources: Sources, answer: str | None, settings: _Settings
+) -> Steps[Citations]:
+    """The citations of one answer, as a generator for `noiser.engine.Engine`; see `cite`."""
+    template = settings.template
     chat = bool(getattr(lm.tokenizer, "chat_template", None))
     asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
     prompt = asked if template is None else place_sources(asked, sources, template)
     read = lm.encode(prompt)
-    begin = 0 if template is None else begin_of_sources(asked, prompt, template, read.text)
-    writing = {"max_new_tokens": max_new_tokens, "stop": None if chat else _LINE_END}
-    query = yield from engine.query(
-        prompt,
-        target=answer,
-        target_unit="sentence",
-        unit=unit,
-        sources=sources,
-        sources_begin=begin,
-        continuation_units=False,
-        **writing,
+    writing: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "stop": None if chat else _LINE_END}
+    query = yield from prepare(
+        lm,
+        Question(
+            prompt=prompt,
+            target=answer,
+            target_unit="sentence",
+            unit=settings.unit,
+            sources=sources,
+            sources_begin=0 if template is None else begin_of_sources(asked, prompt, template, read.text),
+            continuation_units=False,
+            **writing,
+        ),
     )
     written = "".join(query.target_texts)
     if not written.strip():
         raise TargetError(
-            f"{lm.identity.name} answers nothing; expected text to cite sources for. Ask otherwise, or name the answer."
+            f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
+            "pass answer=."
         )
-    default = _default(lm, query)
-    memory = MEMORY[default.baseline] if memory is None else memory
-    steps = _steps(lm, query, method, default, seed, budget, memory, least_share)
-    attribution, losses = yield from engine.answer(query, steps, progress)
-    alone = None
-    if contrast:
+    default = _default(lm)
+    memory = MEMORY[default.baseline] if settings.memory is None else settings.memory
+    losses = yield from _losses(query, default.baseline)
+    relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
+    rule = SplitRule(min(settings.least_share, MIN_SHARE), relied, "sentence")
+    attribution = yield from attribution_of(lm, query, settings.method or default, settings.seed, rule)
+    other = None
+    if settings.contrast:
         alone = without_sources(asked, template, read.text, read.contents, query.sources)
-    other = None if alone is None else (yield from engine.query(alone, target_unit="all", **writing))
+        if alone is not None:
+            other = yield from prepare(lm, Question(prompt=alone, target_unit="all", **writing))
     return Citations(
         question=question,
         sources=query.sources,
@@ -219,35 +169,22 @@ def _citation_passes(
         attribution=attribution,
         losses=losses,
         memory=memory,
-        least_share=least_share,
+        least_share=settings.least_share,
     )
 
 
-def _default(lm: LanguageModel, query: Query) -> Occlusion:
-    """`METHOD`, as far as the model can do it."""
-    if lm.hides_tokens(len(query.token_ids)):
-        return METHOD
-    baseline: Absence = "zero" if lm.takes_embeddings else "delete"
-    return replace(METHOD, baseline=baseline)
-
-
-def _steps(
-    lm: LanguageModel,
-    query: Query,
-    method: Method | None,
-    default: Occlusion,
-    seed: int,
-    budget: Budget,
-    memory: float,
-    least_share: float,
-) -> Steps[tuple[Attribution, tuple[float, ...]]]:
-    """The attribution, and what each sentence loses without any source."""
+def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
+    """The log-probability that each sentence loses without any source, in nats."""
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
-    positions = tuple(sorted(position for unit in inside for position in unit.token_indices))
-    removal: EffectTable = yield Effects([without(positions, None, default.baseline)], score="logprob", leads=False)
-    losses = tuple(removal.score[0].tolist())
-    relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
-    rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
-    attribution = yield from attribution_steps(lm, query, method or default, seed, budget, rule)
-    return attribution, losses
+    positions = [position for unit in inside for position in unit.token_indices]
+    read = query.score("logprob")
+    (values,) = yield Ask(query, [remover(query, removal)(positions, None)], read)
+    return tuple((query.read_clean(read) - values[:, 0]).tolist())
+
+
+def _default(lm: LanguageModel) -> Occlusion:
+    """`METHOD`, as far as the model can do it."""
+    if lm.looks_inside and lm.packs:
+        return METHOD
+    return replace(METHOD, baseline="zero" if lm.takes_embeddings else "delete")

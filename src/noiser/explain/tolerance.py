@@ -14,10 +14,11 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.display import label, number_format
 from noiser.checks import check_count
-from noiser.engine import AddNoise, Effects, EffectTable, LocalEngine, Query
+from noiser.engine import Ask, Effect, Query, Steps, effect_of, restore, run_one
+from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
-from noiser.methods.noise import as_noise, check_noise, count_samples, draw_k, draw_noise
-from noiser.model import LanguageModel, rebuild_query
+from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
+from noiser.model import LanguageModel
 from noiser.registry import unversioned
 from noiser.text import token_texts
 from noiser.types import Progress, Span, Target
@@ -133,55 +134,57 @@ def tolerance(
         ModelError: memory does not suffice.
         NumericalError: the model returned NaN or infinite logits.
     """
-    _check(att, unit_index, ks)
-    query = rebuild_query(lm, att)
-    positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
-    vectors = _noise(query, att, samples, noise).to(query.device)  # once, not for every k
-    noisy = [AddNoise(positions, targets, noise=vectors, scale=float(k)) for k in ks]
-    table: EffectTable = LocalEngine(lm).ask(query, Effects(noisy), progress)
-    ids = sorted({token for token in table.leader.flatten().tolist() if token >= 0})
-    texts = {token: token_texts(lm.tokenizer, [token])[0] for token in ids}  # each alone: bytes would join
-    return Tolerance(
-        unit=att.units[unit_index],
-        unit_index=int(unit_index),
-        targets=att.targets,
-        ks=torch.tensor([float(k) for k in ks], device="cpu"),
-        probabilities=table.probability.T.float(),
-        stderr=table.probability_stderr.T.float(),
-        flips=table.flips.T,
-        leaders=tuple(
-            tuple(Target(texts[token], token, p, 1) for token, p in zip(leaders, most, strict=True) if token >= 0)
-            for leaders, most in zip(table.leader.T.tolist(), table.leader_probability.T.tolist(), strict=True)
-        ),
-        foil_probabilities=None if not query.foil_ids else table.foil_probability[:, 0].float(),
-    )
-
-
-def _check(att: Attribution, unit_index: int, ks: Sequence[float]) -> None:
     if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ParameterError(f"att is {att!r:.200}; expected what noiser.attribute returns.")
     if not isinstance(unit_index, SupportsIndex) or not 0 <= unit_index < len(att.units):  # pyright: ignore
         raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
-    if not isinstance(ks, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ParameterError(f"ks is {ks!r}; expected one or more finite numbers of at least 0.")
-    wrong = [k for k in ks if isinstance(k, str) or not 0 <= float(k) < math.inf]
-    if wrong or not len(ks):
-        raise ParameterError(f"ks is {wrong[:1] or list(ks)}; expected one or more finite numbers of at least 0.")
+    sizes = check_sizes(ks)
+    return run_one(lm, _tolerance(lm, att, int(unit_index), sizes, samples, noise), progress)
 
 
-def _noise(
-    query: Query, att: Attribution, samples: int | None, noise: Tensor | None
-) -> Float[Tensor, "samples positions dim"]:
-    """The caller's noise, or what Noiser draws for this attribution."""
+def _tolerance(
+    lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float], samples: int | None, own: Tensor | None
+) -> Steps[Tolerance]:
+    query = yield from restore(lm, att)
+    positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
+    vectors = _noise(query, att, samples, own).to(query.device)  # once, not for every k
+    changes = [add_noise(positions, vectors, k, targets) for k in ks]
+    found: list[Tensor] = yield Ask(query, changes, effect_of(query.score("prob"), query.foil_id))
+    table = torch.full((len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64)
+    table[list(targets)] = torch.stack(found, 1)
+    columns = Effect(*table.unbind(-1))  # pyright: ignore[reportArgumentType]
+    ids = sorted({int(token) for token in columns.leader[list(targets)].flatten().tolist()})  # pyright: ignore
+    texts = {token: token_texts(lm.tokenizer, [token])[0] for token in ids}  # each alone: bytes would join
+    leaders = [[(int(e[-2]), e[-1]) for e in row] if g in targets else [] for g, row in enumerate(table.tolist())]
+    return Tolerance(
+        unit=att.units[unit_index],
+        unit_index=unit_index,
+        targets=att.targets,
+        ks=torch.tensor(ks, device="cpu"),
+        probabilities=columns.probability.float(),  # pyright: ignore
+        stderr=columns.probability_stderr.float(),  # pyright: ignore
+        flips=columns.flips == 1,  # pyright: ignore
+        leaders=tuple(tuple(Target(texts[token], token, p, 1) for token, p in row) for row in leaders),
+        foil_probabilities=None if query.foil_id is None else columns.foil_probability[0].float(),  # pyright: ignore
+    )
+
+
+def check_sizes(ks: object) -> list[float]:
+    """Sizes of noise as numbers. Raises ParameterError unless there are some, finite and at least 0."""
+    sizes = [float(k) for k in ks if not isinstance(k, str)] if isinstance(ks, Iterable) else []
+    if not sizes or not all(0 <= k < math.inf for k in sizes):
+        raise ParameterError(f"ks is {ks!r:.200}; expected one or more finite numbers of at least 0.")
+    return sizes
+
+
+def _noise(query: Query, att: Attribution, samples: int | None, noise: Tensor | None) -> Tensor:
+    """The caller's noise, or the noise that Noiser draws for this attribution, [samples, positions, dim]."""
     longest, dim = max(len(unit.token_indices) for unit in att.units), query.embedding_dim
     own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
-    given = own.get("noise") if noise is None and samples is None else noise
-    if given is not None:
-        given = as_noise(given)  # in a saved attribution it is lists
-        count_samples(given, samples)
-        return check_noise(given, longest, dim)
-    count = samples if samples is not None else own.get("samples", 10)
-    check_count("samples", count)
+    noise = own.get("noise") if noise is None and samples is None else noise
+    if noise is not None:
+        return check_noise(as_noise(noise), longest, dim)  # in a saved attribution it is lists
+    count = check_count("samples", own.get("samples", 10) if samples is None else samples)
     generator = torch.Generator().manual_seed(att.seed)
     if own.get("bounding") == "random":
         draw_k(generator)

@@ -72,9 +72,9 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _attentions(query: Query) -> Attentions:
-    if query.of is not None or query.foil_ids:
+    if query.of is not None or query.foil_id is not None:
         raise ParameterError(
             "Attention weights are the same whatever is explained; expected a question without a foil and without a "
             "function of your own (of=). Leave it out, or use a method that reads the prediction, such as 'occlusion'."
         )
-    return Attentions()
+    return Attentions(query)

@@ -60,7 +60,7 @@ class AttnLrp:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        table: RelevanceTable = yield Relevance(Rules(identity, ATTENTION[self.softmax]), _score(query))
+        table: RelevanceTable = yield Relevance(query, Rules(identity, ATTENTION[self.softmax]), _score(query))
         relevance = table.contributions
         explained, total = table.values[:, 0].tolist(), relevance.sum(-1).tolist()
         return Scores(

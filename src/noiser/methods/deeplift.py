@@ -12,7 +12,6 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Path, Query, Relevance, RelevanceTable, Steps
 from noiser.engine.rules import Activation, Rules, derivative, widened
-from noiser.engine.scores import score_of
 from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
 
@@ -49,12 +48,12 @@ class DeepLift:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        read = score_of(self.score, query.foil_id, query.of)
+        read = query.score(self.score)
         difference = torch.zeros(len(query.target_spans))
         contributions = torch.zeros(len(difference), len(query.encoding.token_ids), dtype=torch.float64)
         for positions, targets in movable_groups(query):
             reference = Path(positions, targets, baseline=self.baseline)
-            table: RelevanceTable = yield Relevance(Rules(rescale), read, reference)
+            table: RelevanceTable = yield Relevance(query, Rules(rescale), read, reference)
             difference[list(targets)] = table.values[:, 0] - table.values[:, 1]
             contributions[list(targets)] = table.contributions
         delta = difference - contributions.sum(-1)

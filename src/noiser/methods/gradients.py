@@ -12,17 +12,15 @@ from torch import Tensor
 from noiser.checks import check_choice, check_not_negative, set_count
 from noiser.engine import (
     BASELINES,
+    Ask,
     Baseline,
     Integrals,
     IntegralTable,
     Path,
     Query,
-    Replace,
     Steps,
-    Values,
-    ValueTable,
+    remover,
 )
-from noiser.engine.scores import score_of
 from noiser.methods.noise import draw_noise
 from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
@@ -59,7 +57,7 @@ class InputXGradient:
         """Scores of every unit for every target; see `Method`."""
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
-        table: IntegralTable = yield Integrals([Path(positions)], score_of(self.score, query.foil_id, query.of))
+        table: IntegralTable = yield Integrals(query, [Path(positions)], query.score(self.score))
         return Scores(scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)))
 
 
@@ -98,11 +96,12 @@ class IntegratedGradients:
         groups = movable_groups(query)
         alphas, weights = gauss_legendre(self.n_steps)
         paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
-        table: IntegralTable = yield Integrals(paths, score_of(self.score, query.foil_id, query.of))
-        ends: ValueTable = yield Values([Replace(*group, baseline=self.baseline) for group in groups], self.score)
-        difference = ends.clean.clone()
-        for group, values in zip(groups, ends.values, strict=True):
-            difference[list(group.targets)] -= values[0]
+        table: IntegralTable = yield Integrals(query, paths, query.score(self.score))
+        read, remove = query.score(self.score), remover(query, self.baseline)
+        ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
+        difference = query.read_clean(read)
+        for group, values in zip(groups, ends, strict=True):
+            difference[list(group.targets)] -= values[:, 0]
         delta = difference - table.contributions.sum((-1, -2)).cpu()
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)),
@@ -161,7 +160,7 @@ class GradientShap:
             for alpha, shift in zip(alphas, noise, strict=True)
             for group in movable_groups(query)
         ]
-        table: IntegralTable = yield Integrals(paths, score_of(self.score, query.foil_id, query.of))
+        table: IntegralTable = yield Integrals(query, paths, query.score(self.score))
         stderr = None
         if count > 1 and self.reduce == "sum":
             of_samples = table.sums.unflatten(0, (count, -1)).sum(1) * count
@@ -192,12 +191,12 @@ class SequentialIntegratedGradients(IntegratedGradients):
             Path(positions, seen, baseline=self.baseline, alphas=alphas, weights=weights)
             for _, positions, seen in units
         ]
-        table: IntegralTable = yield Integrals(paths, score_of(self.score, query.foil_id, query.of))
-        removed = [Replace(positions, seen, baseline=self.baseline) for _, positions, seen in units]
-        ends: ValueTable = yield Values(removed, self.score)
-        difference = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64)
-        for (unit, _, seen), values in zip(units, ends.values, strict=True):
-            difference[list(seen), unit] = ends.clean[list(seen)] - values[0]
+        table: IntegralTable = yield Integrals(query, paths, query.score(self.score))
+        read, remove = query.score(self.score), remover(query, self.baseline)
+        ends: list[Tensor] = yield Ask(query, [remove(positions, seen) for _, positions, seen in units], read)
+        difference, whole = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64), query.read_clean(read)
+        for (unit, _, seen), values in zip(units, ends, strict=True):
+            difference[list(seen), unit] = whole[list(seen)] - values[:, 0]
         delta = difference - sum_over_units(query, table.contributions.sum(-1))
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)),

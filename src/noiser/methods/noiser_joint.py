@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, set_count
-from noiser.engine import REMOVALS, Query, RemovalName, Remover, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, in_query_order
+from noiser.engine import REMOVALS, Game, Query, Steps, remover
+from noiser.methods.coalitions import draw_per_unit, table
 from noiser.methods.protocol import Scores
+from noiser.types import RemovalName
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
@@ -48,7 +49,7 @@ class NoiserJoint:
         samples: inputs, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n
             the units before the first target, which costs what the default `Noiser` does. 2^n or more is exact.
         removal: how the units that are not kept are removed: "zero" or "mean" rows, relative "noise" of twice their
-            size, or "delete"; see `noiser.engine.Remover`.
+            size, "delete" or "hidden"; see `noiser.engine.remover`.
         score: what f and g are. "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost and
             still weighs it most while it stands, and g = log p / (1 - p), in which effects add up. The others are
             both f and g: "prob", "logprob", "logit", or "hellinger", minus the distance to the clean distribution,
@@ -69,58 +70,58 @@ class NoiserJoint:
         check_choice("removal", self.removal, REMOVALS)
         check_choice("score", self.score, get_args(JointScore))
 
-    def inputs_for(self, units: int) -> int:
-        """The most inputs that are run for so many units."""
-        return min(1 + max(self._samples_for(units), 2 * units + 2), 2**units - 1)
-
     def _samples_for(self, units: int) -> int:
         return max(self.samples or 8 * units, 2 * units)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every input once for all targets, then solves for each target."""
-        root, units = self.score == "root", len(query.units)
-        # of the caller's function there is only the number that it gives
-        value: ScaleName = self.score if self.score != "root" else "logit" if query.of is None else "prob"
-        noise = rng
+        noise, units = rng, len(query.units)
         if self.removal == "noise":  # as many numbers as there are tokens: the inputs must not depend on how many
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
-        coalitions = Coalitions(query, Remover(query, self.removal, noise, samples=1), value)
-        half, exact = self._draw(query, rng)
-        single = torch.eye(units, dtype=torch.bool)
-        middle = yield from coalitions.values(torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half]))
-        ends, whole = middle[:, : 1 + 2 * units], coalitions.clean
+        # of the caller's function there is only the number that it gives
+        name = self.score if self.score != "root" else "logit" if query.of is None else "prob"
+        game = Game(query, query.score(name), remover(query, self.removal, noise))
+        half, exact = self._draw([len(seen) for seen in game.units], units, rng)
+        values = yield from game(_inputs(half))
+        root = self.score == "root" and query.of is None and query.foil_id is None
+        ends, whole = values[:, : 1 + 2 * units], game.whole
         guesses = _steps(ends, whole)
-        if root and query.of is None and not query.foil_ids:
+        if root:
             ends, whole = ends.sigmoid() ** 0.25, whole.sigmoid() ** 0.25
         steps = _steps(ends, whole).mean(0)
-        drawn, opposite = middle[:, 1 + 2 * units :].chunk(2, dim=1)
+        drawn, opposite = values[:, 1 + 2 * units :].chunk(2, dim=1)
         fits: list[_Fit] = []
-        for g, seen in enumerate(coalitions.seen):
+        for g, seen in enumerate(game.units):
             every = len(seen) <= exact
             found = _fit(half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen])
             fits.append(_ordered(steps[g, seen], found, min(len(half), 2 ** (len(seen) - 1))))
         return Scores(
-            scores=coalitions.table([fit.scores for fit in fits]),
-            stderr=coalitions.table([fit.stderr for fit in fits]),
+            scores=table(game, [fit.scores for fit in fits]),
+            stderr=table(game, [fit.stderr for fit in fits]),
             info={"baseline_value": ends[:, 0].tolist(), "value": whole.tolist()},
         )
 
-    def _draw(self, query: Query, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
-        """One of each pair of complementary inputs, and how many units have all of theirs.
+    def _draw(self, counts: list[int], units: int, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
+        """One of each pair of complementary inputs, and the number of units up to which all of them are there.
 
-        Those of a target that has fewer than `samples` are all there, several times if other targets have more units;
-        or else they are drawn for the first target.
+        `counts` are the units of each target, the first ones of all units. A target with fewer inputs than `samples`
+        has all of its own, several times if other targets have more units; else they are drawn for the first target.
         """
-        counts = query.causal_mask.sum(1).tolist()
         samples = self._samples_for(counts[0])
         exact = max((count for count in counts if samples >= 2**count), default=0)
         pairs = max(1, (samples - 2 * counts[0]) // 2)
         if exact:
             every = 2 ** (exact - 1)
             pairs = every * (max(1, pairs // every) if max(counts) > exact else 1)
-        drawn = draw_per_unit(pairs, len(query.units), rng) < 0.5
+        drawn = draw_per_unit(pairs, units, rng) < 0.5
         drawn[:, :exact] = (torch.arange(pairs)[:, None] >> torch.arange(exact)) % 2 == 1
-        return in_query_order(query, drawn), exact
+        return drawn, exact
+
+
+def _inputs(half: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:
+    """Nothing, all but each unit, each unit alone, then drawn inputs and their complements."""
+    single = torch.eye(half.shape[1], dtype=torch.bool)
+    return torch.cat([torch.zeros_like(single[:1]), ~single, single, half, ~half])
 
 
 def _steps(
@@ -129,8 +130,8 @@ def _steps(
     """Each unit's last step, from all but it to all, and its first, from nothing to it alone.
 
     Args:
-        ends: what is predicted from nothing, then from all but each unit, then from each unit alone.
-        whole: what is predicted from all.
+        ends: the values of nothing, then of all but each unit, then of each unit alone.
+        whole: the values of all.
     """
     last, first = ends[:, 1:].chunk(2, dim=1)
     return torch.stack([whole[:, None] - last, first - ends[:, :1]])

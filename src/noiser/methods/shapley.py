@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, set_count
-from noiser.engine import ABSENCES, Absence, Query, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit, in_query_order
+from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, remover
+from noiser.methods.coalitions import draw_per_unit, for_each_target, players_of, table
 from noiser.methods.protocol import Scores
 
 
@@ -29,17 +29,13 @@ class KernelShap:
     taken whole from the outside in (one unit missing, one unit kept, ...) while they deserve it by their weight, and
     the rest of `samples` is drawn from π in complementary pairs. The sum is met exactly in any case.
 
-    The coalitions are shared by all targets. π is a Pólya urn: a unit that joins a game of k units, s of them kept,
-    is kept with probability s / k. So coalitions drawn for the first target become coalitions for a later one,
-    with more units before it, by drawing from the urn, and the scores of a target do not depend on later targets.
+    Targets with the same units share their coalitions; the scores of a target do not depend on later targets.
 
     Args:
-        samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before the
-            first target: exact up to 8 units. 2^n or more is exact.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
-        score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
-            difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
+        samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before
+            the target: exact up to 8 units. 2^n or more is exact.
+        baseline: how a unit is removed; as for `Occlusion`.
+        score: f; see `noiser.engine.SCORES`.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -47,36 +43,35 @@ class KernelShap:
 
     samples: int | None = None
     baseline: Absence = "zero"
-    score: ScaleName = "prob"
+    score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
         if self.samples is not None:
             set_count(self, "samples", least=2)
         check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, get_args(ScaleName))
-
-    def inputs_for(self, units: int) -> int:
-        """The most inputs that are run for so many units."""
-        return min(1 + self._samples_for(units), 2**units - 1)
+        check_choice("score", self.score, SCORES)
 
     def _samples_for(self, units: int) -> int:
         return self.samples or 16 * units + 128
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Runs every coalition once for all targets, then solves for each target."""
-        coalitions = Coalitions(query, self.baseline, self.score)
-        counts = [len(seen) for seen in coalitions.seen]
-        samples = self._samples_for(counts[0])
-        exact = [samples >= 2**count for count in counts]
-        game = draw_for_targets(query, samples, rng)
-        kept = torch.cat([torch.zeros(1, len(query.units), dtype=torch.bool), game.kept])  # the empty one first
-        values = yield from coalitions.values(kept)
-        empty = values[:, 0]
-        rows = [
-            shapley_regression(kept[1:, seen], values[g, 1:] - empty[g], game.weights, coalitions.clean[g] - empty[g])
-            for g, seen in enumerate(coalitions.seen)
-        ]
-        return Scores(scores=coalitions.table(rows), info={"exact": exact, "baseline_value": empty.tolist()})
+        """Runs the coalitions of every target, shared by targets with the same units, then solves for each."""
+        game = Game(query, query.score(self.score), remover(query, self.baseline))
+        players = players_of(game)
+        sizes = [len(group.units) for group in players]
+        drawn = [draw_coalitions(units, self._samples_for(units), rng) for units in sizes]
+        kept = [torch.cat([torch.zeros(1, n, dtype=torch.bool), d.kept]) for n, d in zip(sizes, drawn, strict=True)]
+        values = yield from game.values(for_each_target(game, players, kept))
+        rows: dict[int, Tensor] = {}
+        exact: dict[int, bool] = {}
+        for group, coalitions in zip(players, drawn, strict=True):
+            for g in group.targets:
+                empty, gains = values[g][0], values[g][1:]
+                rows[g] = shapley_regression(coalitions.kept, gains - empty, coalitions.weights, game.whole[g] - empty)
+                exact[g] = self._samples_for(len(group.units)) >= 2 ** len(group.units)
+        targets = range(len(game.units))
+        info = {"exact": [exact[g] for g in targets], "baseline_value": [float(values[g][0]) for g in targets]}
+        return Scores(scores=table(game, [rows[g] for g in targets]), info=info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +87,8 @@ class ShapleySampling:
 
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs per order.
-        baseline: what replaces a unit; as for `KernelShap`.
-        score: what f is; as for `KernelShap`.
+        baseline: how a unit is removed; as for `Occlusion`.
+        score: f; see `noiser.engine.SCORES`.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -101,29 +96,24 @@ class ShapleySampling:
 
     permutations: int = 25
     baseline: Absence = "zero"
-    score: ScaleName = "prob"
+    score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
         set_count(self, "permutations")
         check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, get_args(ScaleName))
-
-    def inputs_for(self, units: int) -> int:
-        """The most inputs that are run for so many units."""
-        return min(1 + 2 * self.permutations * (units - 1), 2**units - 1)
+        check_choice("score", self.score, SCORES)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs the coalitions of every order once for all targets."""
-        coalitions = Coalitions(query, self.baseline, self.score)
-        units = len(query.units)
+        game, units = Game(query, query.score(self.score), remover(query, self.baseline)), len(query.units)
         ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
-        values = yield from coalitions.values(_joining(ranks.flatten(0, 1)).flatten(0, 1))
+        values = yield from game(_joining(ranks.flatten(0, 1)).flatten(0, 1))
         values = values.unflatten(1, (-1, 2, units + 1))
-        pairs = [_marginals(found, ranks).mean(1)[:, seen] for found, seen in zip(values, coalitions.seen, strict=True)]
+        pairs = [_marginals(found, ranks).mean(1)[:, seen] for found, seen in zip(values, game.units, strict=True)]
         return Scores(
-            scores=coalitions.table([pair.mean(0) for pair in pairs]),
-            stderr=coalitions.table([_standard_error(pair) for pair in pairs]),
+            scores=table(game, [pair.mean(0) for pair in pairs]),
+            stderr=table(game, [_standard_error(pair) for pair in pairs]),
         )
 
 
@@ -131,47 +121,16 @@ class ShapleySampling:
 
 
 class Weighted(NamedTuple):
-    """Coalitions and what each counts, in a measure that tends to the Shapley kernel.
-
-    The kernel's scale is the one in which a coalition of s among n units weighs (s-1)! (n-s-1)! / (n-1)!, which a game
-    inherits from every larger one.
-    """
+    """Coalitions and their weights in the Shapley kernel."""
 
     kept: Bool[Tensor, "coalitions units"]
     weights: Float64[Tensor, " coalitions"]
 
 
-def draw_for_targets(query: Query, samples: int, generator: torch.Generator) -> Weighted:
-    """Coalitions of all units that serve every target, drawn for the last that is exact, or for the first."""
-    counts = query.causal_mask.sum(1).tolist()
-    start = max([count for count in counts if samples >= 2**count] or counts[:1])
-    following = min((count for count in counts if count > start), default=start)
-    game = draw_coalitions(start, following, len(query.units), samples, generator)
-    return game._replace(kept=in_query_order(query, game.kept))
-
-
-def draw_coalitions(first: int, second: int, units: int, samples: int, generator: torch.Generator) -> Weighted:
-    """Coalitions of `first` units, neither empty nor whole, continued to coalitions of `units`.
-
-    Where there are fewer than `samples`, the second game gets each several times, with other units added.
-
-    Args:
-        first: units of the game that is drawn.
-        second: units of the next game that is solved.
-        units: units before the last target; `second` or more.
-        samples: coalitions of the first game; 2^first or more are all.
-        generator: numbers for the first game are drawn before those for the others.
+def draw_coalitions(units: int, samples: int, generator: torch.Generator) -> Weighted:
+    """Coalitions of so many units: sizes taken whole where their share of the samples
+    covers all their coalitions, the rest in random pairs.
     """
-    found = _draw(first, samples, generator)
-    copies = max(1, samples // (len(found.kept) + 2 * (second - first))) if second > first else 1
-    found = Weighted(found.kept.repeat(copies, 1), found.weights.repeat(copies) / copies)
-    for count in range(first, units):
-        found = _join(found, count, copies if count < second else 1, generator)
-    return found
-
-
-def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
-    """Sizes taken whole where their share of the samples covers all their coalitions; the rest in random pairs."""
     kept: list[Tensor] = []
     weights: list[float] = []
     # A size s weighs C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)) in all.
@@ -196,21 +155,6 @@ def _draw(units: int, samples: int, generator: torch.Generator) -> Weighted:
             kept += [chosen, ~chosen]
     table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
     return Weighted(table, torch.tensor(weights, dtype=torch.float64))
-
-
-def _join(game: Weighted, count: int, copies: int, generator: torch.Generator) -> Weighted:
-    """The game of `count` units with one unit more, kept by the Pólya urn of the kernel.
-
-    Two coalitions of the larger game are the empty or the whole one in the smaller: they are added with their weight,
-    as so many copies.
-    """
-    share = game.kept.double().mean(1)
-    joins = torch.rand(len(game.kept), generator=generator, dtype=torch.float64) < share
-    alone = torch.zeros(2, count + 1, dtype=torch.bool)
-    alone[0, :count] = alone[1, count] = True
-    kept = torch.cat([torch.cat([game.kept, joins[:, None]], dim=1), alone.repeat(copies, 1)])
-    weights = torch.full((2 * copies,), 1 / (count * copies), dtype=torch.float64)
-    return Weighted(kept, torch.cat([game.weights, weights]))
 
 
 def shapley_regression(

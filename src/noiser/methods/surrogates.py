@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_positive, check_probability, random_state_kept, set_count
-from noiser.engine import ABSENCES, Absence, Query, Steps
-from noiser.methods.coalitions import Coalitions, ScaleName, draw_per_unit
+from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, remover
+from noiser.methods.coalitions import draw_per_unit, table
 from noiser.methods.protocol import Scores
 
 
@@ -35,12 +35,10 @@ class Lime:
     Args:
         samples: inputs with units missing.
         mask_probability: of each unit in each of them.
-        baseline: what replaces a unit: "zero", "pad", "unk" or "mean", see `noiser.engine.Baseline`; or "delete": its
-            tokens are taken out, and later ones move up; or "hidden", see `noiser.engine.Hide`.
+        baseline: how a unit is removed; as for `Occlusion`.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
-        score: what f is: "prob", p(target); "logprob", its logarithm; "logit", its log-odds; with a foil, the
-            difference of the two tokens'. "hellinger", minus the distance to the whole clean distribution.
+        score: f; see `noiser.engine.SCORES`.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -51,7 +49,7 @@ class Lime:
     baseline: Absence = "zero"
     alpha: float = 1.0
     kernel_width: float = 0.25
-    score: ScaleName = "prob"
+    score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
         set_count(self, "samples")
@@ -59,24 +57,20 @@ class Lime:
         check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
         check_positive("kernel_width", self.kernel_width)
-        check_choice("score", self.score, get_args(ScaleName))
-
-    def inputs_for(self, units: int) -> int:
-        """The most inputs that are run for so many units."""
-        return min(self.samples, 2**units - 1)
+        check_choice("score", self.score, SCORES)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        coalitions = Coalitions(query, self.baseline, self.score)
+        game = Game(query, query.score(self.score), remover(query, self.baseline))
         units = len(query.units)
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
-        values = yield from coalitions.values(kept)
+        values = yield from game(kept)
         fits = [
             ridge(kept[:, seen], values[g], proximity(kept[:, seen], self.kernel_width), self.alpha)
-            for g, seen in enumerate(coalitions.seen)
+            for g, seen in enumerate(game.units)
         ]
-        return _scores(coalitions, fits)
+        return _scores(game, fits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +90,9 @@ class ContextCite:
     Args:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
-        baseline: what replaces a unit; as for `Lime`.
+        baseline: how a unit is removed; as for `Occlusion`.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
-        score: what is predicted: "logit", the log-odds; "logprob"; "prob"; or "hellinger", minus the distance to the
-            whole clean distribution.
+        score: the score that is predicted; see `noiser.engine.SCORES`.
 
     Raises:
         ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
@@ -109,26 +102,22 @@ class ContextCite:
     keep_probability: float = 0.5
     baseline: Absence = "zero"
     alpha: float = 0.01
-    score: ScaleName = "logit"
+    score: ScoreName = "logit"
 
     def __post_init__(self) -> None:
         set_count(self, "samples")
         check_probability("keep_probability", self.keep_probability)
         check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
-        check_choice("score", self.score, get_args(ScaleName))
-
-    def inputs_for(self, units: int) -> int:
-        """The most inputs that are run for so many units."""
-        return min(self.samples, 2**units - 1)
+        check_choice("score", self.score, SCORES)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        coalitions = Coalitions(query, self.baseline, self.score)
+        game = Game(query, query.score(self.score), remover(query, self.baseline))
         kept = draw_per_unit(self.samples, len(query.units), rng) < self.keep_probability
-        values = yield from coalitions.values(kept)
-        fits = [lasso(kept[:, seen], values[g], self.alpha) for g, seen in enumerate(coalitions.seen)]
-        return _scores(coalitions, fits)
+        values = yield from game(kept)
+        fits = [lasso(kept[:, seen], values[g], self.alpha) for g, seen in enumerate(game.units)]
+        return _scores(game, fits)
 
 
 def proximity(kept: Bool[Tensor, "samples units"], width: float) -> Float64[Tensor, " samples"]:
@@ -193,7 +182,7 @@ def _surrogate(weights: Any, intercept: float, kept: Tensor, values: Tensor, imp
     return Surrogate(found, float(intercept), float(1 - residual / variance) if variance else torch.nan)
 
 
-def _scores(coalitions: Coalitions, fits: Sequence[Surrogate]) -> Scores:
+def _scores(game: Game, fits: Sequence[Surrogate]) -> Scores:
     """The weights of each target's fit."""
     info = {"intercept": [fit.intercept for fit in fits], "r2": [fit.r2 for fit in fits]}
-    return Scores(scores=coalitions.table([fit.weights for fit in fits]), info=info)
+    return Scores(scores=table(game, [fit.weights for fit in fits]), info=info)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,8 @@ from torch import Tensor, nn
 
 from noiser.checks import check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.capabilities import Capabilities, embedding_table, measure_capabilities
-from noiser.model.packing import Branches, Packed, packed_logits
-from noiser.model.prefix import Prefix
+from noiser.model.abilities import Abilities, embedding_table, find_abilities
+from noiser.model.packing import Branch, Context, packed_logits
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu, uncompiled
 from noiser.text import Encoding, check_template_kwargs, check_template_reads, encode
@@ -82,7 +80,6 @@ class LanguageModel:
         self.identity = identity or _identity_of(model)
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
         self.chat_template_kwargs = chat_template_kwargs or {}
-        self._capabilities: Capabilities | None = None
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -152,18 +149,11 @@ class LanguageModel:
         ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the model can do, measured once; an interrupted measurement leaves nothing changed."""
-        with model_lock(self.model):
-            if self._capabilities is None:
-                with self.running(), torch.autocast(self.device.type, enabled=False):  # a caller's is for now alone
-                    self._capabilities = measure_capabilities(self)
-            return self._capabilities
-
-    @capabilities.setter
-    def capabilities(self, value: Capabilities) -> None:
-        self._capabilities = value
+    @cached_property
+    def abilities(self) -> Abilities:
+        """How the model can be run, found out at first use; an interrupted trial leaves nothing changed."""
+        with model_lock(self.model), self.running(), torch.autocast(self.device.type, enabled=False):
+            return find_abilities(self)
 
     @property
     def embedding_scale(self) -> float:
@@ -172,28 +162,22 @@ class LanguageModel:
         Noise and masks are applied to rows of the table, so that they mean the same in every family: what is fed to the
         model is `scale * (row + noise)`.
         """
-        return self.capabilities.embedding_scale
+        return self.abilities.embedding_scale
 
     @property
     def packs(self) -> bool:
-        """Whether sequences of different lengths can run end to end in one pass; set it to False to prevent it."""
-        return self.capabilities.packs
+        """Whether sequences of different lengths run end to end in one pass; False in `abilities` prevents it."""
+        return self.abilities.packs
 
-    @packs.setter
-    def packs(self, value: bool) -> None:
-        self.capabilities = replace(self.capabilities, packs=value)
-
-    def reuses_prefix(self, length: int) -> bool:
-        """Whether a cached prefix gives what the whole sequence gives, for sequences of up to `length` tokens."""
-        return self.capabilities.reuses_prefix and length <= (self.capabilities.longest_pass or length)
-
-    def hides_tokens(self, length: int) -> bool:
-        """Whether attention to single tokens can be taken away, in sequences of up to `length` tokens."""
-        return self.looks_inside and self.packs and self.reuses_prefix(length)
+    @property
+    def attention(self) -> str:
+        """The attention implementation of packed passes: the model's own where it takes masks, else "sdpa"."""
+        own = self.model.config._attn_implementation
+        return own if own in ("sdpa", "eager") else "sdpa"
 
     def check_embeddings(self) -> None:
         """Raises UnsupportedModelError when the model reads more of its tokens than their embeddings."""
-        if not self.capabilities.reads_embeddings:
+        if not self.abilities.reads_embeddings:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} does not predict from embeddings what it predicts from their tokens, as "
                 "models with embeddings of their own in every layer do; expected one that reads its input embeddings "
@@ -239,35 +223,47 @@ class LanguageModel:
         """What the model itself would feed its first layer for these tokens, the embedding's factor included."""
         return self._embedding(token_ids.to(self.device))
 
+    def context(self, token_ids: Sequence[int]) -> Context:
+        """A clean sequence that has yet to run."""
+        with self.running():
+            return Context(self.embed(torch.tensor(token_ids)).detach(), self.embedding_scale)
+
+    def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+        """Logits of every branch; out of memory, nothing has changed.
+
+        Packed, they come from one pass; of a model that cannot pack, from one pass for each length, and all branches
+        must begin at 0.
+        """
+        with self.running():
+            if self.packs:
+                return packed_logits(self, branches)
+            found: list[Any] = [None] * len(branches)
+            by_length: dict[int, list[int]] = {}
+            for i, branch in enumerate(branches):
+                by_length.setdefault(branch.stop, []).append(i)
+            for same in by_length.values():
+                rows = sorted({row for i in same for row in branches[i].wanted})
+                inputs = torch.cat([branches[i].inputs for i in same])
+                logits = self.output(inputs, positions=rows).logits.split([len(branches[i].inputs) for i in same])
+                for i, part in zip(same, logits, strict=True):
+                    found[i] = part[:, [rows.index(row) for row in branches[i].wanted]]
+            return found
+
     def logits(
-        self,
-        embeddings: Float[Tensor, "batch length dim"],
-        *,
-        positions: Sequence[int],
-        prefix: Prefix | None = None,
+        self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int]
     ) -> Float[Tensor, "batch positions vocab"]:
-        """Float32 logits at some positions of the sequence.
+        """Float32 logits at some positions of whole sequences.
 
         Args:
             embeddings: [batch, length, dim], in the space of `embed`, any float type.
             positions: indices into `length` whose logits are wanted; the head runs only there.
-            prefix: keys and values of what comes before the embeddings; it grows by them.
         """
-        return self.output(embeddings, positions=positions, prefix=prefix).logits.float()
+        return self.output(embeddings, positions=positions).logits.float()
 
-    def output(
-        self,
-        embeddings: Float[Tensor, "batch length dim"],
-        *,
-        positions: Sequence[int],
-        prefix: Prefix | None = None,
-        **options: Any,
-    ) -> Any:
+    def output(self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], **options: Any) -> Any:
         """The model's full output; its logits are those of `logits`, in the model's own precision."""
         rows = embeddings.to(self.dtype, copy=True)  # scaled in place by some models, such as CTRL
         arguments: dict[str, Any] = {"inputs_embeds": rows, "use_cache": False, **options}
-        if prefix is not None:
-            arguments |= {"past_key_values": prefix.cache, "use_cache": True}
         wanted = torch.tensor(list(positions), device=embeddings.device)
         if self._keeps_rows:
             arguments["logits_to_keep"] = list(positions) if self._is_spread else wanted  # wherever the last layer is
@@ -290,19 +286,6 @@ class LanguageModel:
                 "off, as those of some quantisation schemes do; expected layers that gradients pass through. Take a "
                 "method without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
             )
-
-    def run_packed(self, passes: Sequence[Branches]) -> list[Packed]:
-        """What comes of packed passes, run as one. Out of memory, nothing has changed."""
-        with self.running():
-            return list(packed_logits(self, passes))
-
-    def probabilities(
-        self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int]
-    ) -> Float[Tensor, "batch positions vocab"]:
-        """Next-token distributions at some positions, float32; see `logits` for the arguments."""
-        probabilities = self.logits(embeddings, positions=positions).softmax(-1)
-        check_finite(probabilities, self.dtype)
-        return probabilities
 
 
 def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype) -> None:

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from noiser.model.capabilities import Capabilities
+from noiser.model.abilities import Abilities
 from noiser.model.language_model import LanguageModel
-from noiser.model.packing import Branches, Packed
+from noiser.model.packing import Branch
 from noiser.types import ModelIdentity
 
 BATCH_TOKENS = 2**15
@@ -131,22 +131,18 @@ class ServedModel(LanguageModel):
             table = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(backend, table, scale, config, generation_config)
         super().__init__(network, tokenizer, identity=identity, batch_tokens=BATCH_TOKENS)
-        self.capabilities = Capabilities(
-            reads_embeddings=True, embedding_scale=scale, reuses_prefix=False, packs=True, longest_pass=None
-        )
+        self.abilities = Abilities(reads_embeddings=True, embedding_scale=scale, packs=False)
 
     @property
     def context_length(self) -> int | None:
         """The most tokens that the model can read, or None where it has no limit."""
         return self._context_length
 
-    def run_packed(self, passes: Sequence[Branches]) -> list[Packed]:
-        """All sequences of all passes in one call of the backend."""
-        groups = [group for branches in passes for group in branches.groups]
+    def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+        """Logits of all branches, from one call of the backend."""
         with self.running():
-            logits = iter(self.model([Sequenced(x, g.rows, g.tokens) for g in groups for x in g.embeddings]))
-        stacked = iter([torch.stack([next(logits) for _ in group.embeddings]) for group in groups])
-        return [Packed([next(stacked) for _ in branches.groups], branches.prefix) for branches in passes]
+            logits = iter(self.model([Sequenced(x, b.wanted, b.tokens) for b in branches for x in b.inputs]))
+        return [torch.stack([next(logits) for _ in branch.inputs]) for branch in branches]
 
 
 def generation_config(source: str, revision: str | None) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from noiser.attribution import Attribution
+from noiser.engine.query import Prefill, Query, Steps, check_length, query_of
 from noiser.errors import ParameterError
 from noiser.model.language_model import LanguageModel
-from noiser.model.query import Query, check_length, query_of
-from noiser.text import Encoding
 from noiser.types import Span
 
 
-def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
+def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
     """The query that an attribution answers, to be asked again.
 
     The model need not be the one that made the attribution, but its tokenizer must cut the text into the same tokens.
@@ -20,28 +19,38 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
         att: a result, also one that was loaded from a file or aggregated.
 
     Raises:
-        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise.
+        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, or the attribution
+            explains a number of the caller's own.
         PromptError: the text exceeds the model's context.
     """
+    if "of" in att.info:
+        raise ParameterError(
+            f"The attribution explains a number of your own, {att.info['of']}, which its file does not hold. Attribute "
+            "again without `of`."
+        )
     text = att.text[: att.prompt_length]
     encoding = lm.encode(att.prompt, rendered=text)
     if encoding.text != text:
         raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {text!r}")
     ids = tuple(token for target in att.targets for token in (*target.before, *target.token_ids))
-    foil_ids = () if att.foil is None else att.foil.token_ids
-    if outside := [token for token in (*ids, *foil_ids) if not 0 <= token < lm.vocabulary_size]:
+    foil = None if att.foil is None else att.foil.token_id
+    if outside := [token for token in (*ids, foil or 0) if not 0 <= token < lm.vocabulary_size]:
         raise _mismatch(lm, att, f"target id {outside[0]} is outside its vocabulary of {lm.vocabulary_size} tokens")
-    check_length(lm, len(encoding.token_ids) + max(len(ids), len(foil_ids)) - 1)
-    whole_foil = att.target_unit == "all"
+    prompt_tokens = len(encoding.token_ids)
+    check_length(lm, prompt_tokens + len(ids) - 1)
+    context = lm.context((*encoding.token_ids, *ids[:-1]))
+    exact = [(token,) if foil is None else (token, foil) for token in ids]
+    logits = yield Prefill(context, range(prompt_tokens - 1, prompt_tokens + len(ids) - 1), exact)
     query = query_of(
         lm,
         att.prompt,
         encoding,
         ids,
-        _target_spans(att, len(encoding.token_ids)),
+        _target_spans(att, prompt_tokens),
+        context=context,
+        logits=logits,
         target_unit=att.target_unit,
-        foil_id=foil_ids[0] if foil_ids and not whole_foil else None,
-        foil_ids=foil_ids if whole_foil else (),
+        foil_id=foil,
         units=att.units,
         unit=att.unit,
     )
@@ -51,7 +60,7 @@ def rebuild_query(lm: LanguageModel, att: Attribution) -> Query:
     if query.encoding.text != att.text:
         raise _mismatch(lm, att, f"prompt and continuation read {query.encoding.text!r} with it, not {att.text!r}")
     for unit in att.units:
-        _check_unit(lm, att, query.encoding, unit)
+        _check_unit(lm, att, query, unit)
     return query
 
 
@@ -65,18 +74,16 @@ def _target_spans(att: Attribution, position: int) -> list[range]:
     return spans
 
 
-def _check_unit(lm: LanguageModel, att: Attribution, whole: Encoding, unit: Span) -> None:
+def _check_unit(lm: LanguageModel, att: Attribution, query: Query, unit: Span) -> None:
     """The unit's tokens must cover its characters; spans that the caller chose, and sources, need only touch them."""
-    if outside := [index for index in unit.token_indices if not 0 <= index < len(whole.token_ids)]:
-        raise _mismatch(lm, att, f"the text has {len(whole.token_ids)} tokens, none at {outside[0]}")
-    if not unit.token_indices:
-        raise _mismatch(lm, att, f"{unit.text!r} at {unit.start} to {unit.end} has no tokens")
-    offsets = [whole.offsets[index] for index in unit.token_indices]
-    start, end = min(a for a, _ in offsets), max(b for _, b in offsets)
+    offsets = query.encoding.offsets
+    if not unit.token_indices or not 0 <= min(unit.token_indices) <= max(unit.token_indices) < len(offsets):
+        raise _mismatch(lm, att, f"{unit.text!r} has the tokens {unit.token_indices} of {len(offsets)}")
+    start = min(offsets[i][0] for i in unit.token_indices)
+    end = max(offsets[i][1] for i in unit.token_indices)
     kinds = {att.unit, att.info.get("aggregated", {}).get("from")}
     touches = kinds & {"spans", "source", "auto"} and start < unit.end and unit.start < end
-    agrees = touches or (start, end) == (unit.start, unit.end)
-    if not agrees:
+    if not touches and (start, end) != (unit.start, unit.end):
         raise _mismatch(lm, att, f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}")
 
 
