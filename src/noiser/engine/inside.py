@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.engine.baselines import Baseline
-
 from noiser.engine.backward import backward, differentiable
+from noiser.engine.baselines import Baseline
 from noiser.engine.gradients import Input, differentiate, in_parts, scores_of, target_logits
 from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled

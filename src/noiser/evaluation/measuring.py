@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Container, Hashable, Mapping, Sequence
-from contextlib import closing
-from typing import Any, NamedTuple
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from noiser.attribution import Attribution
-from noiser.engine import Clean, CleanStats, LocalEngine, complete, run_interleaved
+from noiser.engine import Engine, Query, Steps, prepare, restore, run_one
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item
-from noiser.explain import attribution_passes
-from noiser.methods import Method
+from noiser.explain.attribute import attribution_of
+from noiser.methods import Method, check_answers
 from noiser.metrics.judged import JudgeStoppedError
-from noiser.metrics.metric import Case, Measured, Metric, measure_passes
+from noiser.metrics.metric import Case, Measured, Metric, measured
 from noiser.model import LanguageModel
-from noiser.model.clean import Passes
-from noiser.model.query import build_query
-from noiser.types import AutoUnit, Profile, Progress, Prompt, SpanUnit, TargetUnit, Unit
+from noiser.question import Question
+from noiser.types import AutoUnit, Profile, Prompt, SpanUnit, TargetUnit, Unit
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,9 +30,9 @@ class Attributor:
     Attributes:
         lm: the model.
         method: the method, in the profile already; see `in_profile`.
-        unit: what gets a score; "spans": the spans that the item names.
+        unit: the part of the prompt that gets a score; "spans": the spans that the item names.
         max_new_tokens: tokens of the continuation to explain where an item has no target.
-        target_unit: what each row explains; see `noiser.attribute`.
+        target_unit: the part of the continuation that each row explains; see `noiser.attribute`.
         profile: "authors": special tokens are scored, whatever the method.
     """
 
@@ -43,22 +43,17 @@ class Attributor:
     target_unit: TargetUnit = "token"
     profile: Profile = "paper"
 
-    def passes(
-        self, engine: LocalEngine, item: Item, seed: int, progress: Progress | None = None
-    ) -> Passes[Attribution]:
-        """The attribution of an item, as a coroutine; one that the item already has is not looked at."""
-        return attribution_passes(
-            engine,
-            item.prompt,
-            method=self.method,
+    def question(self, item: Item) -> Question:
+        """The question about an item."""
+        special = "perturbed" if self.profile == "authors" else getattr(self.method, "special_tokens", None)
+        return Question(
+            prompt=item.prompt,
             target=item.target,
             max_new_tokens=self.max_new_tokens,
             target_unit=self.target_unit,
             unit=self._unit_of(item),
             sources=item.sources,
-            seed=seed,
-            special_tokens="perturbed" if self.profile == "authors" else None,
-            progress=progress,
+            special_tokens=special,
         )
 
     def _unit_of(self, item: Item) -> Unit | AutoUnit:
@@ -68,15 +63,21 @@ class Attributor:
             raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
         return sorted(span for spans in item.spans.values() for span in spans)
 
-    def case(self, item: Item, att: Attribution, **settings: Any) -> Case:
+    def attribution(self, item: Item, seed: int) -> Steps[tuple[Query, Attribution]]:
+        """The query of an item and its attribution."""
+        check_answers(self.method, self.lm.identity.name, self.lm.looks_inside)
+        query = yield from prepare(self.lm, self.question(item))
+        attribution = yield from attribution_of(self.lm, query, self.method, seed)
+        return query.with_units(attribution.units), attribution
+
+    def case(self, item: Item, query: Query, att: Attribution, **settings: Any) -> Case:
         """An item's attribution, to be measured; settings are those of `Case`."""
 
-        def reattribute(seed: int) -> Attribution:
-            engine = LocalEngine(self.lm)
-            return complete(engine, self.passes(engine, item, seed))
+        def reattribute(seed: int) -> Steps[Attribution]:
+            return (yield from self.attribution(item, seed))[1]
 
         return Case(
-            lm=self.lm,
+            query=query,
             att=att,
             spans=item.spans,
             gold=item.gold,
@@ -99,12 +100,12 @@ class MetricRun(NamedTuple):
     Attributes:
         metric: the metric.
         settings: fields of `Case`: masks, judge, seed and others.
-        items: indices of the items to measure.
+        items: indices of the items to measure; None for all.
     """
 
     metric: Metric
     settings: Mapping[str, Any]
-    items: Container[int]
+    items: Container[int] | None = None
 
 
 class Measurement(NamedTuple):
@@ -145,79 +146,59 @@ def measure_block(
     Raises:
         JudgeStoppedError: a judge cannot work at all.
     """
-    attributions, caches = attributions or {}, caches or {}
-    lacking = [item for item in items if item.index not in attributions]
+    lm, existing, caches = attributor.lm, attributions or {}, caches or {}
+    lacking = [item for item in items if item.index not in existing]
     started = time.perf_counter()
-    found = dict(zip([item.index for item in lacking], _attribute(attributor, lacking, seed), strict=True))
+    fresh = _each(lm, (attributor.attribution(item, seed + item.index) for item in lacking))
     share = (time.perf_counter() - started) / max(1, len(lacking))
-    measured = {
-        item.index: Measurement(
-            attributions.get(item.index) or found[item.index], {}, {}, share if item.index in found else None
-        )
-        for item in items
-    }
-    cases = {
-        item.index: attributor.case(item, att, cache=caches.get(item.index, {}))
-        for item in items
-        if isinstance(att := measured[item.index].attribution, Attribution)
-    }
+    found = dict(zip([item.index for item in lacking], fresh, strict=True))
+    stored = [item for item in items if item.index in existing]
+    restored = _each(lm, (_restored(lm, existing[item.index]) for item in stored))
+    found |= dict(zip([item.index for item in stored], restored, strict=True))
+    measurements: dict[int, Measurement] = {}
+    cases: dict[int, Case] = {}
+    for item in items:
+        pair, seconds = found[item.index], None if item.index in existing else share
+        attribution = existing.get(item.index) or (pair if isinstance(pair, Exception) else pair[1])
+        measurements[item.index] = Measurement(attribution, {}, {}, seconds)
+        if isinstance(pair, Exception):
+            measurements[item.index].numbers.update(dict.fromkeys(metrics, pair) if item.index in existing else {})
+        else:
+            cases[item.index] = attributor.case(item, *pair, cache=caches.get(item.index, {}))
     for name, (metric, settings, wanted) in metrics.items():
-        usable = [index for index in cases if index in wanted]
-        for group in [usable] if metric.measure is None else [[index] for index in usable]:
-            started = time.perf_counter()
-            with warnings.catch_warnings(action="ignore"):
-                numbers = _measure(metric, [dataclasses.replace(cases[index], **settings) for index in group])
-            share = (time.perf_counter() - started) / max(1, len(group))
-            for index, columns in zip(group, numbers, strict=True):
-                measured[index].numbers[name], measured[index].seconds[name] = columns, share
-    return [measured[item.index] for item in items]
+        usable = [index for index in cases if wanted is None or index in wanted]
+        started = time.perf_counter()
+        numbers = _measure(lm, metric, [dataclasses.replace(cases[index], **settings) for index in usable])
+        share = (time.perf_counter() - started) / max(1, len(usable))
+        for index, columns in zip(usable, numbers, strict=True):
+            measurements[index].numbers[name], measurements[index].seconds[name] = columns, share
+    return [measurements[item.index] for item in items]
 
 
-def _attribute(attributor: Attributor, items: Sequence[Item], seed: int) -> list[Attribution | Exception]:
-    """The attributions of items, in their order, by shared passes."""
-    engine = LocalEngine(attributor.lm, many=len(items) > 1)
+def _restored(lm: LanguageModel, att: Attribution) -> Steps[tuple[Query, Attribution]]:
+    return (yield from restore(lm, att)), att
 
-    def one(item: Item) -> Passes[Attribution | Exception]:
+
+def _each(lm: LanguageModel, works: Iterable[Steps[T]]) -> list[T | Exception]:
+    """The result or the error of every generator, in their order, by shared passes."""
+    outcomes = dict(Engine(lm).run(works))
+    return [outcomes[number] for number in range(len(outcomes))]
+
+
+def _measure(lm: LanguageModel, metric: Metric, cases: Sequence[Case]) -> list[Measured | Exception]:
+    """The columns of every case, or its error."""
+    with warnings.catch_warnings(action="ignore"):
+        if metric.measure_all is None:
+            return _each(lm, (measured(case, metric) for case in cases))
         try:
-            return (yield from attributor.passes(engine, item, seed + item.index))
-        except Exception as error:  # of any kind: the item has no attribution, and the others go on
-            return error
-
-    with closing(run_interleaved(engine, [one(item) for item in items])) as outcomes:
-        found = {number: result for number, result, _ in outcomes}
-    return [found[number] for number in range(len(items))]
-
-
-def _measure(metric: Metric, cases: Sequence[Case]) -> list[Measured | Exception]:
-    numbers = measure_together(metric, cases) if metric.measure is None else [measure_one(metric, *cases)]
-    if numbers and isinstance(numbers[0], JudgeStoppedError):
-        raise numbers[0]
-    return numbers
+            return list(metric.measure_all(cases)) if cases else []
+        except JudgeStoppedError:
+            raise
+        except Exception as error:  # it took them together, so they fail together
+            return [error] * len(cases)
 
 
 def says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:
     """Whether every token of the answer is the model's greedy choice."""
-    stats: CleanStats = LocalEngine(lm).ask(build_query(lm, prompt, target=answer), Clean())
-    return all(rank == 1 for rank in stats.ranks)
-
-
-def measure_one(metric: Metric, case: Case) -> Measured | Exception:
-    """What a metric that measures cases one by one finds; the error of a case that has no number."""
-    engine = LocalEngine(case.lm)
-    try:
-        return complete(engine, measure_passes(engine, metric, case))
-    except Exception as error:  # of any kind: it is reported with the case, and the others go on
-        return error
-
-
-def measure_together(metric: Metric, cases: Sequence[Case]) -> list[Measured | Exception]:
-    """What a metric that measures all cases at once finds, in their order; the error of a case that has no number."""
-    assert metric.measure_all is not None, "the metric measures cases one by one"
-    if not cases:
-        return []
-    try:
-        measured = list(metric.measure_all(cases))
-        assert len(measured) == len(cases), "a metric measures every case"
-    except Exception as error:  # it took them together, so they fail together
-        return [error] * len(cases)
-    return measured
+    query = run_one(lm, prepare(lm, Question(prompt=prompt, target=answer)))
+    return all(rank == 1 for rank in query.stats().ranks)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count, check_probability, check_shares
-from noiser.engine import REMOVALS, LocalEngine, RemovalName, SharedProgress, run_interleaved
+from noiser.engine import REMOVALS
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, in_profile, measure_together
+from noiser.evaluation.measuring import Attributor, Measurement, MetricRun, in_profile, measure_block
 from noiser.evaluation.result import Evaluation, Skipped
 from noiser.methods import Method, describe, make_method
 from noiser.metrics import METRICS
@@ -21,17 +19,16 @@ from noiser.metrics.metric import (
     DRAWS,
     RATES,
     TOP,
-    Case,
-    Measured,
     Metric,
     Summary,
     check_read,
-    measure_passes,
 )
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
-from noiser.model.clean import Passes
-from noiser.types import AutoUnit, Profile, Progress, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
+from noiser.types import AutoUnit, Profile, Progress, RemovalName, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
+
+BLOCK = 32
+"""Prompts that are attributed and measured side by side: each holds its keys and values."""
 
 
 def evaluate(
@@ -80,7 +77,7 @@ def evaluate(
         k: number or numbers of the highest units, of "top_k" and "gold_spans".
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
-        progress: called with (done, expected) prompts; one that was attributed here and not yet measured counts half.
+        progress: called with (done, expected) prompts, after each block of them.
 
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
@@ -100,49 +97,48 @@ def evaluate(
     }
     _check(confidence, profile, normalization, removal, unit, max_new_tokens, target_unit)
     check_read(entries.values(), chosen | {"judge": judge})
-    run = _Run(
-        Attributor(
-            lm=lm,
-            method=in_profile(make_method(method), profile),
-            unit=unit,
-            max_new_tokens=max_new_tokens,
-            target_unit=target_unit,
-            profile=profile,
-        ),
-        settings={
-            "seed": check_count("seed", seed, least=0),
-            **chosen,
-            "judge": _judge(judge, lm, entries),
-        },
-        metrics=entries,
+    attributor = Attributor(
+        lm=lm,
+        method=in_profile(make_method(method), profile),
+        unit=unit,
+        max_new_tokens=max_new_tokens,
+        target_unit=target_unit,
+        profile=profile,
     )
-
-    engine = LocalEngine(lm, many=len(items) > 1)
-    shared = SharedProgress(len(items), progress)
-    coroutines = (run.passes(engine, item, shared, index) for index, item in enumerate(items))
-    with closing(run_interleaved(engine, coroutines, shared)) as outcomes:
-        for index, measured, error in outcomes:
-            if error is not None:
-                raise error
-            run.take(items[index], measured)
-            shared.finish(index)
-    run.take_together()
-    first = run.first
+    settings = {"seed": check_count("seed", seed, least=0), **chosen, "judge": _judge(judge, lm, entries)}
+    runs = {name: MetricRun(metric, settings) for name, metric in entries.items()}
+    records: list[dict[str, Any]] = []
+    skipped: list[Skipped] = []
+    attributions: list[Attribution] = []
+    found: dict[str, Summary] = {}
+    for start in range(0, len(items), BLOCK):
+        block = items[start : start + BLOCK]
+        existing = {item.index: item.attribution for item in block if item.attribution}
+        measurements = measure_block(attributor, block, runs, seed=settings["seed"], attributions=existing)
+        for item, measurement in zip(block, measurements, strict=True):
+            records.append(_record(item, measurement))
+            skipped += _failures(item, measurement)
+            attributions += [measurement.attribution] if isinstance(measurement.attribution, Attribution) else []
+            for name, columns in measurement.numbers.items():
+                if not isinstance(columns, Exception):
+                    found |= entries[name].other_summaries(columns)
+        if progress:
+            progress(len(records), len(items))
+    first = attributions[0] if attributions else None
     asked = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
         asked = {"unit": first.unit, "target_unit": first.target_unit}
     return Evaluation(
-        records=tuple(run.records),
-        skipped=tuple(sorted(run.skipped, key=lambda skipped: skipped.example)),
+        records=tuple(records),
+        skipped=tuple(skipped),
         metrics=tuple(entries),
-        summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
-        | run.found,
+        summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()} | found,
         method=first.method if first else describe(make_method(method))[0],
         model=lm.identity,
-        settings=run.settings
+        settings=settings
         | {
             "parameters": first.parameters if first else {},
-            "judge": getattr(run.settings["judge"], "name", None),
+            "judge": getattr(settings["judge"], "name", None),
             "profile": profile,
         }
         | asked,
@@ -183,92 +179,30 @@ def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:
     return make_judge(judge, lm=lm)
 
 
-class _Item(NamedTuple):
-    """What came of one item: its attribution and case, and what each metric measured; or errors."""
-
-    att: Attribution | Exception
-    case: Case | None
-    columns: Mapping[str, Measured | Exception]
-
-
-class _Run:
-    """The work in progress: records, summaries found on the way, and what was skipped."""
-
-    def __init__(self, attributor: Attributor, *, settings: Mapping[str, Any], metrics: Mapping[str, Metric]) -> None:
-        self.attributor, self.settings, self.metrics = attributor, dict(settings), metrics
-        self.records: list[dict[str, Any]] = []
-        self.skipped: list[Skipped] = []
-        self.found: dict[str, Summary] = {}
-        self._together: list[tuple[dict[str, Any], Case]] = []
-
-    def passes(self, engine: LocalEngine, item: Item, shared: SharedProgress, index: int) -> Passes[_Item]:
-        """Attributes and measures an item, as a coroutine; errors are part of what it returns."""
-        report = shared.of(index, 0.0, 0.5)
-        # Each item has a seed of its own, or random scores would favour the same positions in all of them.
-        seed = self.settings["seed"] + item.index
-        try:
-            att = item.attribution or (yield from self.attributor.passes(engine, item, seed, report))
-            case = self.attributor.case(item, att, **self.settings)
-        except Exception as error:
-            shared.reraise(error)
-            return _Item(error, None, {})
-        metrics = {name: metric for name, metric in self.metrics.items() if metric.measure is not None}
-        columns: dict[str, Measured | Exception] = {}
-        begin = 0.0 if item.attribution else 0.5
-        for number, (name, metric) in enumerate(metrics.items()):
-            first, last = (begin + (1 - begin) * part / len(metrics) for part in (number, number + 1))
-            try:
-                columns[name] = yield from measure_passes(engine, metric, case, shared.of(index, first, last))
-            except Exception as error:
-                shared.reraise(error)
-                columns[name] = error
-        return _Item(att, dataclasses.replace(case, cache={}, prepared={}), columns)  # without what it remembers
-
-    def take(self, item: Item, measured: _Item) -> None:
-        """Notes what was measured of an item, or why it has no attribution."""
-        row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
-        self.records.append(row)
-        if isinstance(measured.att, Exception) or measured.case is None:
-            assert isinstance(measured.att, Exception)
-            self._skip(row, None, measured.att)
-            return
-        row |= _about(measured.att)
-        for name, columns in measured.columns.items():
-            self._fill(row, name, columns)
-        self._together.append((row, measured.case))
-
-    @property
-    def first(self) -> Attribution | None:
-        """The first prompt's attribution of those that have one, once all are in order."""
-        return self._together[0][1].att if self._together else None
-
-    def take_together(self) -> None:
-        """Runs the metrics that measure all prompts at once; everything is in the prompts' order then."""
-        self.records.sort(key=lambda row: row["index"])
-        self._together.sort(key=lambda measured: measured[0]["index"])
-        for name, metric in self.metrics.items():
-            if metric.measure is None:
-                measured = measure_together(metric, [case for _, case in self._together])
-                for (row, _), columns in zip(self._together, measured, strict=True):
-                    self._fill(row, name, columns)
-
-    def _fill(self, row: dict[str, Any], name: str, columns: Measured | Exception) -> None:
-        if isinstance(columns, Exception):
-            self._skip(row, name, columns)
-            return
-        row |= columns
-        self.found |= self.metrics[name].other_summaries(columns)
-
-    def _skip(self, row: dict[str, Any], metric: str | None, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
-        row["error"] = "; ".join(filter(None, [row["error"], f"{metric}: {text}" if metric else text]))
-        self.skipped.append(Skipped(row["index"], row["prompt"], metric, text))
+def _record(item: Item, measurement: Measurement) -> dict[str, Any]:
+    """The row of one prompt: facts, and the columns of all metrics."""
+    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
+    att = measurement.attribution
+    if isinstance(att, Attribution):
+        row |= {
+            "method": att.method,
+            "target": "".join(target.text for target in att.targets),
+            "probability": att.targets[0].probability,
+            "units": len(att.units),
+        }
+    for columns in measurement.numbers.values():
+        row |= {} if isinstance(columns, Exception) else columns
+    row["error"] = "; ".join(
+        f"{failure.metric}: {failure.error}" if failure.metric else failure.error
+        for failure in _failures(item, measurement)
+    )
+    return row
 
 
-def _about(att: Attribution) -> dict[str, Any]:
-    return {
-        "method": att.method,
-        "target": "".join(target.text for target in att.targets),
-        "probability": att.targets[0].probability,
-        "units": len(att.units),
-    }
+def _failures(item: Item, measurement: Measurement) -> list[Skipped]:
+    """The parts of a measurement that failed, with their reasons."""
+    failed = [(name, error) for name, error in measurement.numbers.items() if isinstance(error, Exception)]
+    whole = [(None, measurement.attribution)] if isinstance(measurement.attribution, Exception) else []
+    return [
+        Skipped(item.index, item.prompt, name, f"{type(error).__name__}: {error}") for name, error in (*whole, *failed)
+    ]
