@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
     from noiser.explain import Citations as Citations
+    from noiser.explain import Game as Game
     from noiser.explain import attribute as attribute
     from noiser.explain import cite as cite
     from noiser.explain import tolerance as tolerance
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
-    "explain": "Citations attribute cite tolerance",
+    "explain": "Citations Game attribute cite tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser NoiserJoint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",

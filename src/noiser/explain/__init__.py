@@ -3,11 +3,13 @@
 from noiser.explain.attribute import attribute, attribution, is_many
 from noiser.explain.citations import Citation, Citations, Quote, Sentence
 from noiser.explain.cite import cite
+from noiser.explain.games import Game
 from noiser.explain.tolerance import Tolerance, tolerance
 
 __all__ = [
     "Citation",
     "Citations",
+    "Game",
     "Quote",
     "Sentence",
     "Tolerance",
