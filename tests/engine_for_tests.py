@@ -1,42 +1,29 @@
-"""What tests ask of an engine that methods do not: whole distributions, and a session to look into."""
+"""What tests ask of an engine that methods do not: whole distributions, and the query of a question."""
 
 from __future__ import annotations
 
 import torch
 
-from noiser.engine import LocalEngine, Session, complete
+from noiser.engine import Ask, ask, prepare, run_one
+from noiser.question import Question
 
 
-class EveryNumber:
-    """A readout that keeps the distributions."""
-
-    def __init__(self, clean):
-        self.clean = clean
-
-    def measure(self, predicted, targets):
-        return predicted.probabilities
-
-    def table(self, numbers, targets):
-        return list(numbers)
+def query_of(lm, prompt, **question):
+    """The query of a question."""
+    return run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
 
 
-def drive(session, passes):
-    """The result of a coroutine of a session."""
-    return complete(LocalEngine(session.lm), passes)
+def clean(query):
+    """[tokens, vocab], the unperturbed distributions."""
+    return query.clean.exp()
 
 
-def distributions(session, perturbations):
-    """For each perturbation [samples, its targets, vocab]."""
-    return drive(session, session._read(perturbations, EveryNumber))
-
-
-def clean(lm, query):
-    """[targets, vocab], the unperturbed distributions."""
-    session = Session(lm, query)
-    return drive(session, session.clean()).probabilities
+def distributions(lm, query, changes):
+    """For each change [samples, its targets, vocab]; each target a token."""
+    found = ask(lm, Ask(query, changes, lambda logits, clean, ids: logits.float().softmax(-1)[:, 0]))
+    return [each.transpose(0, 1).float() for each in found]
 
 
 def run_method(lm, query, method, generator=None):
-    """The session that a method has run in, and its scores."""
-    session = Session(lm, query)
-    return session, drive(session, session.drive(method(query, generator or torch.Generator())))
+    """The scores of a method, as it returns them."""
+    return run_one(lm, method(query, generator or torch.Generator()))

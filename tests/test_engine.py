@@ -1,200 +1,206 @@
-"""The engine gives what running every whole sequence gives, whatever the batches, and leaves no trace."""
+"""The engine gives what running every whole sequence gives, whatever the passes, and errors end one generator alone."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 
-from engine_for_tests import clean, distributions, drive
-from noiser import Lime, Noiser, Occlusion, attribute, evaluate, tolerance
+from engine_for_tests import clean, distributions, query_of
+from noiser import Lime, Noiser, Occlusion, attribute
 from noiser.engine import (
     REMOVALS,
-    AddNoise,
-    Delete,
-    Effects,
-    Hide,
-    KeepDimensions,
-    Remover,
-    Replace,
-    Session,
-    SetRows,
-    Values,
+    SCORES,
+    Ask,
+    Engine,
+    Game,
+    ask,
+    delete,
+    effect_of,
     expected_norm,
-    readouts,
+    hide,
+    keep,
+    noise,
+    prepare,
+    remover,
+    replace,
+    run_all,
+    run_one,
+    score_of,
+    set_rows,
 )
+from noiser.engine import engine as engine_module
 from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError, UnsupportedModelError
-from noiser.model import build_query, packing, wrap
-from noiser.model.clean import run_clean, without_sharing
+from noiser.model import packing, wrap
+from noiser.question import Question
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The brown fox sings in the rain, and the dog plays along."
+DIM = 32
+PACKING = [family for family in FAMILIES if family not in ("falcon", "mamba")]
+some_families = pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
 
 
-def some_perturbations(query, dim, targets=3):
-    """Noise, zeros and masks at single and several positions, for all and for some targets."""
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(4, 3, dim, generator=generator)
-    keep = torch.rand(2, len(query.token_ids) - 1, dim, generator=generator) < 0.5
-    everywhere = tuple(range(1, len(query.token_ids)))
-    return [
-        *[AddNoise((i,), noise=noise, scale=0.5) for i in range(1, len(query.token_ids) - targets)],
-        AddNoise((2, 4, 5), (targets - 1,), noise=noise, scale=0.3),
-        Replace((1, 2), (0, targets - 1)),
-        Delete((1, 4, 5), (0, targets - 1)),
-        Delete((3, len(query.token_ids) - 1)),
-        KeepDimensions(everywhere, keep=lambda: keep, count=2),
-    ]
+@pytest.fixture(params=[3, 10**6], ids="blocks of {}".format)
+def block(request, monkeypatch):
+    """Few tokens attend together, so that sequences are cut; or all of a prompt."""
+    monkeypatch.setitem(packing.BLOCK, "cpu", request.param)
 
 
-def one_by_one(lm, query, perturbations):
-    """The obvious way: every sample alone, from the first token, with all logits."""
-    results = []
-    with lm.running():
-        clean = lm.model.get_input_embeddings()(query.token_ids)
-        for p in perturbations:
-            targets = range(len(query.logit_positions)) if p.targets is None else p.targets
-            if isinstance(p, Delete):
-                results.append(torch.stack([shortened(lm, query, p.positions, g) for g in targets])[None])
-                continue
-            positions = list(p.positions)
-            samples = []
-            for rows in p.rows(clean[positions] / lm.embedding_scale, lambda name: torch.zeros(clean.shape[1])):
-                inputs = clean.clone()
-                inputs[positions] = rows * lm.embedding_scale
-                logits = lm.model(inputs_embeds=inputs[None], use_cache=False).logits[0]
-                samples.append(logits[[query.logit_positions[g] for g in targets]].softmax(-1))
-            results.append(torch.stack(samples))
-    return results
-
-
-def shortened(lm, query, deleted, target):
-    """The distribution of one target on the ids that are left, by the model alone."""
-    kept = [i for i in range(query.logit_positions[target] + 1) if i not in deleted]
-    with torch.no_grad():
-        return lm.model(input_ids=query.token_ids[kept][None]).logits[0, -1].softmax(-1)
-
-
-def unpacked(lm):
-    """The same model, whose batches have one start and stop."""
-    other = wrap(lm.model, lm.tokenizer)
-    other.packs = False
+def another(lm, batch_tokens=None, packs=True):
+    """The same model, whose passes hold so many tokens, or one sequence length each."""
+    other = wrap(lm.model, lm.tokenizer, batch_tokens=batch_tokens)
+    other.abilities.packs = packs and lm.packs
     return other
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_whole_sequences_in_every_family(family, packed):
-    lm = tiny(family) if packed else unpacked(tiny(family))
-    query = build_query(lm, PROMPT, max_new_tokens=3, target=None if family != "mamba" else "dog")
-    perturbations = some_perturbations(query, lm.embedding_dim, targets=len(query.target_ids))
-    found = distributions(Session(lm, query), perturbations)
-    for index, expected in enumerate(one_by_one(lm, query, perturbations)):
-        torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
+def question_of(lm, **options):
+    """Three tokens; Mamba, which ends at once, is told what to say."""
+    return query_of(
+        lm, PROMPT, max_new_tokens=3, target="dog" if "Mamba" in type(lm.model).__name__ else None, **options
+    )
 
 
-@pytest.mark.parametrize("tile", [1, 3, packing.TILE], ids="tiles of {}".format)
-@pytest.mark.parametrize("cost", [0, float("inf")], ids=["many blocks", "one block"])
+def some_changes(query, targets=3):
+    """Noise, zeros, masks and deletions at single and several positions, for all and for some targets."""
+    rng = torch.Generator().manual_seed(1)
+    dim, length = query.embedding_dim, len(query.token_ids)
+    vectors, masks = torch.randn(4, 3, dim, generator=rng), torch.rand(2, length - 1, dim, generator=rng) < 0.5
+    return [
+        *[noise((i,), vectors, 0.5) for i in range(1, length - targets)],
+        noise((2, 4, 5), vectors, 0.3, (targets - 1,)),
+        replace((1, 2), torch.zeros(dim), (0, targets - 1)),
+        delete((1, 4, 5), (0, targets - 1)),
+        delete((3, length - 1)),
+        keep(range(1, length), lambda: masks, 2),
+        *[delete((i,)) for i in range(1, length)],
+        delete(range(1, length)),
+    ]
+
+
+def one_by_one(lm, query, changes):
+    """The obvious way: every sample alone, from the first token, by the model alone."""
+    with lm.running():
+        table = lm.model.get_input_embeddings()(query.token_ids) / lm.embedding_scale
+        return [slowly(lm, query, table, change) for change in changes]
+
+
+def slowly(lm, query, table, change):
+    rows = [
+        query.logit_positions[g] for g in (range(len(query.target_ids)) if change.targets is None else change.targets)
+    ]
+    if change.deletes:
+        kept = [[i for i in range(row + 1) if i not in change.positions] for row in rows]
+        return torch.stack([lm.model(input_ids=query.token_ids[ids][None]).logits[0, -1].softmax(-1) for ids in kept])[
+            None
+        ]
+    samples = []
+    for changed in change.rows(table[list(change.positions)]):
+        inputs = table.clone()
+        inputs[list(change.positions)] = changed
+        logits = lm.model(inputs_embeds=inputs[None] * lm.embedding_scale, use_cache=False).logits[0]
+        samples.append(logits[rows].softmax(-1))
+    return torch.stack(samples)
+
+
+def assert_all_close(found, expected, **bounds):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **({"atol": 2e-6, "rtol": 1e-4} | bounds))
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_clean_sequence_travels_with_the_first_batch(family, cost, tile, monkeypatch):
-    monkeypatch.setitem(packing.BLOCK_COST, "cpu", cost)
-    monkeypatch.setattr(packing, "TILE", tile)
-    monkeypatch.setattr(packing, "MASKS", 0 if tile == 1 else packing.MASKS)
-    lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=40)
-    known = build_query(lm, PROMPT, max_new_tokens=3)
-    query = replace(known, continuation=None)
-    perturbations = some_perturbations(query, lm.embedding_dim, targets=3)
-    session = Session(lm, query)
-    assert session._clean is None
-    found = distributions(session, perturbations)
-    for index, expected in enumerate(one_by_one(lm, query, perturbations)):
-        torch.testing.assert_close(found[index], expected, atol=2e-6, rtol=1e-4)
-    own = drive(session, session.clean()).probabilities
-    torch.testing.assert_close(own, clean(lm, known), atol=2e-6, rtol=1e-4)
+def test_equals_whole_sequences_in_every_family(family):
+    lm = another(tiny(family), batch_tokens=64)
+    query = question_of(lm)
+    changes = some_changes(query, targets=len(query.target_ids))
+    assert_all_close(distributions(lm, query, changes), one_by_one(lm, query, changes))
+    with lm.running():
+        logits = lm.model(input_ids=query.token_ids[None]).logits[0, list(query.logit_positions)]
+    torch.testing.assert_close(clean(query), logits.softmax(-1), atol=2e-6, rtol=1e-4)
+
+
+def test_packs_wherever_attention_goes_through_the_registry():
+    assert {family for family in FAMILIES if not tiny(family).packs} == {"falcon", "mamba"}
+
+
+@some_families
+@pytest.mark.parametrize(("batch_tokens", "packs"), [(1, True), (17, True), (64, False)])
+def test_results_do_not_depend_on_the_passes(family, batch_tokens, packs):
+    big = tiny(family)
+    small = another(big, batch_tokens, packs)
+    queries = [question_of(lm) for lm in (big, small)]
+    changes = some_changes(queries[0], targets=len(queries[0].target_ids))
+    found = distributions(small, queries[1], changes)
+    assert_all_close(found, distributions(big, queries[0], changes))
+    assert queries[1].spent.passes > queries[0].spent.passes
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "falcon"])
+def test_prompts_that_run_side_by_side_have_the_numbers_of_each_alone(family):
+    lm = another(tiny(family), batch_tokens=100)
+    prompts = [
+        PROMPT,
+        "The dog plays along",
+        "The teacher plays the violin when it rains in the village near the river bank",
+    ]
+    reads = [SCORES["prob"], SCORES["logprob"], SCORES["hellinger"]]
+
+    def steps(prompt, read):
+        query = yield from prepare(lm, Question(prompt=prompt, max_new_tokens=2))
+        changes = some_changes(query, targets=len(query.target_ids))
+        return (yield Ask(query, changes, read))
+
+    together = run_all(lm, [steps(*pair) for pair in zip(prompts, reads, strict=True)])
+    for found, prompt, read in zip(together, prompts, reads, strict=True):
+        assert_all_close(found, run_one(tiny(family), steps(prompt, read)), atol=2e-5)
+
+
+def test_half_precision_stays_close_to_float32():
+    exact, half = tiny("llama"), wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
+    assert half.packs
+    assert wrap(tiny_model("gemma3").bfloat16(), tiny_tokenizer()).packs
+    queries = [query_of(lm, PROMPT, target=7) for lm in (exact, half)]
+    expected, found = (
+        distributions(lm, q, some_changes(q, targets=1)) for lm, q in zip((exact, half), queries, strict=True)
+    )
+    assert_all_close(found, expected, atol=0.02, rtol=0.3)
+
+
+def test_only_what_follows_a_change_is_run():
+    lm = tiny("llama")
+    query = query_of(lm, PROMPT)
+    distributions(lm, query, [noise((query.logit_positions[0] - 2,), torch.zeros(5, 1, DIM))])
+    assert (query.spent.token_forwards, query.spent.passes) == (15, 1)
+    late = noise((query.logit_positions[0],), torch.ones(1, 1, DIM), 3.0)
+    query = query_of(lm, PROMPT, max_new_tokens=3)
+    late = noise((query.logit_positions[2],), torch.ones(1, 1, DIM), 3.0, (0,))
+    torch.testing.assert_close(distributions(lm, query, [late])[0][0, 0], clean(query)[0], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("method", "passes"), [("occlusion", 1), ("input_x_gradient", 2), ("deeplift", 3)])
-def test_how_often_methods_run_the_model(method, passes, monkeypatch):
-    lm = tiny("llama")
+def test_how_often_methods_run_the_model(method, passes):
+    """Besides the prompt."""
+    lm, calls = tiny("llama"), []
     assert lm.packs
-    expected = attribute(lm, PROMPT, method=method)
-    calls = []
-    inner = lm.model.forward
-    monkeypatch.setattr(
-        lm.model, "forward", functools.wraps(inner)(lambda **kwargs: calls.append(1) or inner(**kwargs))
-    )
-    found = attribute(lm, PROMPT, method=method, target=expected.targets[0].token_id)
-    assert len(calls) == passes
-    assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, rel=1e-5)
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-6, rtol=1e-4)
+    handle = lm.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    att = attribute(lm, PROMPT, method=method, target=5)
+    handle.remove()
+    forward = {"input_x_gradient": 1, "deeplift": 2}.get(method, passes)  # the last of its passes is backward
+    assert (len(calls), att.info["passes"]) == (1 + forward, passes)
 
 
-def test_prefix_is_reused_where_it_can_be_and_never_where_it_cannot():
-    assert all(tiny(family).reuses_prefix(9) == (family != "mamba") for family in FAMILIES)
+# ---- what is removed ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mamba"])
-def test_a_repeated_prefix_is_copied_for_one_layer_at_a_time(family):
-    lm = tiny(family)
-    with lm.running():
-        embeddings = lm.embed(torch.arange(5, 17))
-        recorded = without_sharing(run_clean(lm, embeddings, [11])).prefix
-        branch = recorded.branch(8, 3)
-        lm.logits(embeddings[8:].expand(3, -1, -1), positions=[3], prefix=branch)
-    for layer, original in zip(branch.cache.layers, recorded.cache.layers, strict=True):
-        for kept, whole in [(layer.keys, original.keys), (layer.values, original.values)]:
-            assert kept.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
-@pytest.mark.parametrize("batch_tokens", [1, 17, 64])
-def test_results_do_not_depend_on_the_batch_budget(family, batch_tokens, packed):
-    big = tiny(family)
-    small = wrap(big.model, big.tokenizer, batch_tokens=batch_tokens)
-    small.packs = packed and big.packs
-    query = build_query(big, PROMPT, max_new_tokens=2)
-    perturbations = some_perturbations(query, big.embedding_dim, targets=len(query.target_ids))
-    expected = distributions(Session(big, query), perturbations)
-    session = Session(small, query)
-    for index, found in enumerate(distributions(session, perturbations)):
-        torch.testing.assert_close(found, expected[index], atol=1e-6, rtol=1e-4)
-    assert session.counters.passes > 3
-
-
-# ---- removal --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
-def test_deletion_is_the_shorter_text(family, packed):
-    lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=64)
-    lm.packs = packed and lm.packs
-    query = build_query(lm, PROMPT, max_new_tokens=3, target=None if family != "mamba" else "dog")
-    targets, last = range(len(query.target_ids)), len(query.token_ids) - 1
-    perturbations = [
-        *[Delete((i,)) for i in range(1, last + 1)],
-        Delete((last - 2, last - 1, last)),
-        Delete(tuple(range(1, last + 1))),
-    ]
-    for perturbation, found in zip(perturbations, distributions(Session(lm, query), perturbations), strict=True):
-        expected = torch.stack([shortened(lm, query, perturbation.positions, g) for g in targets])
-        torch.testing.assert_close(found[0], expected, atol=2e-6, rtol=1e-4)
-
-
-def test_what_cannot_be_deleted_is_an_error():
-    lm = wrap(tiny("llama").model, tiny_tokenizer(bos=False))
-    query = build_query(lm, PROMPT)
-    with pytest.raises(ParameterError, match="leaves none before a target; expected at least one"):
-        distributions(Session(lm, query), [Delete(tuple(range(len(query.token_ids))))])
-
-
-HIDING = [family for family in FAMILIES if family not in ("mamba", "falcon", "opt")]
-"""Mamba has no attention, Falcon cannot be packed, and OPT counts positions by the mask, so that this test cannot."""
+HIDING = [family for family in PACKING if family != "opt"]
+"""OPT counts positions by the mask, so that the slow way cannot mask single tokens."""
 
 
 def masked(lm, query, hidden, begin):
@@ -214,286 +220,359 @@ def masked(lm, query, hidden, begin):
     return logits[list(query.logit_positions)].softmax(-1)
 
 
-@pytest.mark.parametrize("tile", [1, packing.TILE], ids="tiles of {}".format)
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("family", HIDING)
-def test_later_tokens_do_not_attend_to_hidden_ones(family, tile, monkeypatch):
-    monkeypatch.setattr(packing, "TILE", tile)
-    lm = wrap(tiny(family).model, tiny(family).tokenizer, batch_tokens=64)
+def test_later_tokens_do_not_attend_to_hidden_ones(family):
+    lm = another(tiny(family), batch_tokens=64)
     sources = ["The brown fox sings", "the dog plays"]
     for query in (
-        build_query(lm, PROMPT, max_new_tokens=3, sources=sources),
-        build_query(lm, PROMPT, target=" fox in the rain"),
+        query_of(lm, PROMPT, max_new_tokens=3, sources=sources),
+        query_of(lm, PROMPT, target=" fox in the rain"),
     ):
-        last = len(query.token_ids) - 1
-        hides = [Hide((1,)), Hide((2, 3, 7)), Hide(tuple(range(1, 9))), Hide((4, last - 2)), Replace((2, 3))]
-        found = distributions(Session(lm, query), hides)
-        for hide, each in zip(hides[:-1], found, strict=False):
-            expected = masked(lm, query, hide.positions, query.sources_stop)
-            torch.testing.assert_close(each[0], expected, atol=2e-6, rtol=1e-4)
-        assert (found[3][0] - clean(lm, query)).abs().max() > 2e-5
+        hidden = [(1,), (2, 3, 7), tuple(range(1, 9)), (4, len(query.token_ids) - 3)]
+        changes = [hide(positions) for positions in hidden]
+        found = distributions(lm, query, [*changes, replace((2, 3), torch.zeros(query.embedding_dim))])
+        expected = [masked(lm, query, positions, query.sources_stop)[None] for positions in hidden]
+        assert_all_close(found[:-1], expected)
+        assert (found[3][0] - clean(query)).abs().max() > 2e-5
 
 
 def test_hiding_in_sources_runs_what_comes_after_them():
     lm = tiny("llama")
-    query = build_query(lm, PROMPT, target=" fox sings", sources=["The brown fox sings", "the dog plays"])
+    query = query_of(lm, PROMPT, target=" fox sings", sources=["The brown fox sings", "the dog plays"])
     assert query.encoding.text[query.encoding.offsets[query.sources_stop][0] :] == " along. fox sing"
-    session = Session(lm, query)
-    distributions(session, [Hide((1,)), Hide((2, 3))])
-    assert session.counters.token_forwards == 2 * (len(query.token_ids) - query.sources_stop)
+    distributions(lm, query, [hide((1,)), hide((2, 3))])
+    assert query.spent.token_forwards == 2 * (len(query.token_ids) - query.sources_stop)
 
 
-def test_what_cannot_be_hidden_is_an_error():
-    lm = tiny("mamba")
-    with pytest.raises(UnsupportedModelError, match=r"cannot be taken away in Mamba.*such as 'zero'"):
-        attribute(lm, PROMPT, target="dog", method=Occlusion(baseline="hidden"))
+def test_what_cannot_be_removed_is_an_error():
+    lm = wrap(tiny("llama").model, tiny_tokenizer(bos=False))
+    query = query_of(lm, PROMPT)
+    with pytest.raises(ParameterError, match="leaves none before a target; expected at least one"):
+        distributions(lm, query, [delete(range(len(query.token_ids)))])
+    with pytest.raises(UnsupportedModelError, match=r"cannot be taken away in Mamba.*baseline='zero'"):
+        attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(baseline="hidden"))
 
 
-def test_every_removal_is_the_perturbation_of_its_name():
+def test_every_removal_is_the_change_of_its_name():
     lm = tiny("gemma3")
-    query = build_query(lm, PROMPT)
-    session = Session(lm, query)
+    query = query_of(lm, PROMPT)
     table = lm.model.get_input_embeddings().weight.detach()
+    embeddings = table[query.token_ids]
 
     def rows(name, positions):
-        remover = Remover(query, name, torch.Generator().manual_seed(3), samples=4)
-        return remover(positions).rows(session.embeddings[list(positions)], session.baseline)
+        change = remover(query, name, torch.Generator().manual_seed(3), samples=4)(positions, None)
+        return change.rows(embeddings[list(change.positions)])
 
-    assert set(REMOVALS) == {"zero", "mean", "noise", "delete"}
+    assert set(REMOVALS) == {"zero", "pad", "unk", "mean", "noise", "delete", "hidden"}
     assert not rows("zero", (2, 4)).any()
-    known = len(lm.tokenizer)
-    torch.testing.assert_close(rows("mean", (2, 4)), table[:known].mean(0).expand(1, 2, -1))
-    assert Remover(query, "delete", torch.Generator())((4, 2)).deleted == (2, 4)
-    noise = torch.randn(4, len(query.token_ids), 32, generator=torch.Generator().manual_seed(3))
-    sizes = 2 * session.embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", 32)
-    noisy = session.embeddings + sizes * noise
+    torch.testing.assert_close(rows("mean", (2, 4)), table[: len(lm.tokenizer)].mean(0).expand(1, 2, -1))
+    assert remover(query, "delete")((4, 2), None).positions == (2, 4)
+    assert remover(query, "delete")((4, 2), None).deletes
+    assert remover(query, "hidden")((4, 2), (0,)).hidden
+    vectors = torch.randn(4, len(query.token_ids), DIM, generator=torch.Generator().manual_seed(3))
+    noisy = embeddings + 2 * embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", DIM) * vectors
     torch.testing.assert_close(rows("noise", (2, 4)), noisy[:, [2, 4]])
     torch.testing.assert_close(rows("noise", (4,)), noisy[:, [4]])  # the same whatever else is removed
     with pytest.raises(UnknownNameError, match="Did you mean 'delete'"):
-        Remover(query, "deleted", torch.Generator())
+        remover(query, "deleted")
+    with pytest.raises(ParameterError, match="has no unk_token"):
+        remover(query, "unk")
 
 
-class Waits(TorchFunctionMode):
-    """Counts what a graphics card would be waited for: tensors whose numbers are asked for, masks used as indices."""
-
-    reads = frozenset(
-        getattr(torch.Tensor, name)
-        for name in ("tolist", "item", "cpu", "numpy", "nonzero", "__float__", "__int__", "__bool__", "__index__")
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        masks = func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and any(
-            isinstance(index, torch.Tensor) and index.dtype == torch.bool
-            for index in (args[1] if isinstance(args[1], tuple) else args[1:2])
-        )
-        self.count += func in self.reads or masks
-        return func(*args, **(kwargs or {}))
+# ---- games ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method", [Noiser(bounding=0.05), Noiser(bounding=0.05, score="hellinger"), Occlusion(), Lime(samples=50)]
-)
-def test_what_is_read_is_copied_at_once(method):
-    """A model that runs in plain batches, as on a graphics card."""
-    lm = tiny("falcon")
-    short, long = "The brown fox sings", "The brown fox sings in the rain, and the dog plays along with the child."
-    counts = []
-    for prompt in (short, short, long):
-        with Waits() as waits:
-            att = attribute(lm, prompt, method=method)
-        counts.append(waits.count)
-    assert len(att.units) > 15
-    assert counts[1] == counts[2]  # the first time, the model is tried out
+@some_families
+@pytest.mark.parametrize("removal", ["zero", "noise", "delete"])
+def test_a_game_has_the_values_of_inputs_built_by_hand(family, removal):
+    lm = tiny(family)
+    query = question_of(lm, unit="word")
+    units, read = query.units, query.score("logprob")
+    kept = torch.rand(9, len(units), generator=torch.Generator().manual_seed(0)) < 0.6
+    kept[0], kept[1], kept[2] = True, False, kept[3]
+    remove = remover(query, removal, torch.Generator().manual_seed(2), 3)
+    found = run_one(lm, Game(query, read, remove)(kept))
+    assert found.shape == (len(query.target_ids), 9)
+    for g, seen in enumerate(query.causal_mask):
+        for row, value in zip(kept, found[g], strict=True):
+            gone = [i for unit, k, s in zip(units, row, seen, strict=True) if s and not k for i in unit.token_indices]
+            (p,) = one_by_one(lm, query, [remove(gone, (g,))]) if gone else [clean(query)[None, [g]]]
+            expected = p[:, 0, query.target_ids[g]].log().mean()
+            torch.testing.assert_close(value.float(), expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        *(functools.partial(attribute, method=m) for m in (Noiser(), Occlusion(), Lime(samples=50))),
-        lambda lm, prompt: tolerance(lm, attribute(lm, prompt, method="random"), 1),
-        lambda lm, prompt: evaluate(lm, attribute(lm, prompt, method="random"), metrics=["soft_scores"]),
-    ],
-)
-def test_distributions_are_not_kept(ask, monkeypatch):
-    """They are a megabyte each for a long vocabulary; what is read of them must not hold on to them."""
-    seen, most = [], 0
-
-    def watched(readout):
-        inner = readout.measure
-
-        def measure(self, predicted, targets):
-            nonlocal most
-            own = readouts.Predicted(predicted.probabilities.log())
-            seen.append(StorageWeakRef(own._logits.untyped_storage()))
-            seen.append(StorageWeakRef(own.probabilities.untyped_storage()))
-            numbers = inner(self, own, targets)
-            del own
-            most = max(most, sum(not each.expired() for each in seen))
-            return numbers
-
-        monkeypatch.setattr(readout, "measure", measure)
-
-    watched(readouts.EffectReadout)
-    watched(readouts.ValueReadout)
-    ask(tiny("llama"), PROMPT)
-    assert len(seen) > 1
-    assert most == 0
-
-
-def test_long_sequences_are_cut_so_that_little_is_compared_for_nothing():
-    place = packing._Segment(start=700, copies=2, length=1300, offset=50, base=0, cached=700, clean=700)
-    whole = packing._tiles(place, None)
-    assert [(tile.first, tile.stop) for tile in whole] == [
-        (700, 768), (768, 1024), (1024, 1280), (1280, 1536), (1536, 1792), (1792, 2000)
-    ]  # fmt: skip
-    assert all(tile.oldest == 0 for tile in whole)
-    assert sum(tile.queries * tile.keys for tile in whole) < 1.1 * sum(range(701, 2001))
-    narrow = packing._tiles(place, 100)
-    assert [tile.oldest for tile in narrow] == [tile.first - 99 for tile in whole]
-    assert sum(tile.queries * tile.keys for tile in narrow) < 4 * 1300 * 100
-    many = packing._tiles(place._replace(copies=100), None)
-    assert max(tile.segment.copies * tile.keys for tile in many) <= packing.BLOCK_KEYS
-    assert sum(tile.segment.copies * tile.queries for tile in many) == 100 * 1300
-
-
-def test_packs_wherever_attention_goes_through_the_registry():
-    assert {family for family in FAMILIES if not tiny(family).packs} == {"falcon", "mamba"}
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_half_precision_stays_close_to_float32(packed):
-    exact = tiny("llama")
-    half = wrap(tiny_model("llama").bfloat16(), exact.tokenizer)
-    half.packs = packed and half.packs
-    query = build_query(exact, PROMPT)
-    perturbations = some_perturbations(query, 32, targets=1)
-    expected = distributions(Session(exact, query), perturbations)
-    for index, found in enumerate(distributions(Session(half, query), perturbations)):
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected[index], atol=0.02, rtol=0.3)
-
-
-def test_only_the_suffix_is_run():
+def test_equal_inputs_run_once_and_targets_share_them():
     lm = tiny("llama")
-    query = build_query(lm, PROMPT)
-    last = query.logit_positions[-1]
-    session = Session(lm, query)
-    distributions(session, [AddNoise((last - 2,), noise=torch.zeros(5, 1, 32))])
-    assert session.counters[:3] == (15, 1, 5)
+    query = query_of(lm, PROMPT, max_new_tokens=3)
+    seen = int(query.causal_mask[0].sum())
+    kept = torch.ones(4, len(query.units), dtype=torch.bool)
+    kept[0, 4] = kept[1, 4] = kept[2, seen] = False  # twice the same, then a unit that the first target does not see
+    game = Game(query, query.score("prob"), remover(query, "zero"))
+    values = run_one(lm, game(kept))
+    length, after = len(query.token_ids), query.units[seen].token_indices[0]
+    once = length - query.units[4].token_indices[0] + length - after
+    assert query.spent.token_forwards == once
+    assert torch.equal(values[:, 0], values[:, 1])
+    assert torch.equal(values[:, 3], game.whole)
+    assert values[0, 2] == game.whole[0]
+    assert (values[1:, 2] != game.whole[1:]).any()
+    again = run_one(lm, game.values([kept[:, :]] * 3))
+    assert query.spent.token_forwards == once
+    assert torch.equal(torch.stack(again), values)
+    fewer = Game(query, query.score("prob"), remover(query, "zero"), (torch.arange(len(query.units)) < 2).expand(3, -1))
+    assert [units.tolist() for units in fewer.units] == [[0, 1]] * 3
+    assert torch.equal(run_one(lm, fewer(kept)), game.whole[:, None].expand(-1, 4))
 
 
-def out_of_memory_above(lm, tokens):
+# ---- scores ---------------------------------------------------------------------------------------------------------
+
+
+def by_hand(name, p, q, ids):
+    """The score of one sample, from distributions [tokens, vocab] under a change and without one, in float64."""
+    own = p[range(len(ids)), ids]
+    distance = (p.sqrt() - q.sqrt()).square().sum(-1)
+    return {
+        "prob": own.log().mean().exp(),
+        "logprob": own.log().sum(),
+        "logit": own.prod().log() - (1 - own.prod()).log(),
+        "hellinger": -(distance / 2).mean().sqrt(),
+        "squared": -distance.mean() / 2**0.5,
+    }[name]
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_scores_are_their_formulas(name, tokens):
+    rng = torch.Generator().manual_seed(2)
+    logits, clean = 3 * torch.randn(4, tokens, 9, generator=rng), 3 * torch.randn(tokens, 9, generator=rng)
+    clean, ids = clean.log_softmax(-1), torch.tensor([4, 0, 8])[:tokens]
+    p, q = logits.double().softmax(-1), clean.double().exp()
+    expected = torch.stack([by_hand(name, one, q, ids) for one in p])
+    torch.testing.assert_close(SCORES[name](logits, clean, ids).double(), expected, atol=1e-6, rtol=1e-5)
+    if name in ("hellinger", "squared"):
+        with pytest.raises(ParameterError, match="compares whole distributions and has no foil"):
+            score_of(name, 3)
+    elif tokens == 1:
+        own, foil = p[:, 0, 4], p[:, 0, 3]
+        contrast = own - foil if name == "prob" else (own / foil).log()
+        torch.testing.assert_close(score_of(name, 3)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5)
+
+
+def test_log_odds_lose_no_digits():
+    """Against float64, where a probability is as good as 0 or 1."""
+    logits = 8 * torch.randn(3, 1, 300, generator=torch.Generator().manual_seed(2))
+    logits[0, 0, 7], logits[1, 0, 7] = 90.0, -40.0
+    p = logits.double().softmax(-1)[:, 0]
+    rest = p.clone()
+    rest[:, 7] = 0
+    expected = p[:, 7].log() - rest.sum(-1).log()
+    found = SCORES["logit"](logits, logits[0], torch.tensor([7])).double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    assert expected[0] > 40
+    assert expected[1] < -40
+
+
+@pytest.mark.parametrize("foil", [None, 5])
+def test_effects_of_a_change_by_hand(foil):
+    """Of the mean distribution over the samples; errors by the delta method."""
+    logits = 2 * torch.randn(5, 1, 9, generator=torch.Generator().manual_seed(4))
+    clean, ids = (logits[:1, 0] + 0.3).log_softmax(-1), torch.tensor([2])
+    found = effect_of(score_of("logprob", foil), foil)(logits, clean, ids)
+    effect = dict(zip(engine_effect_names(), found.tolist(), strict=True))
+    samples, q = logits.double().softmax(-1)[:, 0], clean[0].double().exp()
+    p = samples.mean(0)
+    value = p[2].log() - (0 if foil is None else p[foil].log())
+    rest = q[2].log() - (0 if foil is None else q[foil].log())
+    influence = samples[:, 2] / p[2] - (0 if foil is None else samples[:, foil] / p[foil])
+    own = int(q.argmax()) if foil is None else 2
+    rival = foil or int(p.masked_fill(torch.arange(9) == own, 0).argmax())
+    before = foil or int(q.masked_fill(torch.arange(9) == own, 0).argmax())
+    flips = p.argmax() != q.argmax() if foil is None else (p[2] > p[foil]) != (q[2] > q[foil])
+    expected = {
+        "score": rest - value,
+        "stderr": influence.std() / 5**0.5,
+        "flips": float(flips),
+        "lead": (p[own] / p[rival]).log() / (q[own] / q[before]).log(),
+        "probability": p[2],
+        "probability_stderr": samples[:, 2].std() / 5**0.5,
+        "foil_probability": 0 if foil is None else p[foil],
+        "leader": int(p.argmax()),
+        "leader_probability": p.max(),
+    }
+    assert effect == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-6)
+
+
+def engine_effect_names():
+    from noiser.engine import Effect
+
+    return Effect._fields
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def out_of_memory_above(lm, tokens, sizes):
     """A model that fails, as a full card does, on more than this many tokens at once."""
     inner = lm.model.forward
 
+    @functools.wraps(inner)
     def forward(*args, **kwargs):
-        if kwargs["inputs_embeds"].shape[:2].numel() > tokens:
+        sizes.append(kwargs["inputs_embeds"].shape[:2].numel())
+        if sizes[-1] > tokens:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return inner(*args, **kwargs)
 
-    return inner, forward
+    return forward
 
 
-def test_halves_batches_when_memory_runs_out(monkeypatch):
-    lm = tiny("llama")
-    query = build_query(lm, PROMPT, max_new_tokens=2)
-    perturbations = some_perturbations(query, 32, targets=2)
-    expected = distributions(Session(lm, query), perturbations)
-    session = Session(lm, query)
-    _, failing = out_of_memory_above(lm, 40)
-    monkeypatch.setattr(lm.model, "forward", failing)
-    found = distributions(session, perturbations)
-    assert len(found) == len(expected)
-    for index in range(len(found)):
-        torch.testing.assert_close(found[index], expected[index], atol=1e-6, rtol=1e-4)
-
-
-def test_memory_that_runs_out_for_a_prefix_halves_what_is_in_front_of_a_batch(monkeypatch):
-    whole = tiny("llama")
-    lm = wrap(whole.model, whole.tokenizer, batch_tokens=64)
-    lm.packs = False
-    query = build_query(lm, " ".join([PROMPT] * 8))
-    length = len(query.token_ids)
-    assert length > 64
-    inner, sizes = lm.model.forward, []
-
-    def forward(*args, **kwargs):
-        sequences = kwargs["inputs_embeds"].shape[0]
-        if sequences * length > 8 * length:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        sizes.append(sequences)
-        return inner(*args, **kwargs)
-
-    monkeypatch.setattr(lm.model, "forward", functools.wraps(inner)(forward))
-    session = Session(lm, query)
-    noise = torch.randn(40, 1, 32, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):
-        distributions(session, [AddNoise((length - 2,), noise=noise, scale=0.1)])
-    assert sorted(sizes)[-6:] >= [5] * 6  # of 16 at first, 8, and then half of what failed; not one by one
-    assert len(sizes) < 2 * 40 / 3
-
-
-def test_says_so_when_not_even_one_sequence_fits(monkeypatch):
-    lm = tiny("llama")
-    query = build_query(lm, PROMPT)
-    session = Session(lm, query)
-    _, failing = out_of_memory_above(lm, 0)
-    monkeypatch.setattr(lm.model, "forward", failing)
+@pytest.mark.parametrize("family", ["llama", "falcon"])
+def test_passes_are_halved_when_memory_runs_out(family, monkeypatch):
+    lm = tiny(family)
+    query = query_of(lm, PROMPT, max_new_tokens=2)
+    changes = some_changes(query, targets=2)
+    expected, sizes = distributions(lm, query, changes), []
+    monkeypatch.setattr(lm.model, "forward", out_of_memory_above(lm, 40, sizes))
+    assert_all_close(distributions(lm, query, changes), expected, atol=1e-6)
+    assert max(sizes) > 40
+    assert sum(size > 40 for size in sizes) < 10  # what fits is remembered
+    monkeypatch.setattr(lm.model, "forward", out_of_memory_above(lm, 0, sizes))
     with pytest.raises(ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"):
-        distributions(session, [AddNoise((1,), noise=torch.zeros(5, 1, 32))])
+        distributions(lm, query, changes)
 
 
-def test_a_failing_model_fails_loudly():
+def test_an_error_ends_one_generator_and_the_others_go_on():
+    """In a pass, in reading what it gave, in the generator itself; nothing that was theirs is run any more."""
+    lm = another(tiny("llama"), batch_tokens=64)
+    queries = [query_of(lm, PROMPT) for _ in range(5)]
+    closed = list[int]()
+
+    def failing(*_):
+        raise KeyError("mine")
+
+    def steps(number):
+        query, changes = queries[number], some_changes(queries[number], targets=1)
+        read = failing if number == 1 else SCORES["prob"]
+        if number == 2:
+            changes = [set_rows((3,), torch.full((1, 1, DIM), torch.inf)), *changes]
+        try:
+            if number == 3:
+                raise ZeroDivisionError
+            return (yield Ask(query, changes, read))
+        finally:
+            closed.append(number)
+
+    outcomes = dict(Engine(lm).run([steps(number) for number in range(5)]))
+    expected = run_one(tiny("llama"), steps(0))
+    assert_all_close(outcomes[0], expected)
+    assert isinstance(outcomes[1], KeyError)
+    assert isinstance(outcomes[2], NumericalError)
+    assert isinstance(outcomes[3], ZeroDivisionError)
+    assert_all_close(outcomes[4], expected)
+    assert sorted(closed) == [0, 0, 1, 2, 3, 4]
+    with pytest.raises(ZeroDivisionError):
+        run_all(lm, [steps(0), steps(3)])
+
+
+def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypatch):
+    lm = another(tiny("llama"), batch_tokens=10**6)
+    monkeypatch.setattr(engine_module, "AT_ONCE", 2)
+    queries = [query_of(lm, PROMPT) for _ in range(3)]
+
+    def steps(query):
+        return (yield Ask(query, [replace((1,), torch.zeros(DIM))], SCORES["prob"]))
+
+    calls = []
+
+    def stop(*_):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("a hook of the caller's")
+
+    handle = lm.model.register_forward_pre_hook(stop)
+    outcomes = dict(Engine(lm).run([steps(query) for query in queries]))
+    handle.remove()
+    assert [str(outcomes[i]) for i in (0, 1)] == ["a hook of the caller's"] * 2
+    assert outcomes[2][0].shape == (1, 1)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_generators_that_are_given_up_are_closed(error, monkeypatch):
+    lm = tiny("llama")
+    query, closed = query_of(lm, PROMPT), []
+
+    def steps(number, count):
+        try:
+            for _ in range(count):
+                yield Ask(query, [replace((1,), torch.zeros(DIM))], SCORES["prob"])
+        finally:
+            closed.append(number)
+
+    running = Engine(lm).run([steps(0, 1), steps(1, 2), steps(2, 3)])
+    assert next(running)[0] == 0
+    if error is GeneratorExit:
+        running.close()
+    else:
+        monkeypatch.setattr(lm.model, "forward", functools.wraps(lm.model.forward)(lambda *_, **__: interrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            list(running)
+    assert sorted(closed) == [0, 1, 2]
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_generators_open_at_once_are_limited_and_results_come_in_order(monkeypatch):
+    monkeypatch.setattr(engine_module, "AT_ONCE", 2)
+    lm, opened, done = tiny("llama"), [], []
+    query = query_of(lm, PROMPT)
+
+    def steps(number):
+        opened.append(number)
+        assert len(opened) - len(done) <= 2
+        found = yield Ask(query, [replace((1 + number,), torch.zeros(DIM))] * (5 - number), SCORES["prob"])
+        done.append(number)
+        return float(found[0])
+
+    assert run_all(lm, (steps(number) for number in range(5))) == [run_one(lm, steps_of(query, n)) for n in range(5)]
+
+
+def steps_of(query, number):
+    found = yield Ask(query, [replace((1 + number,), torch.zeros(DIM))], SCORES["prob"])
+    return pytest.approx(float(found[0]), rel=1e-5)
+
+
+def test_targets_that_are_not_named_are_not_read():
+    lm = tiny("llama")
+    query = query_of(lm, PROMPT, max_new_tokens=3)
+    row = torch.zeros(DIM)
+    found = ask(
+        lm, Ask(query, [replace((1,), row), replace((1,), row, (2, 0)), replace((1,), row, ())], SCORES["prob"])
+    )
+    assert [each.shape for each in found] == [(3, 1), (2, 1), (0, 1)]
+    torch.testing.assert_close(found[1], found[0][[2, 0]], atol=1e-7, rtol=1e-5)
+    assert found[0].dtype == torch.float64
+    assert query.spent.passes == 1
+
+
+@pytest.mark.parametrize("read", [SCORES["squared"], SCORES["prob"], effect_of(SCORES["prob"])])
+def test_a_failing_model_fails_loudly(read):
     model = tiny_model("llama")
     lm = wrap(model, tiny_tokenizer())
-    query = build_query(lm, PROMPT)
-    session = Session(lm, query)
-    broken = SetRows((3,), given=torch.full((1, 1, 32), torch.inf))
-    for request in (Effects([broken]), Effects([broken], leads=False), Values([broken]), Values([broken], "squared")):
-        with pytest.raises(NumericalError, match="NaN or infinite"):
-            session.ask(request)
+    query = query_of(lm, PROMPT)
+    with pytest.raises(NumericalError, match="NaN or infinite"):
+        ask(lm, Ask(query, [set_rows((3,), torch.full((1, 1, DIM), torch.inf))], read))
     assert all(module.training for module in model.modules())
 
 
-def test_later_positions_cannot_matter():
-    lm = tiny("llama")
-    query = build_query(lm, PROMPT, max_new_tokens=3)
-    late = AddNoise((query.logit_positions[2],), (0,), noise=torch.ones(1, 1, 32), scale=3.0)
-    (found,) = distributions(Session(lm, query), [late])
-    torch.testing.assert_close(found[0, 0], clean(lm, query)[0], atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_half_precision_packs_too(family):
-    assert wrap(tiny_model(family).bfloat16(), tiny_tokenizer()).packs
-
-
-def test_what_is_read_of_logits_alone_loses_no_digits():
-    """Against float64, where a probability is as good as 0 or 1."""
-    logits = 8 * torch.randn(3, 2, 300, generator=torch.Generator().manual_seed(2))
-    ids = torch.tensor([7, 299])
-    logits[0, 0, 7], logits[1, 1, 299] = 90.0, -40.0
-    p = logits.double().softmax(-1)
-    target = torch.stack([p[:, 0, 7], p[:, 1, 299]], 1)
-    p[:, 0, 7] = p[:, 1, 299] = 0
-    rest = p.sum(-1)
-    read = readouts.Predicted(logits).target_and_rest(ids).double()
-    torch.testing.assert_close(read, torch.stack([target, rest], -1), rtol=1e-5, atol=0)
-    assert 0 < float(read[0, 0, 1]) < 1e-20
-
-
-@pytest.mark.parametrize("score", ["prob", "logprob"])
-@pytest.mark.parametrize("target_unit", ["token", "all"])
-def test_effects_without_leads_have_the_same_scores(score, target_unit):
-    lm = tiny("gemma3")
-    query = build_query(lm, PROMPT, max_new_tokens=3, target_unit=target_unit)
-    every = some_perturbations(query, 32, targets=len(query.target_spans))
-    whole, alone = (Session(lm, query).ask(Effects(every, score, leads=leads)) for leads in (True, False))
-    for name in ("score", "stderr", "probability", "probability_stderr"):
-        torch.testing.assert_close(getattr(alone, name), getattr(whole, name), equal_nan=True, rtol=1e-4, atol=1e-6)
-    assert alone.lead.isnan().all()
-    assert not alone.flips.any()
-    assert (alone.leader == -1).all()
+@pytest.mark.parametrize("method", [Noiser(samples=2, steps=3), Occlusion(), Lime(samples=50)])
+def test_progress_counts_token_forwards(method):
+    lm, told = another(tiny("llama"), batch_tokens=100), []
+    att = attribute(lm, PROMPT, method=method, progress=lambda done, expected: told.append((done, expected)))
+    done = [each[0] for each in told]
+    assert done == sorted(done)
+    assert all(now <= expected for now, expected in told)
+    assert told[-1] == (done[-1], done[-1])
+    assert done[-1] == att.info["token_forwards"] + len(lm.tokenizer(PROMPT)["input_ids"])
