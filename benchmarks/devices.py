@@ -27,7 +27,7 @@ import transformers
 
 import noiser
 from many_prompts import PROMPTS
-from measuring import DTYPES, TEXT, operations, say, seconds, table
+from measuring import DTYPES, TEXT, ForwardClock, operations, say, seconds, table
 from noiser.errors import ModelError
 from noiser.methods import Method
 from noiser.model import LanguageModel
@@ -92,21 +92,19 @@ def peak(device: str, dtype: str, size: int = 8192) -> float:
 
 
 def speed(lm: LanguageModel, name: str, prompts: Sequence[str], top: float) -> dict[str, Any]:
-    """The row of one method: a list of prompts, after a first call that finds out what is found out of a model once."""
+    """The row of one method: a list of prompts, after a first call that warms up."""
     method = METHODS[name]
     noiser.attribute(lm, list(prompts[:2]), method=method)
-    begin = time.perf_counter()
-    found = noiser.attribute(lm, list(prompts), method=method)
-    took = time.perf_counter() - begin
-    tokens = sum(att.info["token_forwards"] for att in found)
-    clean = sum(len(lm.tokenizer(prompt)["input_ids"]) for prompt in prompts)
-    rows = sum(len(att.units) for att in found) * getattr(method, "samples", 1) + len(prompts)
+    with ForwardClock(lm) as clock:
+        begin = time.perf_counter()
+        found = noiser.attribute(lm, list(prompts), method=method)
+        took = time.perf_counter() - begin
     return {
         "method": name,
         "prompts": len(prompts),
         "prompts a second": len(prompts) / took,
-        "token-forwards a second": tokens / took,
-        "share of peak, %": 100 * operations(lm, tokens + clean, rows) / took / top,
+        "token-forwards a second": sum(att.info["token_forwards"] for att in found) / took,
+        "share of peak, %": 100 * operations(lm, clock.tokens, clock.rows) / took / top,
     }
 
 
@@ -181,7 +179,7 @@ def main() -> None:
             limit=chosen.longest,
         )
         gc.collect()
-        free_memory(torch.device(chosen.device))
+        free_memory()
     cuda = torch.device(chosen.device).type == "cuda"
     name = torch.cuda.get_device_name(chosen.device) if cuda else platform.processor() or "CPU"
     note = f"{name}, {chosen.dtype}, peak {top / 1e12:.3g} TFLOP/s, torch {torch.__version__}"

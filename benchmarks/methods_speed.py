@@ -184,7 +184,7 @@ def run(setting: Setting) -> Part:
 
 
 def claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
-    """Ahead of Inseq on every method that it has and that runs."""
+    """Ahead of Inseq on every method that runs there."""
     column = "times faster than Inseq"
     return [Claim(f"{row['method']}: {column}", row[column], at_least=1.0) for row in rows if column in row]
 

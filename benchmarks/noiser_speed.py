@@ -23,18 +23,18 @@ from measuring import (
     ForwardClock,
     Part,
     Setting,
-    length_of,
     main,
     matrix_peak,
+    operations,
     prompt_of,
     run_method,
     say,
     scoring_pass,
-    work_of,
 )
-from noiser.engine import Session
+from noiser.engine import Query, prepare, run_one
 from noiser.methods import Scores
-from noiser.model import LanguageModel, Query, build_query
+from noiser.model import LanguageModel
+from noiser.question import Question
 
 NOTE = (
     "Times faster: than the reference in float32. Lower bound: the token-forwards of one scoring pass. Share of peak: "
@@ -45,7 +45,7 @@ NOTE = (
 
 
 class Slow(NamedTuple):
-    """What the reference took and found."""
+    """The seconds and the results of the reference."""
 
     seconds: float
     thresholds: list[float]
@@ -53,12 +53,17 @@ class Slow(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The fastest of our calls: in all, and inside the model."""
+    """The fastest of our calls: its seconds, the clock of the model's passes, its work, and its results."""
 
     seconds: float
-    inside: float
-    session: Session
+    clock: ForwardClock
+    query: Query
     scores: Scores
+
+
+def question(lm: LanguageModel, prompt: str, target: int | None = None) -> Query:
+    """The query about the next token."""
+    return run_one(lm, prepare(lm, Question(prompt=prompt, target=target)))
 
 
 def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slow:
@@ -79,18 +84,18 @@ def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slo
 
 
 def run_ours(lm: LanguageModel, query: Query, method: noiser.Noiser, repeats: int) -> Timed:
-    """Our implementation, after a call that finds out what is found out of a model once."""
+    """Our implementation, after a call that warms up."""
     run_method(lm, query, noiser.Occlusion())
     found: list[Timed] = []
     while len(found) < repeats and sum(timed.seconds for timed in found) < PATIENCE:
         with ForwardClock(lm) as clock:
             begin = time.perf_counter()
-            session, scores = run_method(lm, query, method)
-            found.append(Timed(time.perf_counter() - begin, clock.seconds, session, scores))
+            asked, scores = run_method(lm, query, method)
+            found.append(Timed(time.perf_counter() - begin, clock, asked, scores))
     return min(found, key=lambda timed: timed.seconds)
 
 
-def check(slow: Slow, scores: Scores, search: str | None = "bisection") -> None:
+def check(slow: Slow, scores: Scores, search: str = "bisection") -> None:
     """Fails where bisection's smallest threshold is another, or a score at the same k differs by more than rounding."""
     assert scores.k_min is not None
     same = float(scores.k_min[0]) == min(slow.thresholds)
@@ -99,23 +104,24 @@ def check(slow: Slow, scores: Scores, search: str | None = "bisection") -> None:
         torch.testing.assert_close(scores.scores[0], torch.tensor(slow.scores), atol=1e-4, rtol=0)
 
 
-def row_of(dtype: str, query: Query, method: noiser.Noiser, ours: Timed, slow: Slow) -> dict[str, Any]:
+def row_of(lm: LanguageModel, dtype: str, method: noiser.Noiser, ours: Timed, slow: Slow) -> dict[str, Any]:
     """One line of the table."""
-    session, peak, k_min = ours.session, matrix_peak(dtype), ours.scores.k_min
+    query, k_min = ours.query, ours.scores.k_min
     assert k_min is not None
+    share = 100 * operations(lm, ours.clock.tokens, ours.clock.rows) / matrix_peak(dtype)
     return {
         "precision": dtype,
-        "tokens": length_of(query),
+        "tokens": len(query.token_ids),
         "search": method.search,
         "ours, s": ours.seconds,
         "reference, s": slow.seconds,
         "times faster": slow.seconds / ours.seconds,
-        "token-forwards": session.counters.token_forwards,
-        "to lower bound": session.counters.token_forwards / scoring_pass(query, method.samples),
-        "passes": session.counters.passes,
+        "token-forwards": query.spent.token_forwards,
+        "to lower bound": query.spent.token_forwards / scoring_pass(query, method.samples),
+        "passes": ours.clock.passes,
         "k, parts of the reference's": float(k_min[0]) / min(slow.thresholds),
-        "share of peak, %": 100 * work_of(session) / ours.seconds / peak,
-        "while the model runs, %": 100 * work_of(session) / ours.inside / peak,
+        "share of peak, %": share / ours.seconds,
+        "while the model runs, %": share / ours.clock.seconds,
     }
 
 
@@ -126,15 +132,15 @@ def run(setting: Setting) -> Part:
     peaks = ", ".join(f"{dtype} {matrix_peak(dtype) / 1e9:.0f} GFLOP/s" for dtype in models)
     for tokens in (6,) if setting.quick else (10, 20):
         text = prompt_of(models["float32"], tokens)
-        target = build_query(models["float32"], text).target_ids[0]
-        slow = run_reference(models["float32"], build_query(models["float32"], text), noiser.Noiser())
+        asked = question(models["float32"], text)
+        slow = run_reference(models["float32"], asked, noiser.Noiser())
         for dtype, lm in models.items():
-            query = build_query(lm, text, target=target)
+            query = question(lm, text, asked.target_ids[0])
             for method in (noiser.Noiser(search="bisection"), noiser.Noiser(search="certified")):
                 ours = run_ours(lm, query, method, setting.repeats)
                 if dtype == "float32":
                     check(slow, ours.scores, method.search)
-                rows.append(say(row_of(dtype, query, method, ours, slow)))
+                rows.append(say(row_of(lm, dtype, method, ours, slow)))
     note = NOTE.format(peaks=peaks, repeats=setting.repeats)
     return Part("Noiser against a straightforward implementation", note, rows, claims(rows))
 

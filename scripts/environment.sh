@@ -43,7 +43,8 @@ ensure_environment() {
         return 1
     }
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv" TOKENIZERS_PARALLELISM=false
-    unset PYTHONPATH PYTHONHOME
+    # Where PYTHONDONTWRITEBYTECODE is set, every process compiles torch, transformers and sympy again: 20 s of processor time.
+    unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 }
 
 # Runs set_up_$1 unless the stamp that it leaves in .venv is there.
