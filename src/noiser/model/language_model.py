@@ -1,6 +1,6 @@
 """A causal language model, reduced to the few operations that attribution needs.
 
-What a model can do is not known by the name of its architecture: it is measured (`noiser.model.capabilities`).
+How a model can be run is not known by the name of its architecture: it is tried (`noiser.model.abilities`).
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class LanguageModel:
         """The type of the embeddings that the model reads."""
         return self.model.dtype
 
-    @property
+    @cached_property
     def embedding_dim(self) -> int:
         """Length of one row of the embedding table, d."""
         return embedding_table(self._embedding).shape[1]
 
-    @property
+    @cached_property
     def vocabulary_size(self) -> int:
         """How many tokens the model can read and, padded rows included, predict."""
         return embedding_table(self._embedding).shape[0]
@@ -142,7 +142,7 @@ class LanguageModel:
             chat_template_kwargs=self.chat_template_kwargs,
         )
 
-    @property
+    @cached_property
     def end_tokens(self) -> frozenset[int]:
         """Tokens with which the model ends a text or its turn."""
         declared: Any = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
@@ -184,7 +184,7 @@ class LanguageModel:
                 "alone: what is measured here would be another function. Take another model."
             )
 
-    @property
+    @cached_property
     def _is_spread(self) -> bool:
         """Whether a device map puts the model's layers on several devices."""
         devices: Mapping[str, Any] = getattr(self.model, "hf_device_map", None) or {}
