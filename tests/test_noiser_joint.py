@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import noiser
+from methods_for_tests import all_values
 from noiser.errors import ParameterError
 from noiser.methods.noiser_joint import _Fit, _fit, _ordered
-from test_shapley import all_values
 from tiny import FAMILIES, tiny
 
 PROMPT = "The quick fox sings"
@@ -91,11 +91,6 @@ def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     assert not whole.stderr.any()
     assert drawn.stderr.all()
     assert float(((drawn.scores - whole.scores) / drawn.stderr).abs().max()) < 4
-
-
-def test_the_number_of_inputs_counts_the_single_steps_and_one_pair_at_least():
-    method = noiser.NoiserJoint(samples=2)
-    assert [method.inputs_for(units) for units in (1, 2, 3, 8)] == [1, 3, 7, 19]
 
 
 def test_a_single_unit_has_the_whole_gain():

@@ -10,7 +10,7 @@ import torch
 
 import noiser
 import reference
-from noiser.model import build_query
+from methods_for_tests import query_of
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
     """Ours against the reference, for every target of a prompt."""
     method = noiser.Noiser(samples=samples, steps=steps, profile=profile, search="bisection")
     att = noiser.attribute(lm, prompt, method=method, max_new_tokens=max_new_tokens)
-    query = build_query(lm, prompt, max_new_tokens=max_new_tokens, special_tokens=method.special_tokens)
+    query = query_of(lm, prompt, max_new_tokens=max_new_tokens, special_tokens=method.special_tokens)
     noise = torch.randn(samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0))[:, None]
     for row in range(len(att.targets)):
         columns = query.causal_mask[row].nonzero().flatten().tolist()

@@ -9,12 +9,9 @@ import pytest
 import torch
 
 import noiser
-from engine_for_tests import drive
-from noiser.engine import Session
-from noiser.methods.coalitions import Coalitions
+from methods_for_tests import all_values, asked, predict, query_of
+from noiser.engine import Game, remover, run_one
 from noiser.methods.shapley import draw_coalitions, shapley_regression
-from noiser.model import build_query
-from test_occlusion import predict
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -32,18 +29,6 @@ def exact(values, units):
                 total += weight * (values[kept | {u}] - values[kept])
         found.append(total)
     return torch.tensor(found)
-
-
-def all_values(lm, att, row, value):
-    """Every coalition's value for one target, each from a whole sequence; and the units that the target sees."""
-    query = build_query(lm, att.prompt, max_new_tokens=len(att.targets), unit=att.unit)
-    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.logit_positions[row]]
-    values = {}
-    for size in range(len(seen) + 1):
-        for kept in map(frozenset, itertools.combinations(range(len(seen)), size)):
-            gone = [i for k, u in enumerate(seen) if k not in kept for i in att.units[u].token_indices]
-            values[kept] = value(predict(lm, query.token_ids, query.logit_positions[row], gone))
-    return values, seen
 
 
 def probability(token):
@@ -88,8 +73,8 @@ def test_whole_distributions_have_no_foil(method):
 def test_log_odds_and_whole_distributions_are_exact_too(score):
     lm = tiny("gemma3")
     att = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(samples=256, score=score), unit="word")
-    query, token = build_query(lm, PROMPT), att.targets[0].token_id
-    clean = predict(lm, query.token_ids, query.logit_positions[0], [])
+    query, token = asked(lm, att), att.targets[0].token_id
+    clean = predict(lm, query, query.logit_positions[0])
     near = lambda p: -float((0.5 * (p.sqrt() - clean.sqrt()).square().sum()).sqrt())
     odds = lambda p: float((p[token] / (1 - p[token])).log())
     values, seen = all_values(lm, att, 0, near if score == "hellinger" else odds)
@@ -103,10 +88,9 @@ def test_scores_sum_to_what_all_units_together_change(method):
     for family in ("llama", "gemma3", "mamba"):
         lm = tiny(family)
         att = noiser.attribute(lm, "The quick fox sings in the rain", method=method, max_new_tokens=3)
-        query = build_query(lm, att.prompt, max_new_tokens=3)
         for g, target in enumerate(att.targets):
-            gone = [i for unit in att.units for i in unit.token_indices if i <= query.logit_positions[g]]
-            empty = predict(lm, query.token_ids, query.logit_positions[g], gone)
+            row = asked(lm, att).logit_positions[g]
+            empty = predict(lm, asked(lm, att), row, [i for u in att.units for i in u.token_indices if i <= row])
             gain = target.probability - float(empty[target.token_id])
             assert float(att.scores[g].double().nansum()) == pytest.approx(gain, abs=2e-6)
 
@@ -146,51 +130,45 @@ def test_one_permutation_has_no_standard_error():
     assert att.scores.isfinite().all()
 
 
-def test_one_unit_gets_everything():
-    lm = tiny("llama")
-    for method in (noiser.KernelShap(), noiser.ShapleySampling(), noiser.Occlusion()):
-        att = noiser.attribute(lm, PROMPT, method=method, unit=[(0, len(PROMPT))])
-        assert att.scores.shape == (1, 1)
-        occlusion = noiser.attribute(lm, PROMPT, method="occlusion", unit=[(0, len(PROMPT))])
-        torch.testing.assert_close(att.scores, occlusion.scores, atol=1e-6, rtol=1e-5)
+@pytest.mark.parametrize("method", ["kernel_shap", "shapley_sampling"])
+def test_one_unit_gets_everything(method):
+    found, occlusion = (
+        noiser.attribute(tiny("llama"), PROMPT, method=m, unit="sentence") for m in (method, "occlusion")
+    )
+    torch.testing.assert_close(found.scores, occlusion.scores, atol=1e-6, rtol=1e-5)
 
 
 # ---- coalitions ---------------------------------------------------------------------------------------------------
 
 
 def kernel(size, units):
-    """π of Lundberg and Lee, theorem 2, on the scale that larger games hand down."""
+    """π of Lundberg and Lee, theorem 2, summed over larger games."""
     return math.factorial(size - 1) * math.factorial(units - size - 1) / math.factorial(units - 1)
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 4, 7, 10])
 def test_enough_samples_give_every_coalition_its_kernel_weight(units):
-    kept, weights, *_ = draw_coalitions(units, units, units, 2**units, torch.Generator())
+    kept, weights = draw_coalitions(units, 2**units, torch.Generator())
     assert len(kept) == len({tuple(row) for row in kept.tolist()}) == 2**units - 2
     for row, weight in zip(kept, weights.tolist(), strict=True):
         assert weight == pytest.approx(kernel(int(row.sum()), units))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "units", "samples"),
-    [(6, 6, 6, 30), (4, 5, 6, 10), (4, 5, 6, 16), (1, 2, 6, 2), (2, 3, 4, 2), (2, 5, 6, 40), (1, 4, 4, 20)],
-)
-def test_drawn_coalitions_have_the_kernel_as_their_mean(first, second, units, samples):
-    """Also where coalitions of the first target's game are continued to a later target's."""
+@pytest.mark.parametrize(("units", "samples"), [(6, 30), (6, 10), (6, 2), (4, 2), (4, 20)])
+def test_drawn_coalitions_have_the_kernel_as_their_mean(units, samples):
     generator, runs = torch.Generator().manual_seed(0), 1500
     bits = 2 ** torch.arange(units)
     total = torch.zeros(runs, 2**units, dtype=torch.float64)
     for run in total:
-        kept, weights, *_ = draw_coalitions(first, second, units, samples, generator)
+        kept, weights = draw_coalitions(units, samples, generator)
         run.index_add_(0, (kept * bits).sum(1), weights)
     for index in range(1, 2**units - 1):
-        expected = kernel(index.bit_count(), units)
         error = float(total[:, index].std()) / runs**0.5
-        assert float(total[:, index].mean()) == pytest.approx(expected, abs=5 * error + 1e-9)
+        assert float(total[:, index].mean()) == pytest.approx(kernel(index.bit_count(), units), abs=5 * error + 1e-9)
 
 
 def test_whole_sizes_come_first_and_the_rest_in_complements():
-    kept, weights, *_ = draw_coalitions(20, 20, 20, 448, torch.Generator().manual_seed(0))
+    kept, weights = draw_coalitions(20, 448, torch.Generator().manual_seed(0))
     sizes = kept.sum(1)
     assert len(kept) == 448
     assert ((sizes[:40] == 1) | (sizes[:40] == 19)).all()
@@ -200,14 +178,14 @@ def test_whole_sizes_come_first_and_the_rest_in_complements():
 
 def test_regression_gets_every_additive_game_right():
     generator = torch.Generator().manual_seed(0)
-    kept, weights, *_ = draw_coalitions(12, 12, 12, 60, generator)
+    kept, weights = draw_coalitions(12, 60, generator)
     truth = torch.randn(12, generator=generator, dtype=torch.float64)
     found = shapley_regression(kept, kept.double() @ truth, weights, truth.sum())
     torch.testing.assert_close(found, truth)
 
 
 def test_regression_with_few_coalitions_still_meets_the_sum():
-    kept, weights, *_ = draw_coalitions(30, 30, 30, 4, torch.Generator().manual_seed(0))
+    kept, weights = draw_coalitions(30, 4, torch.Generator().manual_seed(0))
     found = shapley_regression(kept, torch.randn(len(kept), dtype=torch.float64), weights, torch.tensor(0.7).double())
     assert found.isfinite().all()
     assert float(found.sum()) == pytest.approx(0.7)
@@ -217,53 +195,47 @@ def test_regression_with_few_coalitions_still_meets_the_sum():
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
     """Three units have 8 inputs in all; the eleven of the second target take as many as `samples` says."""
     lm = noiser.wrap(tiny_model("llama", spread=0.15).eval(), tiny_tokenizer())
-    asked = {
-        "target": " museums, markets and bridges over rivers. The lazy dog sings.",
-        "target_unit": "sentence",
-        "unit": "word",
-    }
-    exact = noiser.attribute(lm, "Capital cities have", method=method(samples=2**11), **asked).scores
+    target = " museums, markets and bridges over rivers. The lazy dog sings."
+
+    def scores(samples, seed=0):
+        options = {"target": target, "target_unit": "sentence", "unit": "word", "seed": seed}
+        return noiser.attribute(lm, "Capital cities have", method=method(samples=samples), **options).scores
+
+    exact = scores(2**11)
     assert (~exact.isnan()).sum(1).tolist() == [3, 11]
     errors = []
     for samples in (30, 1000):
-        found = torch.stack(
-            [
-                noiser.attribute(lm, "Capital cities have", method=method(samples=samples), seed=seed, **asked).scores
-                for seed in range(4)
-            ]
-        )
+        found = torch.stack([scores(samples, seed) for seed in range(4)])
         torch.testing.assert_close(found[:, 0], exact[:1].expand(4, -1), equal_nan=True)
         errors.append(float((found - exact)[:, 1].square().mean().sqrt()))
     assert errors[1] < 0.5 * errors[0]
+
+
+def played(lm, query, kept):
+    return run_one(lm, Game(query, query.score("prob"), remover(query, "zero"))(kept))
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba"])
 def test_a_target_inside_a_word_sees_the_word_whole(family):
     """Its first token stands before the target, but the word is no unit of that target: it is kept for it."""
     lm = tiny(family)
-    query = build_query(lm, PROMPT, target=" purple children", unit="word")
+    query = query_of(lm, PROMPT, target=" purple children", unit="word")
     word = next(unit for unit in query.units if unit.text == " purple")
     assert any(word.token_indices[0] <= row < word.token_indices[-1] for row in query.logit_positions)
-    session, coalitions = Session(lm, query), Coalitions(query, "zero", "prob")
-    kept = torch.tensor([[True], [False]]).expand(2, len(query.units))
-    values = drive(session, session.drive(coalitions.values(kept)))
-    for g, found in enumerate(values[:, 1].tolist()):
-        gone = [
-            i for unit in query.units if unit.token_indices[-1] <= query.logit_positions[g] for i in unit.token_indices
-        ]
-        expected = predict(lm, query.token_ids, query.logit_positions[g], gone)[query.target_ids[g]]
-        assert found == pytest.approx(float(expected), abs=2e-6)
+    values = played(lm, query, torch.tensor([[True], [False]]).expand(2, len(query.units)))
+    for row, token, found in zip(query.logit_positions, query.target_ids, values[:, 1].tolist(), strict=True):
+        gone = [i for unit in query.units if unit.token_indices[-1] <= row for i in unit.token_indices]
+        assert found == pytest.approx(float(predict(lm, query, row, gone)[token]), abs=2e-6)
 
 
 def test_a_coalition_is_run_once():
     lm = tiny("llama")
-    query = build_query(lm, PROMPT, max_new_tokens=2)
-    session, coalitions = Session(lm, query), Coalitions(query, "zero", "prob")
+    query = query_of(lm, PROMPT, max_new_tokens=2)
     everybody, nobody = torch.ones(3, len(query.units), dtype=bool), torch.zeros(5, len(query.units), dtype=bool)
-    drive(session, session.drive(coalitions.values(everybody)))
-    assert session.counters.token_forwards == 0
-    drive(session, session.drive(coalitions.values(torch.cat([nobody, everybody]))))
-    assert session.counters.token_forwards == query.logit_positions[-1]
+    played(lm, query, everybody)
+    assert query.spent.token_forwards == 0
+    played(lm, query, torch.cat([nobody, everybody]))
+    assert query.spent.token_forwards == query.logit_positions[-1]
 
 
 @pytest.mark.parametrize(

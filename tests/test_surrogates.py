@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine.readouts import CleanRun, Predicted, ValueReadout
+from methods_for_tests import asked, predict
+from noiser.engine import SCORES
 from noiser.methods.surrogates import lasso, proximity, ridge
-from noiser.model import build_query
-from test_occlusion import predict
 from tiny import tiny
 
 PROMPT = "The quick fox. It sings in the rain"
@@ -26,10 +25,11 @@ def masks(samples, units, seed, keep):
 
 def values_of(lm, att, row, kept, value):
     """What is predicted under each mask, each from a whole sequence; and the units that the target sees."""
-    query = build_query(lm, att.prompt, max_new_tokens=len(att.targets), unit=att.unit)
-    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= query.logit_positions[row]]
+    query = asked(lm, att)
+    position = query.logit_positions[row]
+    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= position]
     gone = [[i for u in seen if not mask[u] for i in att.units[u].token_indices] for mask in kept]
-    return np.array([value(predict(lm, query.token_ids, query.logit_positions[row], at)) for at in gone]), seen
+    return np.array([value(predict(lm, query, position, at)) for at in gone]), seen
 
 
 def weighted_ridge(z, y, w, alpha):
@@ -127,13 +127,9 @@ def test_context_cite_is_the_lasso_of_the_log_odds(family, foil):
 
 
 def test_log_odds_do_not_saturate_where_a_probability_rounds_to_one():
-    lm = tiny("llama")
-    query = build_query(lm, PROMPT)
-    logits = torch.full((1, 1, lm.vocabulary_size), -torch.inf)
-    logits[..., query.target_ids[0]] = 0.0
-    logits[..., query.target_ids[0] - 1] = -20 * math.log(10)
-    table = ValueReadout(CleanRun(Predicted(logits), query), "logit").table([], [])
-    assert float(table.clean[0]) == pytest.approx(20 * math.log(10), rel=1e-4)
+    logits = torch.tensor([[[-torch.inf, 0.0, -20 * math.log(10)]]])
+    odds = SCORES["logit"](logits, logits[0], torch.tensor([1]))
+    assert float(odds) == pytest.approx(20 * math.log(10), rel=1e-4)
 
 
 def test_a_unit_that_is_always_kept_gets_no_weight():

@@ -48,7 +48,7 @@ class StoredGame:
         """The value of every target under inputs that keep some units."""
         return torch.stack((yield from self.values([kept] * len(self.units))))
 
-    def values(self, kept: Sequence[Bool[Tensor, "inputs units"]]) -> Steps[list[Float64[Tensor, " inputs"]]]:
+    def values(self, kept: Sequence[Bool[Tensor, "_inputs units"]]) -> Steps[list[Float64[Tensor, " _inputs"]]]:
         """The values of each target under inputs of its own.
 
         Raises:

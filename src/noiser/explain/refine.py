@@ -54,7 +54,7 @@ class _Node:
     stderr: Tensor
     raw_stderr: Tensor
     threshold: Tensor
-    k: list[float]
+    k: tuple[float, ...]
 
 
 def refine(
@@ -105,7 +105,7 @@ def _score(method: Method, query: Query, units: Sequence[Span], seed: int, k_min
     missing = torch.full_like(found.scores, torch.nan)
     thresholds = missing if found.thresholds is None else found.thresholds
     stderr = missing if found.stderr is None else found.stderr
-    k = torch.tensor(found.info.get("k", missing.tolist())).T.tolist()
+    k = list(zip(*found.info.get("k", missing.tolist()), strict=True))
     columns = zip(units, found.scores.T, stderr.T, thresholds.T, k, strict=True)
     return [_Node(unit, score, score, error, error, threshold, k) for unit, score, error, threshold, k in columns]
 
@@ -128,7 +128,7 @@ def _together(nodes: Sequence[_Node], k_min: Sequence[Tensor]) -> Scores:
     )
     info: dict[str, Any] = {"raw": raw.tolist()}
     info |= {} if raw_stderr.isnan().all() else {"raw_stderr": raw_stderr.tolist()}
-    info |= {"k": torch.tensor([node.k for node in nodes]).T.tolist()} if k_min else {}
+    info |= {"k": [list(row) for row in zip(*(node.k for node in nodes), strict=True)]} if k_min else {}
     return Scores(
         scores=score,
         thresholds=threshold if k_min else None,
