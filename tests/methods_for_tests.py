@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from noiser.engine import prepare, run_one
-from noiser.question import Question
-
-
-def query_of(lm, prompt, **question):
-    return run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
+from engine_for_tests import query_of
 
 
 def asked(lm, att):

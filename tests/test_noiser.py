@@ -9,7 +9,8 @@ import torch
 
 import noiser
 import reference
-from methods_for_tests import asked, query_of
+from engine_for_tests import query_of
+from methods_for_tests import asked
 from noiser.engine import expected_norm
 from noiser.errors import ParameterError
 from noiser.methods import make_method

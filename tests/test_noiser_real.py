@@ -10,7 +10,7 @@ import torch
 
 import noiser
 import reference
-from methods_for_tests import query_of
+from engine_for_tests import query_of
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import noiser
-from methods_for_tests import all_values, asked, predict, query_of
+from engine_for_tests import query_of
+from methods_for_tests import all_values, asked, predict
 from noiser.engine import Game, remover, run_one
 from noiser.methods.shapley import draw_coalitions, shapley_regression
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
