@@ -16,10 +16,9 @@ import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import noiser
-from engine_for_tests import run_method
+from engine_for_tests import query_of, run_method
 from noiser.errors import DependencyError, ParameterError, UnsupportedModelError
 from noiser.methods import METHODS, describe, make_method
-from noiser.model import build_query
 from tiny import CHAT_TEMPLATE, FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 METHOD_NAMES = METHODS.names()
@@ -130,7 +129,7 @@ def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
     assert torch.equal(first.scores.nan_to_num(0), again.scores.nan_to_num(0))
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()
-    run_method(lm, build_query(lm, PROMPT), method_of(name), generator)
+    run_method(lm, query_of(lm, PROMPT), method_of(name), generator)
     draws = not torch.equal(generator.get_state(), before)
     same = torch.equal(first.scores.nan_to_num(0), other.scores.nan_to_num(0))
     assert same is not draws

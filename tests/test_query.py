@@ -1,8 +1,9 @@
-"""What bad input gets: one clear error that says what, got, expected and remedy."""
+"""From a question to a query, and what bad input gets: one error that says what, got, expected and remedy."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 import transformers
 
 import noiser
-from engine_for_tests import clean
+from engine_for_tests import clean, query_of, run_method
+from noiser.engine import restore, run_one
 from noiser.errors import (
     NumericalError,
     ParameterError,
@@ -20,7 +22,6 @@ from noiser.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from noiser.model import build_query
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -54,6 +55,9 @@ PROMPT = "The quick fox sings"
         ({"method": noiser.Noiser}, ParameterError, "expected a registry name"),
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
+        ({"target": "dog", "foil": "cat", "target_unit": "all"}, TargetError, "A foil needs target_unit='token'"),
+        ({"foil": 5, "of": len}, ParameterError, "foil= and of= cannot be combined"),
+        ({"of": "entropy"}, ParameterError, "of is 'entropy'; expected a function"),
     ],
 )
 def test_bad_questions(arguments, error, message, unchecked):
@@ -81,17 +85,17 @@ def test_half_precision_overflow_is_named():
 def test_the_more_probable_reading_of_a_target_is_taken():
     lm = tiny("llama")
     for literal in ("dog", "plays"):
-        query = build_query(lm, PROMPT, target=literal)
-        readings = [build_query(lm, PROMPT, target=" " + literal).target_ids]
+        query = query_of(lm, PROMPT, target=literal)
+        readings = [query_of(lm, PROMPT, target=" " + literal).target_ids]
         readings.append(tuple(lm.tokenizer(literal, add_special_tokens=False)["input_ids"]))
         with lm.running():
-            logits = lm.model(input_ids=build_query(lm, PROMPT).token_ids[None]).logits[0, -1]
+            logits = lm.model(input_ids=query_of(lm, PROMPT).token_ids[None]).logits[0, -1]
         assert query.target_ids == max(readings, key=lambda ids: float(logits[ids[0]]))
 
 
 def test_a_foil_is_about_the_first_token_that_differs():
     lm = tiny("llama")
-    query = build_query(lm, PROMPT, target=" quick fox", foil=" quick dog")
+    query = query_of(lm, PROMPT, target=" quick fox", foil=" quick dog")
     target, foil = (lm.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" quick fox", " quick dog"))
     shared = next(i for i, (a, b) in enumerate(zip(target, foil, strict=False)) if a != b)
     assert (query.target_ids, query.foil_id) == ((target[shared],), foil[shared])
@@ -116,11 +120,103 @@ def test_continuation_units_can_be_left_out():
 
 def test_target_reports_probability_and_rank():
     lm = tiny("llama")
-    own = clean(lm, build_query(lm, PROMPT))[0]
+    own = clean(query_of(lm, PROMPT))[0]
     third = int(own.topk(3).indices[2])
     (target,) = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=third).targets
     assert (target.token_id, target.rank) == (third, 3)
     assert target.probability == pytest.approx(float(own[third]), rel=1e-5)  # another pass: rounding of float32
+
+
+class Says:
+    """A tiny model that predicts these tokens after the prompt, one after the other, whatever it read."""
+
+    def __init__(self, texts, prompt=PROMPT):
+        self.lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
+        tokenizer = self.lm.tokenizer
+        self.length = len(tokenizer(prompt)["input_ids"])
+        self.ids = [i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        assert self.lm.packs
+        self.lm.model.register_forward_hook(self.say)
+
+    def say(self, model, args, out):
+        step = min(self.lm.said, len(self.ids) - 1)
+        out.logits[..., self.ids[step]] += 100
+        self.lm.said += 1
+
+    def texts(self, **question):
+        self.lm.said = 0
+        return query_of(self.lm, PROMPT, **question).target_texts
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "expected"),
+    [
+        ([" fox", " dog", "</s>"], {}, (" fox", " dog")),
+        (["</s>", " fox"], {}, ("</s>",)),
+        ([" fox", " dog", " the"], {"max_new_tokens": 2}, (" fox", " dog")),
+        ([" fox", "\n", "\n", " dog"], {"stop": "\n\n"}, (" fox", "\n")),
+        (["\n", "\n", " fox", "</s>"], {"stop": "\n\n"}, ("\n", "\n", " fox")),
+        ([" fox", " dog", "</s>"], {"target_unit": "all"}, (" fox dog",)),
+    ],
+)
+def test_where_a_greedy_continuation_ends(texts, options, expected):
+    assert Says(texts).texts(**{"max_new_tokens": 6} | options) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
+def test_a_greedy_continuation_equals_the_obvious_loop(family):
+    lm, expected = tiny(family), []
+    ids = lm.tokenizer(PROMPT)["input_ids"]
+    with lm.running():
+        while len(expected) < 6:
+            token = int(lm.model(input_ids=torch.tensor([ids + expected])).logits[0, -1].argmax())
+            if expected and token == lm.tokenizer.eos_token_id:
+                break
+            expected.append(token)
+    assert list(query_of(lm, PROMPT, max_new_tokens=6).target_ids) == expected
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"max_new_tokens": 3},
+        {"target": " fox sings", "foil": 7},
+        {"target": " fox sings", "target_unit": "all", "unit": "word"},
+        {"target": " fox sings. A dog", "target_unit": [(0, 4), (10, 12)]},
+        {"unit": [(0, 9), (11, 13)], "target": 5},
+        {"sources": ["The quick", "sings"], "unit": "source", "target": 5},
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "falcon"])
+def test_a_saved_result_is_the_same_question(family, question, tmp_path):
+    lm = tiny(family)
+    att = noiser.attribute(lm, PROMPT, method="occlusion", **question)
+    att.save(tmp_path / "a.json")
+    loaded = noiser.Attribution.load(tmp_path / "a.json")
+    assert (loaded.targets, loaded.target_unit, loaded.foil) == (att.targets, att.target_unit, att.foil)
+    asked, again = query_of(lm, PROMPT, **question), run_one(lm, restore(lm, loaded))
+    for name in ("encoding", "target_ids", "logit_positions", "target_spans", "target_texts", "units", "foil_id"):
+        assert getattr(again, name) == getattr(asked, name), name
+    torch.testing.assert_close(again.clean, asked.clean, atol=1e-5, rtol=1e-5)
+    scores = run_method(lm, again, noiser.Occlusion()).scores
+    torch.testing.assert_close(scores, att.scores, atol=1e-6, rtol=1e-4, equal_nan=True)
+
+
+def test_a_result_that_the_model_cannot_ask_again():
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPT, method="occlusion", target=5)
+    own = noiser.attribute(lm, PROMPT, method="occlusion", target=5, of=noiser.objectives.entropy)
+    without_bos = noiser.wrap(lm.model, tiny_tokenizer(bos=False))
+    outside = dataclasses.replace(att, targets=(att.targets[0]._replace(token_id=999),))
+    other = dataclasses.replace(att, targets=(att.targets[0]._replace(text="other"),))
+    for model, result, message in (
+        (lm, own, "explains a number of your own, entropy"),
+        (without_bos, att, "does not cut this text into the tokens"),
+        (lm, outside, "target id 999 is outside its vocabulary of 384"),
+        (lm, other, "the targets read"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            run_one(model, restore(model, result))
 
 
 def test_tokens_that_the_model_does_not_have_are_named():
@@ -128,9 +224,9 @@ def test_tokens_that_the_model_does_not_have_are_named():
     tokenizer.add_tokens(["zyx"])
     lm = noiser.wrap(tiny_model("llama"), tokenizer)
     with pytest.raises(PromptError, match="has the token 'zyx', id 384; expected ids below 384"):
-        build_query(lm, "The zyx sings")
+        query_of(lm, "The zyx sings")
     with pytest.raises(TargetError, match="The foil has the token 'zyx'"):
-        build_query(lm, "The fox", target=5, foil=" zyx")
+        query_of(lm, "The fox", target=5, foil=" zyx")
 
 
 def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
@@ -199,8 +295,6 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
     lm = tiny("llama")
     with pytest.raises(ParameterError, match="tokenizer is 'gpt2'; expected a tokenizer"):
         noiser.wrap(lm.model, "gpt2")
-    with pytest.raises(ParameterError, match=r"The model is None; expected a name"):
-        noiser.load_model(None)
     for prompt in (PROMPT, [PROMPT, PROMPT]):
         with pytest.raises(ParameterError, match=r"The model is a LlamaForCausalLM; expected what noiser\.load_model"):
             noiser.attribute(lm.model, prompt)

@@ -17,7 +17,7 @@ from noiser.engine.inside import answer_inside
 from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
-from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branch
 from noiser.types import Progress
@@ -91,9 +91,13 @@ class Engine:
     Args:
         lm: the model.
         progress: called with (done, expected) token-forwards after every pass; expected are those that wait.
+
+    Raises:
+        ParameterError: lm is no `LanguageModel`.
     """
 
     def __init__(self, lm: LanguageModel, progress: Progress | None = None) -> None:
+        check_model(lm)
         self.lm, self.progress = lm, progress
         self._queue: deque[_Item] = deque()
         self._most_tokens, self._done = lm.batch_tokens, 0

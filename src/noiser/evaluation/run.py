@@ -25,6 +25,7 @@ from noiser.metrics.metric import (
 )
 from noiser.metrics.top_k import check_top
 from noiser.model import LanguageModel
+from noiser.model.language_model import check_model
 from noiser.types import AutoUnit, Profile, Progress, RemovalName, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
 
 BLOCK = 32
@@ -82,6 +83,7 @@ def evaluate(
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
     """
+    check_model(lm)
     items = read_examples(examples)
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}

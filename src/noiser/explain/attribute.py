@@ -14,7 +14,7 @@ from noiser.engine import Engine, Query, Steps, prepare, run_all
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
 from noiser.question import Objective, Question
 from noiser.text import token_texts
@@ -93,6 +93,7 @@ def attribute(
         >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
         >>> att.top(2)  # doctest: +SKIP
     """
+    check_model(lm)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
     prompt = plain(prompt)

@@ -288,6 +288,15 @@ class LanguageModel:
             )
 
 
+def check_model(lm: object) -> None:
+    """Raises ParameterError for anything but a `LanguageModel`, such as a model that was not wrapped."""
+    if not isinstance(lm, LanguageModel):
+        raise ParameterError(
+            f"The model is a {type(lm).__name__}; expected what noiser.load_model(name) or "
+            "noiser.wrap(model, tokenizer) returns."
+        )
+
+
 def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype) -> None:
     """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
     if not torch.isfinite(probabilities[..., 0]).all():
