@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from noiser.methods import Random as Random
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
     from noiser.methods import ShapleySampling as ShapleySampling
+    from noiser.metrics import measure as measure
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
     from noiser.model import place_sources as place_sources
@@ -55,6 +56,7 @@ _NAMES = {
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser NoiserJoint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",
+    "metrics": "measure",
     "model": "LanguageModel load_model place_sources wrap",
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}

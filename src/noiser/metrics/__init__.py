@@ -1,56 +1,25 @@
-"""Metrics: whether an attribution can be believed. An Attribution and a model in, numbers out."""
+"""Metrics: whether an attribution can be believed. A case in, numbers out."""
 
-from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, Answerability, answerability
-from noiser.metrics.bootstrap import Estimate, estimate, faithfulness_score, log_ratio
-from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, ErasureCurves, ErasureScores, erasure_curves, erasure_scores
-from noiser.metrics.gold_spans import GOLD_SPANS, GoldSpans, gold_spans
-from noiser.metrics.lds import LDS, lds
-from noiser.metrics.localisation import LOCALISATION, Localisation, localisation
-from noiser.metrics.mass_matched import MASS_MATCHED, MASS_MATCHED_RANK, Curve, MassMatched, keep_rates, mass_matched
-from noiser.metrics.metric import METRICS, Case, Metric, Scale, Summary, joined, measure_passes
-from noiser.metrics.minimum import MINIMUM_TOP_K, MinimumTopK, minimum_top_k
-from noiser.metrics.normalised_aopc import NORMALISED_AOPC, NormalisedAopc, normalised_aopc
-from noiser.metrics.soft import SOFT, SoftScores, soft_scores
-from noiser.metrics.stability import STABILITY, Stability, stability
-from noiser.metrics.top_k import TOP_K, TopK, top_k
-
-__all__ = [
-    "METRICS",
-    "Answerability",
-    "Case",
-    "Curve",
-    "ErasureCurves",
-    "ErasureScores",
-    "Estimate",
-    "GoldSpans",
-    "Localisation",
-    "MassMatched",
-    "Metric",
-    "MinimumTopK",
-    "NormalisedAopc",
-    "Scale",
-    "SoftScores",
-    "Stability",
-    "Summary",
-    "TopK",
-    "answerability",
-    "erasure_curves",
-    "erasure_scores",
-    "estimate",
-    "faithfulness_score",
-    "gold_spans",
-    "keep_rates",
-    "lds",
-    "localisation",
-    "log_ratio",
-    "mass_matched",
-    "measure_passes",
-    "minimum_top_k",
-    "normalised_aopc",
-    "soft_scores",
-    "stability",
-    "top_k",
-]
+from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
+from noiser.metrics.bootstrap import Estimate as Estimate
+from noiser.metrics.bootstrap import estimate as estimate
+from noiser.metrics.erasure import ERASURE, ERASURE_CURVES
+from noiser.metrics.lds import LDS
+from noiser.metrics.mass_matched import MASS_MATCHED, MASS_MATCHED_RANK
+from noiser.metrics.mass_matched import keep_rates as keep_rates
+from noiser.metrics.metric import Case as Case
+from noiser.metrics.metric import Metric as Metric
+from noiser.metrics.metric import Scale as Scale
+from noiser.metrics.metric import Summary as Summary
+from noiser.metrics.named_spans import GOLD_SPANS, LOCALISATION
+from noiser.metrics.normalised_aopc import NORMALISED_AOPC
+from noiser.metrics.run import METRICS as METRICS
+from noiser.metrics.run import joined
+from noiser.metrics.run import measure as measure
+from noiser.metrics.run import measured as measured
+from noiser.metrics.soft import SOFT
+from noiser.metrics.stability import STABILITY
+from noiser.metrics.top_k import TOP_K
 
 
 def _register(name: str, metric: Metric, summary: str) -> None:

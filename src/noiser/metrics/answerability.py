@@ -1,176 +1,42 @@
-"""Answerability: are the words of highest score enough for another model to give the same answer?"""
+"""Answerability: are the words of highest score, and how few of them, enough for another model to say the same?
+
+The paper's section "Answerability Metrics". An unscored prompt has no reply, none that can be read, or a target that is
+not a word. Over all prompts it counts as nothing, so that the number is a lower bound; another number is over the scored
+ones. Compare methods only where few are unscored.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-from noiser.attribution import Attribution
-from noiser.errors import ParameterError
-from noiser.judges.protocol import Judge, Verdict
-from noiser.metrics.judged import (
-    JudgedPrompts,
-    JudgedRows,
-    Status,
-    Top,
-    described,
-    judged_columns,
-    mean_of,
-)
+from noiser.judges.protocol import Verdict
+from noiser.metrics.judged import Prompts, Status, Top, judged
 from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
+from noiser.types import Profile
+
+FRACTION = 0.5
+"""Share of the words that the judge is shown, rounded up: the paper's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """One prompt.
-
-    Attributes:
-        target: what should be said.
-        words: what the judge was shown.
-        share: their part of the normalised score.
-        status: "correct", "wrong" or "unscored".
-        verdict: prompt, reply and how it was read.
-    """
-
-    target: str
-    words: tuple[str, ...]
-    share: float
-    status: Status
-    verdict: Verdict
-
-    @property
-    def score(self) -> float:
-        """The prompt's part in the answerability score: `share` if correct, else 0."""
-        return self.share if self.status == "correct" else 0.0
-
-    def columns(self) -> dict[str, Any]:
-        """Its row of a data frame."""
-        measured = {"words": list(self.words), "share": self.share, "score": self.score}
-        return described(self.target, self.status, self.verdict) | measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answerability(JudgedRows):
-    """Answerability over prompts.
-
-    An unscored prompt (no reply, none that can be read, or a target that is not a word) is not a success, and is
-    not known to be a failure either. So each number is given twice: over all prompts, where it counts as nothing and
-    the number is a lower bound, and over the scored ones. Both are the same when `unscored` is 0; compare methods only
-    where it is small.
-
-    Attributes:
-        rows: one per prompt, in their order.
-        top: 1: the judge's first answer counts; 5: any of five.
-        fraction: share of the words that the judge was shown.
-        normalization: of the scores.
-        judge: its name.
-    """
-
-    rows: tuple[Answered, ...]
-    fraction: float
-    normalization: str
-
-    @property
-    def rate(self) -> float:
-        """Share of all prompts that are correct, 0 to 1; higher is better."""
-        return mean_of([row.status == "correct" for row in self.rows])
-
-    @property
-    def rate_scored(self) -> float:
-        """Share of the scored prompts that are correct; NaN if none is scored."""
-        return mean_of([row.status == "correct" for row in self.rows if row.status != "unscored"])
-
-    @property
-    def score(self) -> float:
-        """Mean over all prompts of the chosen words' share of the score if correct, else 0; higher is better.
-
-        Between 0 and 1 for normalisations without negative shares. With "sum" negative scores make the shares of
-        the chosen words exceed 1.
-        """
-        return mean_of([row.score for row in self.rows])
-
-    @property
-    def score_scored(self) -> float:
-        """The same over the scored prompts; NaN if none is scored."""
-        return mean_of([row.score for row in self.rows if row.status != "unscored"])
-
-    def __str__(self) -> str:
-        count = len(self.rows)
-        return (
-            f"answerability top-{self.top} (judge {self.judge}): rate {self.rate:.3f}, score {self.score:.3f} over all "
-            f"{count} prompts; rate {self.rate_scored:.3f}, score {self.score_scored:.3f} over the "
-            f"{count - self.unscored} scored; {self.unscored} unscored"
-        )
-
-
-def answerability(
-    atts: Sequence[Attribution],
-    judge: Judge,
-    golds: Sequence[str | None] | None = None,
-    *,
-    fraction: float = 0.5,
-    normalization: str = "sum",
-    top: Top = 1,
-) -> Answerability:
-    """Shows a judge the words of highest score, in the order of the prompt, and asks what comes next.
-
-    The paper's section "Answerability Metrics". All requests go to the judge at once.
-
-    Args:
-        atts: attributions over tokens (summed to words) or words. Meaningful where what follows is one word: a
-            target that is the first token of a longer word equals no answer, so give `golds` there.
-        judge: see `noiser.judges.make_judge`.
-        golds: what should be said, one per prompt; None: the attribution's targets, joined.
-        fraction: share of the words to show, rounded up; the paper's is a half.
-        normalization: of the words' scores, see `Attribution.normalized`; the paper's is "sum".
-        top: whether the target must be the first answer, or among five.
-
-    Raises:
-        ParameterError: no attribution, another number of golds, a fraction outside (0, 1], another `top`.
-        UnitError: sentences or spans, or a prompt without a word that has a score.
-        JudgeError: the judge cannot work at all.
-    """
-    if not 0 < fraction <= 1:
-        raise ParameterError(f"fraction is {fraction!r}; expected a number above 0 and at most 1, such as 0.5.")
-    prompts = JudgedPrompts(atts, judge, golds, top, normalization)
-    # Rounded up; 0.1 * 30 is a little more than 3 in floating point.
-    counts = {i: max(1, math.ceil(fraction * len(prompt.words) - 1e-9)) for i, prompt in enumerate(prompts.words)}
-    rows = [
-        Answered(
-            target=prompts.targets[i],
-            words=prompts.words[i].best_texts(counts[i]),
-            share=float(prompts.words[i].shares[prompts.words[i].best(counts[i])].double().sum()),
-            status=status,
-            verdict=verdict,
-        )
-        for i, (verdict, status) in prompts.ask(counts).items()
-    ]
-    return Answerability(rows=tuple(rows), top=top, fraction=fraction, normalization=normalization, judge=judge.name)
-
-
-# ---- as registered --------------------------------------------------------------------------------------------------
-
-
-def _measure(cases: Sequence[Case], *, top: Top, prefix: str) -> list[tuple[Verdict, Measured]]:
-    atts, golds = [case.att for case in cases], [case.gold for case in cases]
-    normalization = cases[0].normalization or "sum"
-    measured: list[tuple[Verdict, Measured]] = []
-    for row in answerability(atts, cases[0].judge, golds, normalization=normalization, top=top).rows:
+def _answers(prompts: Prompts, prefix: str) -> list[tuple[Verdict, Measured]]:
+    counts = {i: math.ceil(FRACTION * len(prompt.words)) for i, prompt in enumerate(prompts.words)}
+    found: list[tuple[Verdict, Measured]] = []
+    for i, (verdict, status) in prompts.ask(counts).items():
+        shown, correct = prompts.words[i].best(counts[i]), float(status == "correct")
+        share = float(prompts.words[i].shares[shown].double().sum())
         columns = {
-            "rate": float(row.status == "correct"),
-            "score": row.score,
-            "rate_scored": math.nan if row.status == "unscored" else float(row.status == "correct"),
-            "unscored": float(row.status == "unscored"),
-            "status": row.status,
-            "words": " ".join(row.words),
-            "answers": ", ".join(row.verdict.answers),
-            "reason": row.verdict.reason or "",
+            "rate": correct,
+            "score": share if correct else 0.0,
+            "rate_scored": math.nan if status == "unscored" else correct,
+            "unscored": float(status == "unscored"),
+            "status": status,
+            "words": " ".join(prompts.words[i].best_texts(counts[i])),
+            "answers": ", ".join(verdict.answers),
+            "reason": verdict.reason or "",
         }
-        measured.append((row.verdict, {f"{prefix}{name}": value for name, value in columns.items()}))
-    return measured
+        found.append((verdict, {f"{prefix}{name}": value for name, value in columns.items()}))
+    return found
 
 
 def _metric(top: Top, prefix: str, what: str) -> Metric:
@@ -181,7 +47,7 @@ def _metric(top: Top, prefix: str, what: str) -> Metric:
         "unscored": Scale(0, 1, None, False, "share of prompts without a readable reply"),
     }
     return Metric(
-        measure_all=partial(judged_columns, judge_all=partial(_measure, top=top, prefix=prefix)),
+        measure_all=lambda cases: judged(cases, top, lambda prompts: _answers(prompts, prefix)),
         summaries=mean_of_columns(**{f"{prefix}{name}": scale for name, scale in scales.items()}),
         needs_judge=True,
         reads=frozenset({"normalization"}),
@@ -190,3 +56,59 @@ def _metric(top: Top, prefix: str, what: str) -> Metric:
 
 ANSWERABILITY = _metric(1, "answerability_", "is the judge's answer")
 ANSWERABILITY_TOP5 = _metric(5, "answerability_top5_", "is among the judge's five answers")
+
+
+# ---- minimum top-k% -------------------------------------------------------------------------------------------------
+
+
+def _minima(prompts: Prompts, profile: Profile) -> list[tuple[Verdict, Measured]]:
+    """From all words drops the one of lowest score, one by one, until the judge fails; a round is judged at once."""
+    lengths = [len(prompt.words) for prompt in prompts.words]
+    verdicts: list[list[Verdict]] = [[] for _ in lengths]
+    last: dict[int, Status] = {}
+    going = list(range(len(lengths)))
+    while going:
+        for i, (verdict, last[i]) in prompts.ask({i: lengths[i] - len(verdicts[i]) for i in going}).items():
+            verdicts[i].append(verdict)
+        going = [i for i in going if last[i] == "correct" and len(verdicts[i]) < lengths[i]]
+    return [
+        (asked[-1], _minimum(words, len(asked), last[i], profile))
+        for i, (words, asked) in enumerate(zip(lengths, verdicts, strict=True))
+    ]
+
+
+def _minimum(words: int, asked: int, last: Status, profile: Profile) -> Measured:
+    """The columns of a prompt that was asked about with ever fewer words, the last time with that status.
+
+    The share is that of the last success; in the authors' profile that of the first failure, and 1 for a judge that
+    never fails. It is NaN where the judge fails with all words, or a reply could not be read.
+    """
+    successes = asked - (last != "correct")
+    share = (words - successes + 1) / words if successes else math.nan
+    if profile == "authors":
+        share = (words - asked + 1) / words if last == "wrong" else 1.0
+    unscored = last == "unscored"
+    status: Status = "unscored" if unscored else "correct" if successes else "wrong"
+    return {
+        "minimum_share": math.nan if unscored else share,
+        "unanswerable": math.nan if unscored and not successes else float(status == "wrong"),
+        "minimum_unscored": float(unscored),
+        "minimum_status": status,
+        "minimum_asked": asked,
+    }
+
+
+def _measure_minimum(cases: Sequence[Case]) -> list[Measured | Exception]:
+    return judged(cases, 1, lambda prompts: _minima(prompts, cases[0].profile))
+
+
+MINIMUM_TOP_K = Metric(
+    measure_all=_measure_minimum,
+    summaries=mean_of_columns(
+        minimum_share=Scale(0, 1, None, False, "share of the words that the judge needs, best first"),
+        unanswerable=Scale(0, 1, None, None, "share of prompts that the judge fails with all words"),
+        minimum_unscored=Scale(0, 1, None, False, "share of prompts that ended at an unreadable reply"),
+    ),
+    needs_judge=True,
+    reads=frozenset(),
+)

@@ -33,9 +33,6 @@ FEWEST = 6
 """The fewest prompts with an interval and a p-value. The intervals of five normal numbers hold their mean four times in
 five, not 95 times in 100, and five differences of one sign have p = 0.06."""
 
-INFLUENTIAL = 3
-"""Prompts that a number is also given without."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -200,30 +197,6 @@ def corrected(differences: Mapping[K, Estimate]) -> dict[K, Estimate]:
     return {key: replace(one, p_holm=p) for (key, one), p in zip(differences.items(), values, strict=True)}
 
 
-def without_influential(statistic: Statistic, *columns: Sequence[float], count: int = INFLUENTIAL) -> Estimate:
-    """The statistic without the prompts that, each left out alone, move it most; no interval, as they were chosen.
-
-    NaN below six prompts.
-    """
-    table = np.asarray(columns, dtype=np.float64)
-    table = table[:, np.isfinite(table).all(0)]
-    n = table.shape[1]
-    if n < max(FEWEST, count + 1):
-        return Estimate(
-            value=math.nan, low=math.nan, high=math.nan, n=n, reason=f"{n} prompts are too few to leave out"
-        )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        without: list[Columns] = []
-        for left_out in np.array_split(np.arange(n), math.ceil(n * n / BATCH)):
-            others = np.arange(n - 1) + (np.arange(n - 1) >= left_out[:, None])
-            without.append(statistic(*(column[others] for column in table)))
-        moved = np.abs(np.concatenate(without) - statistic(*table))
-        left = np.sort(np.argsort(np.nan_to_num(moved, nan=np.inf), kind="stable")[: n - count])
-        value = float(statistic(*table[:, left]))
-    value = value if math.isfinite(value) else math.nan
-    return Estimate(value=value, low=math.nan, high=math.nan, n=n - count)
-
-
 def mean(values: Columns) -> Columns:
     """Statistic: the mean over prompts."""
     return values.mean(-1)
@@ -252,37 +225,3 @@ def log_mean_ratio(values: Columns, reference: Columns) -> Columns:
 def summed_log_ratios(ns: Columns, nc: Columns, random_ns: Columns, random_nc: Columns) -> Columns:
     """Statistic: log(mean NS / mean NS of random) + log(mean NC / mean NC of random), the paper's score of a method."""
     return log_mean_ratio(ns, random_ns) + log_mean_ratio(nc, random_nc)
-
-
-def log_ratio(values: Sequence[float], random: Sequence[float], *, seed: int = 0, confidence: float = 0.95) -> Estimate:
-    """log(mean of a method's Soft-NS or Soft-NC / mean of random scores'), on the same prompts; 0 for no signal."""
-    return estimate(log_mean_ratio, values, random, seed=seed, confidence=confidence, contrast=True)
-
-
-def faithfulness_score(
-    ns: Sequence[float],
-    nc: Sequence[float],
-    random_ns: Sequence[float],
-    random_nc: Sequence[float],
-    *,
-    seed: int = 0,
-    confidence: float = 0.95,
-) -> Estimate:
-    """log(mean NS / mean NS of random) + log(mean NC / mean NC of random): the paper's score of a method.
-
-    With the numbers of a second method in place of random's, it is the difference of the two methods' scores, since
-    the random reference cancels.
-
-    Args:
-        ns: Soft-NS of the method, one per prompt.
-        nc: its Soft-NC.
-        random_ns: Soft-NS of random scores on the same prompts.
-        random_nc: their Soft-NC.
-        seed: of the bootstrap.
-        confidence: of the interval.
-
-    Returns:
-        0 for scores without information. NaN, with the reason, where a mean is zero or negative.
-    """
-    columns = (ns, nc, random_ns, random_nc)
-    return estimate(summed_log_ratios, *columns, seed=seed, confidence=confidence, contrast=True)

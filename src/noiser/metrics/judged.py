@@ -1,11 +1,10 @@
-"""What metrics with a judge share: words with their scores, verdicts on the best of them, results by prompt."""
+"""What metrics with a judge share: words with their scores, and verdicts on the best of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,20 +12,17 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
-from noiser.errors import JudgeError, NoiserError, ParameterError, UnitError
+from noiser.errors import JudgeError, NoiserError, UnitError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
 from noiser.judges.replies import normal_form
 from noiser.metrics.metric import Case, Measured
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 Status = Literal["correct", "wrong", "unscored"]
 Top = Literal[1, 5]
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+class JudgeStoppedError(JudgeError):
+    """The judge cannot work at all: no other prompt would get a verdict."""
 
 
 class ScoredWords(NamedTuple):
@@ -52,11 +48,11 @@ class ScoredWords(NamedTuple):
         return tuple(self.words[index] for index in self.best(count))
 
 
-def scored_words(att: Attribution, normalization: str = "sum") -> ScoredWords:
+def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -> ScoredWords:
     """The words of the prompt with their scores.
 
-    Tokens are summed to words. Units of the continuation, special tokens that the tokenizer added, and words without a
-    score are left out before normalising; so are units of nothing but whitespace.
+    Tokens are summed to words. Units of the continuation, special tokens, template text, whitespace, and words without
+    a score are left out before normalising.
 
     Raises:
         UnitError: units that are neither tokens nor words; or no word has a score.
@@ -66,6 +62,9 @@ def scored_words(att: Attribution, normalization: str = "sum") -> ScoredWords:
             f"The scores belong to units of kind {att.unit!r}; expected tokens or words, which a judge can be shown. "
             "Attribute again with unit='word'."
         )
+    kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
+    units = tuple(att.units[i] for i in kept)
+    att = replace(att, units=units, scores=att.scores[:, kept], thresholds=None, stderr=None)
     by_word = att if att.unit == "word" else att.aggregate("word", "sum")
     kept = [
         column
@@ -80,37 +79,21 @@ def scored_words(att: Attribution, normalization: str = "sum") -> ScoredWords:
     return ScoredWords(words, scores=rows.mean(0), shares=normalize(rows, normalization).mean(0))
 
 
-# ---- verdicts -------------------------------------------------------------------------------------------------------
-
-
-class JudgedPrompts:
-    """Prompts whose targets a judge guesses from their words of highest score; arguments as for `answerability`.
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts whose targets a judge guesses from their words of highest score.
 
     Attributes:
         targets: what should be said, by prompt.
         words: the prompts' words.
+        judge: who is asked.
+        top: 1: the first answer counts; 5: any of five.
     """
 
-    def __init__(
-        self,
-        atts: Sequence[Attribution],
-        judge: Judge,
-        golds: Sequence[str | None] | None,
-        top: Top,
-        normalization: str = "none",
-    ) -> None:
-        if not atts:
-            raise ParameterError("There are no attributions; expected at least one.")
-        if top not in (1, 5):
-            raise ParameterError(f"top is {top!r}; expected 1 or 5.")
-        golds = [None] * len(atts) if golds is None else list(golds)
-        if len(golds) != len(atts):
-            raise ParameterError(f"There are {len(golds)} golds; expected {len(atts)}, one for each attribution.")
-        texts = ["".join(target.text for target in att.targets) for att in atts]
-        self.targets = [text if gold is None else gold for text, gold in zip(texts, golds, strict=True)]
-        self.words = [scored_words(att, normalization) for att in atts]
-        self._judge = judge
-        self._top: Top = top
+    targets: Sequence[str]
+    words: Sequence[ScoredWords]
+    judge: Judge
+    top: Top
 
     def ask(self, counts: Mapping[int, int]) -> dict[int, tuple[Verdict, Status]]:
         """By prompt, the verdict on that many of its words, and what it says; all go to the judge at once.
@@ -118,73 +101,25 @@ class JudgedPrompts:
         No answer equals a target of nothing but punctuation: it is unscored, and the judge is not asked.
         """
         requests = {
-            i: JudgeRequest(self.words[i].best_texts(count), self._top)
+            i: JudgeRequest(self.words[i].best_texts(count), self.top)
             for i, count in counts.items()
             if normal_form(self.targets[i])
         }
         verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
         if requests:
-            given = self._judge.judge(list(requests.values()))
+            given = self.judge.judge(list(requests.values()))
             if len(given) != len(requests):
                 raise JudgeError(
-                    f"The judge {self._judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected "
+                    f"The judge {self.judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected "
                     "one for each, in their order. Correct its method `judge`."
                 )
             verdicts |= zip(requests, given, strict=True)
         statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
-        return {i: (verdict, statuses[verdict.says(self.targets[i], self._top)]) for i, verdict in verdicts.items()}
+        return {i: (verdict, statuses[verdict.says(self.targets[i], self.top)]) for i, verdict in verdicts.items()}
 
 
-# ---- results --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgedRows:
-    """What a judge said.
-
-    Attributes:
-        rows: one per prompt, in their order.
-        top: 1: the judge's first answer counts; 5: any of five.
-        judge: its name.
-    """
-
-    rows: tuple[Any, ...]
-    top: Top
-    judge: str
-
-    @property
-    def unscored(self) -> int:
-        """How many prompts have no verdict, or ended at a reply that could not be read."""
-        return sum(row.status == "unscored" for row in self.rows)
-
-    def to_dataframe(self) -> DataFrame:
-        """A row per prompt, with the judge's (last) prompt and reply, and why it is unscored."""
-        import pandas as pd
-
-        return pd.DataFrame([row.columns() for row in self.rows])
-
-
-def described(target: str, status: Status, verdict: Verdict) -> dict[str, Any]:
-    """The columns that every data frame about verdicts has."""
-    lists = {"answers": list(verdict.answers), "reason": verdict.reason, "replies": list(verdict.replies)}
-    names = ("prompt", "prompt_version", "model", "cached")
-    return {"target": target, "status": status, **lists, **{name: getattr(verdict, name) for name in names}}
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """The mean; NaN of nothing."""
-    return sum(values) / len(values) if values else math.nan
-
-
-# ---- as registered --------------------------------------------------------------------------------------------------
-
-
-class JudgeStoppedError(JudgeError):
-    """The judge cannot work at all: no other prompt would get a verdict."""
-
-
-def judged_columns(
-    cases: Sequence[Case], judge_all: Callable[[Sequence[Case]], Sequence[tuple[Verdict, Measured]]]
+def judged(
+    cases: Sequence[Case], top: Top, judge_all: Callable[[Prompts], Sequence[tuple[Verdict, Measured]]]
 ) -> list[Measured | Exception]:
     """The columns of all cases, which go to the judge together, or their errors.
 
@@ -192,32 +127,28 @@ def judged_columns(
     spent) there is an error, so that a benchmark can ask again.
 
     Args:
-        cases: special tokens and template text that they score are not words of the prompt.
-        judge_all: from the cases that have words with scores to their last verdicts and columns.
+        cases: of one judge and normalization.
+        top: how many answers count.
+        judge_all: from the prompts that have words with scores to their last verdicts and columns.
 
     Raises:
         JudgeStoppedError: the judge cannot work at all.
     """
     results: dict[int, Measured | Exception] = {}
-    readable: dict[int, Case] = {}
+    readable: dict[int, tuple[str, ScoredWords]] = {}
     for index, case in enumerate(cases):
+        target = "".join(target.text for target in case.att.targets) if case.gold is None else case.gold
         try:
-            shown = replace(case, att=_without_frozen(case), prepared={})
-            scored_words(shown.att, case.normalization or "sum")
-            readable[index] = shown
+            words = scored_words(case.att, case.query.encoding.frozen, case.normalization or "sum")
+            readable[index] = target, words
         except NoiserError as error:
             results[index] = error
-    try:
-        judged = judge_all(list(readable.values())) if readable else ()
-    except JudgeError as error:
-        raise JudgeStoppedError(str(error)) from error
-    for index, (verdict, columns) in zip(readable, judged, strict=True):
-        results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
+    if readable:
+        targets, words = zip(*readable.values(), strict=True)
+        try:
+            found = judge_all(Prompts(targets, words, cases[0].judge, top))
+        except JudgeError as error:
+            raise JudgeStoppedError(str(error)) from error
+        for index, (verdict, columns) in zip(readable, found, strict=True):
+            results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
     return [results[index] for index in range(len(cases))]
-
-
-def _without_frozen(case: Case) -> Attribution:
-    att, frozen = case.att, case.query.encoding.frozen
-    kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
-    units, scores = tuple(att.units[i] for i in kept), att.scores[:, kept]
-    return replace(att, units=units, scores=scores, thresholds=None, stderr=None)

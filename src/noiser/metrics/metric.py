@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 from noiser.attribution import Attribution
-from noiser.engine import LocalEngine, Query, RemovalName, Steps, complete
+from noiser.engine import Game, Query, ScoreName, Steps
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import Statistic, mean, mean_gap
-from noiser.metrics.probe import FaithfulnessProbe
-from noiser.model import LanguageModel, rebuild_query
-from noiser.model.clean import Passes
-from noiser.registry import Registry
-from noiser.types import Profile, Progress
+from noiser.metrics.probe import Probe
+from noiser.types import Profile, RemovalName
 
 T = TypeVar("T")
 
@@ -116,26 +114,25 @@ class Case:
     """One attribution to be measured, and the settings.
 
     Attributes:
-        lm: the model to ask.
+        query: the question that the attribution answers.
         att: the attribution.
         seed: of masks and references.
-        masks: mask samples; None for the profile's.
+        masks: mask samples; None for the metric's own number.
         normalization: for metrics of shares of the score; None for each metric's own.
         profile: "paper" or "authors".
-        rates: of the mass-matched curves.
+        rates: of the mass-matched curves, ascending.
         draws: random scores, and permutations of the attribution's, that each reference is the mean of.
-        removal: how metrics that remove units do it; see `noiser.engine.Remover`.
+        removal: how metrics that remove units do it; see `noiser.engine.remover`.
         k: numbers of the highest units, for metrics of the top k.
-        spans: named character spans, for localisation.
-        reattribute: attributes the same prompt with another seed, for stability.
+        spans: named character spans, for localisation and gold spans.
+        reattribute: attributes the same prompt with another seed, for stability: a generator, or a function.
         gold: the answer that a data set gives, for answerability; None for the model's own.
         judge: for answerability.
         cache: what scores without information give on this prompt: the same for every method, so that cases of one
             prompt and model may share it.
-        prepared: query, probes and the model's clean run; cases of one attribution with other settings may share them.
     """
 
-    lm: LanguageModel
+    query: Query
     att: Attribution
     seed: int = 0
     masks: int | None = None
@@ -146,88 +143,33 @@ class Case:
     removal: RemovalName = "zero"
     k: tuple[int, ...] = TOP
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    reattribute: Callable[[int], Attribution] | None = None
+    reattribute: Callable[[int], Attribution | Steps[Attribution]] | None = None
     gold: str | None = None
     judge: Any = None
-
     cache: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
-    prepared: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
 
-    @property
-    def query(self) -> Query:
-        """What the attribution answers, without its foil.
+    @cached_property
+    def probe(self) -> Probe:
+        """The attribution's scores on its query, with frozen special tokens."""
+        return Probe(self.query, self.att)
 
-        Raises:
-            ParameterError: the model's tokens are not the attribution's, or it explains a number of the caller's own.
-        """
-        if "of" in self.att.info:
-            raise ParameterError(
-                f"The attribution explains a number of your own, {self.att.info['of']}, and metrics measure what "
-                "becomes of the targets' probabilities; expected scores of these. Attribute again without `of` to "
-                "measure them."
-            )
-        return self._once("query", lambda: rebuild_query(self.lm, self.att).without_foil())
+    def game(self, score: ScoreName) -> Game:
+        """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
+        return self.probe.game(score, self.removal, self.seed)
 
-    @property
-    def probe(self) -> FaithfulnessProbe:
-        """The attribution on its query, with frozen special tokens."""
-        return self._probe("paper")
-
-    @property
-    def profiled_probe(self) -> FaithfulnessProbe:
-        """The attribution on its query, as the profile says."""
-        return self._probe(self.profile)
-
-    def _probe(self, profile: Profile) -> FaithfulnessProbe:
-        return self._once(("probe", profile), lambda: FaithfulnessProbe(self.query, self.att, profile=profile))
-
-    def answer(
-        self, engine: LocalEngine, steps: Steps[T], progress: Progress | None = None, sequences: int = 0
-    ) -> Passes[T]:
-        """What the steps return, as a coroutine; everything about this case goes on from one clean run.
-
-        Args:
-            engine: runs the passes.
-            steps: the metric at work.
-            progress: called with the work done and the work expected, in token-forwards.
-            sequences: how many perturbed sequences the steps ask for; 0 if their first request is for all of them.
-        """
-        session = self._once(("session", engine.share), lambda: engine.session(self.query))
-        before, least = session.counters.token_forwards, sequences * len(self.query.token_ids)
-
-        def report(done: float, expected: float) -> None:
-            if progress is not None:
-                progress(done - before, max(expected - before, least))
-
-        session.progress = report
-        yield from session.clean()  # alone, so that no rounding depends on which metric came first
-        return (yield from session.drive(steps))
-
-    def run(self, steps: Steps[T], progress: Progress | None = None) -> T:
-        """What the steps return, now."""
-        engine = LocalEngine(self.lm)
-        return complete(engine, self.answer(engine, steps, progress))
-
-    def _once(self, what: Hashable, make: Callable[[], T]) -> T:
-        if what not in self.prepared:
-            self.prepared[what] = make()
-        return cast("T", self.prepared[what])
-
-    def cached(
-        self, what: str, probe: FaithfulnessProbe, settings: Hashable, steps: Callable[[], Steps[T]]
-    ) -> Steps[T]:
-        """What `steps` return, run once for all cases that share a cache and ask about the same units.
+    def cached(self, what: str, probe: Probe, settings: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
+        """The result of `steps`, which run once for all cases that share a cache and ask about the same units.
 
         Args:
             what: a name for it.
-            probe: whose text, targets and scored units it depends on; on its scores it does not.
-            settings: whatever else it depends on.
+            probe: whose question it depends on; on the scores it does not.
+            settings: the settings that it depends on.
             steps: measure it.
         """
         key = (what, probe.question, settings)
         if key not in self.cache:
             self.cache[key] = yield from steps()
-        return cast("T", self.cache[key])
+        return self.cache[key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,18 +177,15 @@ class Metric:
     """A metric.
 
     Attributes:
-        measure: from a case to named numbers, the columns; an error says why it has none. What needs the model is a
-            generator of requests about `Case.query`, see `noiser.engine.Steps`.
-        measure_all: likewise for all cases at once, where that is quicker: in their order, an error for a case that has
-            none. One of the two is there.
+        measure: from a case to named numbers and texts, the columns: a generator of requests, or a function where no
+            model is asked.
+        measure_all: likewise for all cases at once, as judges take them: columns or errors in their order. One of the
+            two is there.
         summaries: the numbers over prompts, by name.
         others: scales of the means of columns that no summary names, by the beginnings of their names; columns with
             another beginning are not summed up.
         needs_judge: whether cases must have a judge.
-        sequences: how many perturbed sequences it asks the model for, for progress; None where its first request is
-            for all of them, or it asks for none.
-        reads: which of a case's `masks`, `normalization`, `rates`, `draws`, `removal` and `k` matter to it, so that a
-            plan with one that does not is refused; None: any may.
+        reads: which of `SETTINGS` matter to it, so that one that does not is refused; None: any may.
     """
 
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None
@@ -254,7 +193,6 @@ class Metric:
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     others: Mapping[str, Scale] = field(default_factory=dict)
     needs_judge: bool = False
-    sequences: Callable[[Case], int] | None = None
     reads: frozenset[str] | None = None
 
     def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
@@ -291,43 +229,3 @@ def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: 
             f"{'this metric' if len(metrics) == 1 else 'these metrics'}. "
             f"Leave {'it' if len(ignored) == 1 else 'them'} out."
         )
-
-
-def joined(*metrics: Metric) -> Metric:
-    """All that several metrics measure, one after another."""
-
-    def measure(case: Case) -> Steps[Measured]:
-        columns: dict[str, Any] = {}
-        for metric in metrics:
-            measured = metric.measure(case) if metric.measure else {}
-            columns |= (yield from measured) if isinstance(measured, Generator) else measured
-        return columns
-
-    return Metric(
-        measure=measure,
-        summaries={name: summary for metric in metrics for name, summary in metric.summaries.items()},
-        sequences=lambda case: sum(metric.sequences(case) for metric in metrics if metric.sequences),
-        reads=frozenset[str]().union(*(metric.reads or () for metric in metrics)),
-    )
-
-
-def measure_passes(
-    engine: LocalEngine, metric: Metric, case: Case, progress: Progress | None = None
-) -> Passes[Measured]:
-    """What a metric measures of a case, as a coroutine for `noiser.engine.run_interleaved`.
-
-    Args:
-        engine: runs the passes.
-        metric: one with `measure`.
-        case: what is measured. Several metrics of it go one after another, and then share the clean run.
-        progress: called with the work done and the work expected, in token-forwards.
-    """
-    assert metric.measure is not None, "the metric measures all cases at once"
-    measured = metric.measure(case)
-    if not isinstance(measured, Generator):
-        return measured
-    return (yield from case.answer(engine, measured, progress, metric.sequences(case) if metric.sequences else 0))
-
-
-METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
-"""Every metric by name; packages add theirs through the entry point `noiser.metrics`."""

@@ -1,4 +1,4 @@
-"""An attribution's scores on the tokens that a model reads: masks in, what becomes of each target out."""
+"""An attribution's scores on its query: games and masks of its units, and scores without information."""
 
 from __future__ import annotations
 
@@ -13,58 +13,50 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.engine import (
-    DISTANCES,
-    KeepDimensions,
-    Perturbation,
-    Query,
-    RemovalName,
-    Remover,
-    Steps,
-    ValueName,
-    Values,
-    ValueTable,
-)
+from noiser.engine import Ask, Change, Game, Query, ScoreName, Steps, keep, remover, score_of
 from noiser.errors import NumericalError, ParameterError
-from noiser.types import Profile
+from noiser.types import Profile, RemovalName
 
 DistanceName = Literal["hellinger", "squared"]
 
+NOISE_SAMPLES = 5
+"""Samples of the noise where units are removed by noise; values are means over them."""
 
-class FaithfulnessProbe:
-    """An attribution's scores on its query: makes masks of its units, and asks how far they move the prediction.
+NO_DISTANCE = 1e-11
+"""Distances below are 0: the Hellinger distance of equal distributions is 1e-12, see `noiser.engine.scores`."""
+
+
+class Probe:
+    """An attribution's scores on its query.
 
     Args:
-        query: of the attribution, without a foil; see `noiser.model.rebuild_query`.
+        query: the question that the attribution answers.
         att: the attribution.
         profile: "paper": special tokens and template text stay as they are, even where the attribution scores them;
-            "authors": special tokens that it scores are masked like any unit.
+            "authors": special tokens that it scores are removed and masked like any unit.
 
     Attributes:
         scores: [targets, units], raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or
             is frozen.
 
     Raises:
-        ParameterError: a target has no unit with a score.
-        NumericalError: a score is infinite.
+        ParameterError: a target has no unit with a score. NumericalError: a score is infinite.
     """
 
-    def __init__(self, query: Query, att: Attribution, *, profile: Profile = "paper") -> None:
+    def __init__(self, query: Query, att: Attribution, profile: Profile = "paper") -> None:
         check_choice("profile", profile, get_args(Profile))
         hidden = ~query.causal_mask
         if profile == "paper":
             frozen = query.encoding.frozen
             hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in query.units])
         self.query, self.att = query, att
-        self.profile: Profile = profile
         self.scores = att.scores.detach().float().cpu().masked_fill(hidden, torch.nan)
         if self.scores.isinf().any():
             raise NumericalError(
                 f"{int(self.scores.isinf().sum())} scores are infinite; expected finite numbers, or NaN for units that "
                 "have no score. Run the attribution again in float32 or bfloat16."
             )
-        empty = self.scores.isnan().all(-1).nonzero().flatten().tolist()
-        if empty:
+        if empty := self.scores.isnan().all(-1).nonzero().flatten().tolist():
             raise ParameterError(
                 f"Target {empty[0]}, {att.targets[empty[0]].text!r}, has no unit with a score before it; expected at "
                 "least one. Attribute again with other units or targets."
@@ -76,26 +68,30 @@ class FaithfulnessProbe:
         return range(len(self.scores))
 
     @property
+    def units(self) -> list[list[int]]:
+        """For each target the indices of the units that have a score."""
+        return [(~row.isnan()).nonzero().flatten().tolist() for row in self.scores]
+
+    @property
     def question(self) -> tuple[Hashable, ...]:
-        """What scores without information depend on: text, targets, and the units that have a score."""
+        """What scores without information depend on: text, targets, foil, and the units that have a score."""
         tokens = tuple(unit.token_indices for unit in self.att.units)
         targets = tuple((target.before, target.token_ids) for target in self.att.targets)
-        return self.att.text, targets, tokens, self.profile, self.scores.isnan().numpy().tobytes()
+        return self.att.text, targets, self.query.foil_id, tokens, self.scores.isnan().numpy().tobytes()
 
     @cached_property
     def _tokens(self) -> list[list[tuple[int, int]]]:
         """For each target the token positions of its units, ascending, and the unit of each."""
-        units = [[(position, i) for position in unit.token_indices] for i, unit in enumerate(self.att.units)]
-        scored = [(~row.isnan()).nonzero().flatten().tolist() for row in self.scores]
-        return [sorted(pair for i in columns for pair in units[i]) for columns in scored]
+        tokens = [[(position, i) for position in unit.token_indices] for i, unit in enumerate(self.att.units)]
+        return [sorted(pair for i in units for pair in tokens[i]) for units in self.units]
 
     def positions(self, target: int) -> tuple[int, ...]:
         """The token positions of all units that a target's masks act on, ascending."""
         return tuple(position for position, _ in self._tokens[target])
 
-    def units_to_tokens(self, values: Shaped[Tensor, " units"], target: int) -> Shaped[Tensor, " positions"]:
+    def units_to_tokens(self, values: Shaped[Tensor, "draws units"], target: int) -> Shaped[Tensor, "draws positions"]:
         """One value per unit, given to every token of the unit."""
-        return values[[unit for _, unit in self._tokens[target]]]
+        return values[:, [unit for _, unit in self._tokens[target]]]
 
     def uniforms(self, seed: int, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
         """U(0, 1) numbers on the CPU, the same for every method that is asked about the same text."""
@@ -104,51 +100,18 @@ class FaithfulnessProbe:
     def _generator(self, key: str) -> torch.Generator:
         return torch.Generator().manual_seed(random.Random(f"{key}/{self.att.text}").getrandbits(63))
 
-    def values_of(
-        self,
-        kept: Sequence[Bool[Tensor, "_inputs units"]],
-        value: ValueName = "prob",
-        removal: RemovalName = "zero",
-        seed: int = 0,
-    ) -> Steps[list[Float64[Tensor, " _inputs"]]]:
-        """What is predicted when some units are removed; units without a score stay. Equal inputs are run once.
+    def game(self, score: ScoreName, removal: RemovalName, seed: int) -> Game:
+        """The game of the units that have a score; `seed` is that of the noise, if they are removed by noise."""
+        remove = remover(self.query, removal, self._generator(f"{seed}/removal"), NOISE_SAMPLES)
+        return Game(self.query, self.query.score(score), remove, ~self.scores.isnan())
 
-        Args:
-            kept: for each target, which units its inputs keep.
-            value: of the target; see `noiser.engine.Values`.
-            removal: how units are removed; see `noiser.engine.Remover`.
-            seed: of the noise, if they are removed by noise; the values are means over its samples.
-        """
-        remove = Remover(self.query, removal, self._generator(f"{seed}/removal"))
-        keys = [
-            [mask.tobytes() for mask in (masks | scores.isnan()).numpy()]
-            for masks, scores in zip(kept, self.scores, strict=True)
-        ]
-        clean = bytes([True] * self.scores.shape[1])
-        runs: dict[tuple[int, bytes], Perturbation] = {}
-        for pair in {(g, key): None for g, masks in enumerate(keys) for key in masks if key != clean}:
-            units = [unit for unit, stays in zip(self.att.units, pair[1], strict=True) if not stays]
-            runs[pair] = remove({position for unit in units for position in unit.token_indices}, (pair[0],))
-        table: ValueTable = yield Values(list(runs.values()), value)
-        known = {(g, clean): number for g, number in enumerate(table.clean.tolist())}
-        known |= {pair: float(values.mean()) for pair, values in zip(runs, table.values, strict=True)}
-        return [torch.tensor([known[g, key] for key in masks], dtype=torch.float64) for g, masks in enumerate(keys)]
-
-    def mask(
-        self, target: int, samples: int, keep: Callable[[], Bool[Tensor, "samples positions dim"]]
-    ) -> KeepDimensions:
-        """What is kept of the units' embeddings before one target, and read at that target.
-
-        Args:
-            target: its index.
-            samples: how many versions of the mask there are.
-            keep: makes them, [samples, positions, dim or 1]; called when the batch runs, perhaps more than once.
-        """
-        return KeepDimensions(self.positions(target), (target,), keep=keep, count=samples)
+    def mask(self, target: int, samples: int, masks: Callable[[], Bool[Tensor, "samples positions dim"]]) -> Change:
+        """The change that keeps some dimensions of a target's units; masks are made when a pass is filled."""
+        return keep(self.positions(target), masks, samples, [target])
 
     def distances(
-        self, masks: Sequence[KeepDimensions], distance: DistanceName = "hellinger"
-    ) -> Steps[tuple[Float[Tensor, " targets"], list[Float[Tensor, " _"]]]]:
+        self, masks: Sequence[Change], distance: DistanceName = "hellinger"
+    ) -> Steps[tuple[Float64[Tensor, " targets"], list[Float64[Tensor, " _"]]]]:
         """How far the zero input moves each target's distribution from the clean one, and how far each mask does.
 
         Nothing is kept of any unit in the zero input, while frozen positions stay as they are.
@@ -156,56 +119,21 @@ class FaithfulnessProbe:
         Raises:
             NumericalError: the zero input changes nothing, so that nothing can be divided by its distance.
         """
-        check_choice("distance", distance, tuple(DISTANCES))
         shapes = [(1, len(self.positions(target)), 1) for target in self.targets]
         zeros = [self.mask(g, 1, partial(torch.zeros, shape, dtype=torch.bool)) for g, shape in enumerate(shapes)]
-        table: ValueTable = yield Values([*zeros, *masks], distance)
-        distances = [values[:, 0] for values in table.values]
-        zero = torch.cat(distances[: len(zeros)])
-        for target in (zero == 0).nonzero().flatten().tolist():
+        scores: list[Tensor] = yield Ask(self.query, [*zeros, *masks], score_of(distance))
+        found = [-values[0] for values in scores]
+        zero = torch.cat(found[: len(zeros)])
+        for target in (zero < NO_DISTANCE).nonzero().flatten().tolist():
             raise NumericalError(
                 f"Without any unit the model predicts exactly what it predicts with them (target {target}, "
                 f"{self.att.targets[target].text!r}); expected a difference, which faithfulness is measured "
                 "against. Leave this prompt out."
             )
-        return zero, distances[len(zeros) :]
+        return zero, found[len(zeros) :]
 
 
-# ---- scores without information, which a method's numbers are compared with ------------------------------------------
-
-
-def random_scores(probe: FaithfulnessProbe, seed: int = 0, draws: int = 1) -> Float[Tensor, "draws targets units"]:
-    """The softmax of U(0, 1) numbers over the units of each target: the paper's random reference, from the text."""
-
-    def softmax(row: Tensor, target: int) -> Tensor:
-        return probe.uniforms(seed, "random scores", target, draws, len(row)).softmax(-1)
-
-    return _filled(probe, softmax, draws)
-
-
-def permuted_scores(probe: FaithfulnessProbe, seed: int = 0, draws: int = 1) -> Float[Tensor, "draws targets units"]:
-    """The attribution's own scores, shuffled among the units of each target: same sizes, no meaning."""
-
-    def shuffled(row: Tensor, target: int) -> Tensor:
-        return row[probe.uniforms(seed, "permutation", target, draws, len(row)).argsort(-1)]
-
-    return _filled(probe, shuffled, draws)
-
-
-def position_scores(probe: FaithfulnessProbe) -> Float[Tensor, "1 targets units"]:
-    """1 to n for the n units of each target in the order of the text: what a method has that knows only the place."""
-    return _filled(probe, lambda row, _: torch.arange(1.0, len(row) + 1, dtype=torch.float32)[None], 1)
-
-
-def _filled(
-    probe: FaithfulnessProbe, scores_of: Callable[[Tensor, int], Tensor], draws: int
-) -> Float[Tensor, "draws targets units"]:
-    """For each target [draws, its units], made of its scores, and NaN elsewhere."""
-    scores = probe.scores.repeat(draws, 1, 1)
-    for target, row in enumerate(probe.scores):
-        valid = ~row.isnan()
-        scores[:, target, valid] = scores_of(row[valid], target)
-    return scores
+# ---- units in the order of scores -----------------------------------------------------------------------------------
 
 
 def highest(scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]) -> Bool[Tensor, "counts units"]:
@@ -216,10 +144,17 @@ def highest(scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]) -> 
     tensor([[0, 0, 1, 0],
             [1, 0, 1, 0]], dtype=torch.int32)
     """
-    order = scores.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
+    rank = scores.nan_to_num(-torch.inf).argsort(descending=True, stable=True).argsort()
     return (rank < counts[:, None]) & ~scores.isnan()
+
+
+def without_and_with(
+    game: Game, scores: Float[Tensor, "draws targets units"], counts: Sequence[Int[Tensor, " _"]]
+) -> Steps[list[Float64[Tensor, "2 draws _"]]]:
+    """For each target its values without the highest units, and with only these, by draws and numbers of units."""
+    top = [torch.cat([highest(draw[g], some) for draw in scores]) for g, some in enumerate(counts)]
+    values = yield from game.values([torch.cat([~units, units]) for units in top])
+    return [value.view(2, len(scores), len(some)) for value, some in zip(values, counts, strict=True)]
 
 
 def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
@@ -229,9 +164,34 @@ def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
     >>> ranks(torch.tensor([[0.3, -2.0, 0.3, float("nan"), 9.0]]))
     tensor([[2.5000, 1.0000, 2.5000,    nan, 4.0000]])
     """
-    missing = scores.isnan()
-    filled = scores.masked_fill(missing, torch.inf)
-    ascending = filled.sort(-1).values
-    below = torch.searchsorted(ascending, filled)
-    up_to = torch.searchsorted(ascending, filled, right=True).minimum((~missing).sum(-1, keepdim=True))
-    return ((below + up_to + 1).to(scores.dtype) / 2).masked_fill(missing, torch.nan)
+    below = (scores[..., None, :] < scores[..., None]).sum(-1)
+    level = (scores[..., None, :] == scores[..., None]).sum(-1)
+    return (below + (level + 1).to(scores.dtype) / 2).masked_fill(scores.isnan(), torch.nan)
+
+
+# ---- scores without information, which a method's numbers are compared with ------------------------------------------
+
+
+def random_scores(probe: Probe, seed: int = 0, draws: int = 1) -> Float[Tensor, "draws targets units"]:
+    """The softmax of U(0, 1) numbers over the units of each target: the paper's random reference, from the text."""
+    return _filled(probe, draws, lambda row, g: probe.uniforms(seed, "random scores", g, draws, len(row)).softmax(-1))
+
+
+def permuted_scores(probe: Probe, seed: int = 0, draws: int = 1) -> Float[Tensor, "draws targets units"]:
+    """The attribution's own scores, shuffled among the units of each target: same sizes, no meaning."""
+    return _filled(
+        probe, draws, lambda row, g: row[probe.uniforms(seed, "permutation", g, draws, len(row)).argsort(-1)]
+    )
+
+
+def position_scores(probe: Probe) -> Float[Tensor, "1 targets units"]:
+    """Reference scores 1..n by position in the text, for a method that knows nothing else."""
+    return _filled(probe, 1, lambda row, _: torch.arange(1.0, len(row) + 1, dtype=torch.float32)[None])
+
+
+def _filled(probe: Probe, draws: int, scores_of: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """For each target [draws, its units], made of its scores, and NaN elsewhere."""
+    scores = probe.scores.repeat(draws, 1, 1)
+    for g, units in enumerate(probe.units):
+        scores[:, g, units] = scores_of(probe.scores[g, units], g)
+    return scores

@@ -1,0 +1,167 @@
+"""Named parts of the text: how much of the score is on them, and how high the ones that decide the answer stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.attribution.normalize import normalize
+from noiser.checks import random_state_kept
+from noiser.errors import ParameterError, UnitError
+from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.top_k import check_top
+from noiser.text import checked_spans, visible_part
+from noiser.types import Span
+
+REST = "rest"
+
+GOLD = ("gold", "antecedent")
+"""Names of the spans that decide the answer: the second is LongRA's."""
+
+Spans = Mapping[str, Sequence[tuple[int, int]]]
+
+
+def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
+    """For each name the indices of its units, and for "rest" those of all others.
+
+    A unit belongs as a whole to the name that has most of its visible characters, to the first of equals, and to "rest"
+    only if no name has any.
+
+    Raises:
+        UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
+    """
+    _check(att.text, spans)
+    owners = [_owner(att.text, unit, spans) for unit in att.units]
+    units = {name: [i for i, owner in enumerate(owners) if owner == name] for name in (*spans, REST)}
+    for name in spans:
+        if not units[name]:
+            raise UnitError(
+                f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at "
+                "least one. Widen them."
+            )
+    return units
+
+
+def _check(text: str, spans: Spans) -> None:
+    if not isinstance(spans, Mapping):
+        raise UnitError(f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}.")
+    if REST in spans:
+        raise UnitError(f"A span is named {REST!r}, the name of what remains; expected another name.")
+    named = [
+        (span, name)
+        for name, parts in spans.items()
+        for span in checked_spans(parts, len(text), name=f"spans[{name!r}]", of="text", also="")
+    ]
+    for (before, one), (after, other) in pairwise(sorted(named)):
+        if after[0] < before[1]:
+            raise UnitError(
+                f"Span {before} of {one!r} and span {after} of {other!r} overlap; expected disjoint spans. "
+                f"End the first at {after[0]}."
+            )
+
+
+def _owner(text: str, unit: Span, spans: Spans) -> str:
+    """The name that has most of the unit's visible characters."""
+    start, end = visible_part(text, unit.start, unit.end)
+    overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
+    best = max(overlaps, key=overlaps.__getitem__)
+    return best if overlaps[best] else REST
+
+
+# ---- localisation ---------------------------------------------------------------------------------------------------
+
+
+def _measure_localisation(case: Case) -> Measured:
+    """The share of the normalised score on each name (paper, figure on LongRA), and of the units, mean over targets."""
+    if not case.spans:
+        raise ParameterError(
+            "The example names no spans; expected `spans`, a mapping from names to lists of (start, end), for "
+            "localisation. Give examples that have them, or leave the metric out."
+        )
+    units = units_by_name(case.att, case.spans)
+    shares = normalize(case.att.scores, case.normalization or "positive").nan_to_num(0.0)
+    uniform = (~case.att.scores.isnan()).to(shares.dtype)
+    uniform /= uniform.sum(-1, keepdim=True)
+    columns = {f"share_{name}": float(shares[:, some].sum(-1).mean()) for name, some in units.items()}
+    return columns | {f"uniform_{name}": float(uniform[:, some].sum(-1).mean()) for name, some in units.items()}
+
+
+LOCALISATION = Metric(
+    measure=_measure_localisation,
+    others={
+        "share_": Scale(0, 1, None, None, "share of the score"),
+        "uniform_": Scale(0, 1, None, None, "share of the units"),
+    },
+    reads=frozenset({"normalization"}),
+)
+
+
+# ---- recall@k, AUPRC and MRR ----------------------------------------------------------------------------------------
+
+
+def _measure_gold(case: Case) -> Measured:
+    """Where the units on the spans named "gold" (of LongRA, "antecedent") stand in the order of the scores.
+
+    The mean over the targets that have a gold unit before them; of equal scores the mean over all their orders, and one
+    step of the average precision, as scikit-learn has it.
+    """
+    spans = case.spans or {}
+    name = next((name for name in GOLD if isinstance(spans, Mapping) and spans.get(name)), None)
+    if name is None:
+        raise ParameterError(
+            f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}, "
+            "expected a list of (start, end) of what decides the answer. Give examples that have one, or leave the "
+            "metric out."
+        )
+    gold, k = torch.zeros(len(case.att.units), dtype=torch.bool), check_top(case.k)
+    gold[units_by_name(case.att, spans)[name]] = True
+    rows = torch.stack([_of_target(scores, gold, k) for scores in case.att.scores.detach().double().cpu()])
+    names = ("auprc", "mrr", "gold_share", *(f"recall@{number}" for number in k))
+    return dict(zip(names, rows.nanmean(0).tolist(), strict=True))
+
+
+def _of_target(
+    scores: Float64[Tensor, " units"], gold: Bool[Tensor, " units"], k: Sequence[int]
+) -> Float64[Tensor, " numbers"]:
+    """Average precision, reciprocal rank, the share of gold units, and recalls, of one target."""
+    with random_state_kept():
+        from sklearn.metrics import average_precision_score
+
+    valid = ~scores.isnan()
+    scores, gold = scores[valid], gold[valid]
+    if not gold.any():
+        return scores.new_full((3 + len(k),), math.nan)
+    above = (scores > scores[:, None]).sum(-1)  # units above each
+    tied = (scores == scores[:, None]).sum(-1)  # those level with it, itself too
+    among = ((torch.tensor(k)[:, None] - above).double() / tied).clamp(0, 1)  # chance to be among the k highest
+    precision: Any = average_precision_score(gold.numpy(), scores.numpy())
+    first = int(above[gold].argmin())
+    best = above[gold][first], tied[gold][first], (gold & (scores == scores[gold][first])).sum()
+    rank = mean_reciprocal_rank(*map(int, best))
+    return torch.cat([scores.new_tensor([precision, rank, float(gold.double().mean())]), among[:, gold].mean(-1)])
+
+
+def mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
+    """Mean 1 / rank of the first gold unit over the orders of `tied` units, `gold` of them gold, after `above` others."""
+    orders = math.comb(tied, gold)  # may be more than a float holds; a quotient of integers is never
+    places = range(1, tied - gold + 2)
+    return sum(math.comb(tied - place, gold - 1) / orders / (above + place) for place in places)
+
+
+GOLD_SPANS = Metric(
+    measure=_measure_gold,
+    summaries=mean_of_columns(
+        auprc=Scale(0, 1, None, True, "average precision of the gold units by score"),
+        mrr=Scale(0, 1, None, True, "1 / rank of the first gold unit"),
+        gold_share=Scale(0, 1, None, None, "share of gold units: the average precision without information, about"),
+    ),
+    others={"recall@": Scale(0, 1, None, True, "share of the gold units among the k highest")},
+    reads=frozenset({"k"}),
+)
