@@ -1,10 +1,10 @@
-"""Soft scores and mass-matched curves against slow references, and the limits that must hold."""
+"""Soft scores, mass-matched curves, hard erasure and the field's metrics against slow references, whole sequences."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,199 +15,172 @@ from scipy import stats
 
 import metrics_reference as reference
 import noiser
-from noiser.attribution.normalize import normalize
-from noiser.engine import LocalEngine, Session, complete
-from noiser.metrics import METRICS, Case, keep_rates, mass_matched, soft_scores
-from noiser.metrics.probe import FaithfulnessProbe, permuted_scores, position_scores, random_scores, ranks
-from noiser.metrics.soft import measure_soft_scores
-from noiser.model import build_query, rebuild_query
-from tiny import tiny
+from metrics_for_tests import (
+    PROMPT,
+    attributed,
+    attribution,
+    case_of,
+    columns,
+    order_of,
+    probability,
+    query_of,
+    run,
+    valid_units,
+    with_scores,
+)
+from noiser.engine import expected_norm, run_all
+from noiser.metrics import METRICS, Case, Metric, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
+from noiser.metrics.erasure import SHARES
+from noiser.metrics.probe import Probe, permuted_scores, position_scores, random_scores, ranks
+from tiny import tiny, tiny_tokenizer
 
-PROMPT = "The quick fox sings near the river"
-FAST = noiser.Noiser(samples=3, bounding=0.5)
-
-
-def attributed(family="llama", *, method=FAST, **options):
-    lm = tiny(family)
-    return lm, noiser.attribute(lm, PROMPT, method=method, **options)
-
-
-def with_scores(att, scores):
-    return dataclasses.replace(att, scores=torch.as_tensor(scores, dtype=torch.float32).expand_as(att.scores).clone())
-
-
-def probe_of(lm, att, **options):
-    return FaithfulnessProbe(rebuild_query(lm, att), att, **options)
+# ---- soft masks ------------------------------------------------------------------------------------------------------
 
 
 def owners(att, target):
     """(position, unit) of every token of a unit before a target, in order."""
-    return sorted(
-        (p, u) for u, unit in enumerate(att.units) if not att.scores[target, u].isnan() for p in unit.token_indices
-    )
+    return sorted((p, u) for u in valid_units(att, target) for p in att.units[u].token_indices)
 
 
 def drawn(probe, purpose, target, masks, count):
     return probe.uniforms(0, purpose, target, masks, count, probe.query.embedding_dim)
 
 
-def expected_soft(lm, att, profile, masks, distance):
-    """Soft-NS and Soft-NC [targets, masks] with the raw scores divided by their sum and clipped."""
-    probe, query = probe_of(lm, att, profile=profile), build_query(lm, att.prompt, max_new_tokens=len(att.targets))
-    ns, nc = [], []
-    for target in range(len(att.targets)):
-        pairs = owners(att, target)
-        raw = [float(x) for x in att.scores[target]]
-        total = sum(x for x in raw if not math.isnan(x))
+def referred(lm, probe, target, kept, removed, distance=reference.hellinger):
+    query = probe.query
+    positions = [position for position, _ in owners(probe.att, target)]
+    return reference.soft(lm, query.token_ids, query.logit_positions[target], positions, kept, removed, distance)
+
+
+def expected_soft(lm, probe, masks, distance):
+    """Soft-NS and Soft-NC [2, targets, masks] with the raw scores divided by their sum and clipped."""
+    found = []
+    for target, raw in enumerate(probe.att.scores.tolist()):
+        pairs, total = owners(probe.att, target), sum(x for x in raw if not math.isnan(x))
         shares = [min(1.0, max(0.0, x / total)) for x in raw]
-        u = drawn(probe, "retain", target, masks, len(pairs))
-        v = drawn(probe, "remove", target, masks, len(pairs))
+        u, v = (drawn(probe, purpose, target, masks, len(pairs)) for purpose in ("retain", "remove"))
         kept = [{p: (u[m, i] < shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
         removed = [{p: (v[m, i] < 1 - shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
-        found = reference.soft(
-            lm, query.token_ids, query.prompt_tokens - 1 + target, [p for p, _ in pairs], kept, removed, distance
-        )
-        ns.append(found[0])
-        nc.append(found[1])
-    return torch.tensor(ns).double(), torch.tensor(nc).double()
+        found.append(referred(lm, probe, target, kept, removed, distance))
+    return torch.tensor(found).double().transpose(0, 1)
+
+
+def soft_scores(lm, att, **settings):
+    case = case_of(lm, att, **settings)
+    probe = Probe(case.query, att, case.profile)
+    return probe, run(lm, soft.soft_scores(case, probe, probe.scores[None]))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "granite", "mamba"])
-@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3}, {"unit": "word"}], ids=str)
+@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, {"unit": "word"}], ids=str)
 def test_soft_scores_equal_the_reference(family, options):
     lm, att = attributed(family, **options)
-    found = soft_scores(lm, att, masks=3)
-    ns, nc = expected_soft(lm, att, "paper", 3, reference.hellinger)
-    torch.testing.assert_close(found.ns, ns, atol=2e-4, rtol=1e-3)
-    torch.testing.assert_close(found.nc, nc, atol=2e-4, rtol=1e-3)
-    assert found.soft_ns == pytest.approx(float(ns.mean()), abs=2e-4)
-    assert found.soft_nc == pytest.approx(float(nc.mean()), abs=2e-4)
+    probe, found = soft_scores(lm, att, masks=2)
+    expected = expected_soft(lm, probe, 2, reference.hellinger)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+    measured = columns(lm, case_of(lm, att, masks=2, draws=1), "soft_scores")
+    assert [measured["soft_ns"], measured["soft_nc"]] == pytest.approx(expected.mean((1, 2)).tolist(), abs=2e-4)
 
 
-def test_authors_profile_equals_the_reference():
-    lm, att = attributed(method=noiser.Noiser(samples=3, steps=4, profile="authors"))
+def test_the_authors_profile_masks_special_tokens_once_by_squared_distance():
+    lm, att = attributed(special_tokens="perturbed")
     assert att.units[0].text == "<s>"
-    found = soft_scores(lm, att, profile="authors")
-    assert found.ns.shape == (1, 1)
-    ns, nc = expected_soft(lm, att, "authors", 1, reference.squared)
-    torch.testing.assert_close(found.ns, ns, atol=2e-4, rtol=1e-3)
-    torch.testing.assert_close(found.nc, nc, atol=2e-4, rtol=1e-3)
+    probe, found = soft_scores(lm, att, profile="authors")
+    assert found.shape == (2, 1, 1)
+    assert probe.positions(0)[0] == 0
+    torch.testing.assert_close(found, expected_soft(lm, probe, 1, reference.squared), atol=2e-4, rtol=1e-3)
+    paper, _ = soft_scores(lm, att, masks=1)
+    assert paper.scores[0, 0].isnan()
+    assert paper.positions(0)[0] == 1
 
 
-def test_squared_distance_is_available_alone():
-    lm, att = attributed()
-    found = soft_scores(lm, att, masks=2, distance="squared")
-    ns, nc = expected_soft(lm, att, "paper", 2, reference.squared)
-    torch.testing.assert_close(found.nc, nc, atol=2e-4, rtol=1e-3)
-    torch.testing.assert_close(found.ns, ns, atol=2e-4, rtol=1e-3)
-
-
-def test_special_tokens_stay_in_the_paper_profile_even_when_they_have_scores():
-    lm, att = attributed(method=noiser.Noiser(samples=3, steps=4, profile="authors"))
-    probe = probe_of(lm, att)
-    assert probe.scores[0, 0].isnan()
-    assert 0 not in probe.positions(0)
-    assert 0 in probe_of(lm, att, profile="authors").positions(0)
-
-
-@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3, "draws": 3}, {"unit": "word", "draws": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 2, "draws": 3}, {"unit": "word", "draws": 1}], ids=str)
 def test_mass_matched_equals_the_reference(options):
     """Sample i has draw i and mask i, each from the start again after its last."""
-    draws = options.pop("draws", 5)
+    draws, rates, masks = options.pop("draws", 5), (0.2, 0.6), 2
     lm, att = attributed("gemma3", **options)
-    rates, masks = (0.2, 0.6), 2
-    found = mass_matched(lm, att, rates=rates, masks=masks, draws=draws)
-    probe, query = probe_of(lm, att), build_query(lm, PROMPT, max_new_tokens=len(att.targets))
+    case = case_of(lm, att, rates=rates, masks=masks, draws=draws)
+    probe, names = case.probe, ("method", "random", "permuted", "position")
     compared = [att.scores[None], random_scores(probe, 0, draws), permuted_scores(probe, 0, draws)]
     compared.append(position_scores(probe))
-    assert [len(scores) for scores in compared] == [1, draws, draws, 1]
-    for curve, scores in zip([found.method, *found.references.values()], compared, strict=True):
+    found = run(lm, mass_matched.curves(case, names, "score"))
+    for curve, scores in zip(found, compared, strict=True):
         samples = [(i % len(scores), i % masks) for i in range(max(len(scores), masks))]
-        for target in range(len(att.targets)):
-            pairs = owners(att, target)
-            valid = [c for c in range(len(att.units)) if not scores[0, target, c].isnan()]
-            for r, rate in enumerate(rates):
-                q = [
-                    dict(zip(valid, reference.keep_rates([float(draw[target, c]) for c in valid], rate), strict=True))
-                    for draw in scores
-                ]
-                u = drawn(probe, f"mass {rate}", target, masks, len(pairs))
-                kept = [{p: (u[m, i] < q[d][c]).float() for i, (p, c) in enumerate(pairs)} for d, m in samples]
-                removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
-                row = query.prompt_tokens - 1 + target
-                ns, nc = reference.soft(lm, query.token_ids, row, [p for p, _ in pairs], kept, removed)
-                assert curve.ns[target, r].tolist() == pytest.approx(ns, abs=2e-4)
-                assert curve.nc[target, r].tolist() == pytest.approx(nc, abs=2e-4)
-    heights = found.method.soft_ns
-    assert found.method.area_ns == pytest.approx(float(heights.mean()))  # one trapezoid
-    assert found.method.area == pytest.approx(float(heights.mean() + found.method.soft_nc.mean()))
+        for target, (r, rate) in itertools.product(range(len(att.targets)), enumerate(rates)):
+            pairs, valid = owners(att, target), valid_units(att, target)
+            q = [
+                dict(zip(valid, reference.keep_rates(draw[target, valid].tolist(), rate), strict=True))
+                for draw in scores
+            ]
+            u = drawn(probe, f"mass {rate}", target, masks, len(pairs))
+            kept = [{p: (u[m, i] < q[d][c]).float() for i, (p, c) in enumerate(pairs)} for d, m in samples]
+            removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
+            ns, nc = referred(lm, probe, target, kept, removed)
+            assert curve[0, target, r].tolist() == pytest.approx(ns, abs=2e-4)
+            assert curve[1, target, r].tolist() == pytest.approx(nc, abs=2e-4)
+    numbers = columns(lm, case, "mass_matched")
+    for curve, start in zip(found, ("", "random_", "permuted_", "position_"), strict=True):
+        heights = curve.mean((1, 2, 3)).tolist()  # one trapezoid
+        assert [numbers[f"{start}area_ns"], numbers[f"{start}area_nc"]] == pytest.approx(heights)
+        assert numbers[f"{start}area"] == pytest.approx(sum(heights))
+    assert numbers["nc@0.6"] == pytest.approx(float(found[0][1, :, 1].mean()))
 
 
-def test_the_worked_example_of_the_documentation():
-    from noiser.engine.readouts import hellinger
-
-    whole, zero, retained, removed = (torch.tensor([p, 1 - p], dtype=torch.float64) for p in (0.8, 0.2, 0.5, 0.4))
-    d0, kept, left = (float(hellinger(whole, p)) for p in (zero, retained, removed))
-    assert [round(d, 3) for d in (d0, kept, left)] == [0.447, 0.227, 0.296]
-    ns, nc = (d0 - kept) / d0, left / d0
-    assert [round(x, 3) for x in (ns, nc)] == [0.493, 0.663]
-    score = noiser.metrics.faithfulness_score([ns], [nc], [0.3], [0.6]).value
-    assert round(score, 3) == 0.597
-    shares = [normalize(torch.tensor([6.0, 3, 1, -2]), kind).clamp(0, 1) for kind in ("sum", "positive", "abs_sum")]
-    assert [round(float(share.sum()), 2) for share in shares] == [1.25, 1, 1]
-    assert keep_rates(torch.tensor([6.0, 3, 1, -2]), 0.5).tolist() == [1, 0.75, 0.25, 0]
-    text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
-    for number in ("0.447", "0.227", "0.296", "**0.493**", "**0.663**", "**0.597**", "**1, 0.75, 0.25, 0**"):
-        assert number in text
+def test_limits_of_soft_scores_and_rates():
+    lm, att = attributed("gemma3")
+    for scores, expected in ((1.0, 1), (0.0, 0), (-1.0, 0)):  # everything kept and removed, or nothing
+        _, found = soft_scores(lm, with_scores(att, scores), normalization="none", masks=2)
+        assert found.mean((1, 2)).tolist() == pytest.approx([expected] * 2, abs=1e-3)
+    found = columns(lm, case_of(lm, att, rates=(0.5, 1.0), masks=2, draws=1), "mass_matched")
+    assert (found["ns@1"], found["nc@1"]) == pytest.approx((1, 1), abs=1e-3)
 
 
-# ---- known limits ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_scores_of_one_keep_everything_and_of_zero_nothing(family):
-    lm, att = attributed(family)
-    ones = soft_scores(lm, with_scores(att, 1.0), "none", 3)
-    assert ones.soft_ns == pytest.approx(1, abs=1e-3)
-    assert ones.soft_nc == pytest.approx(1, abs=1e-3)  # all removed is the zero input
-    zeros = soft_scores(lm, with_scores(att, 0.0), "none", 3)
-    assert zeros.soft_ns == pytest.approx(0, abs=1e-3)
-    assert zeros.soft_nc == pytest.approx(0, abs=1e-3)
-    assert soft_scores(lm, with_scores(att, -1.0), "none", 3).soft_ns == pytest.approx(0, abs=1e-3)
-
-
-def test_a_rate_of_one_keeps_everything():
+def test_a_constant_factor_changes_nothing_and_by_rank_only_the_order_counts():
     lm, att = attributed()
-    curve = mass_matched(lm, att, rates=(0.5, 1.0), masks=2).method
-    assert float(curve.soft_ns[1]) == pytest.approx(1, abs=1e-3)
-    assert float(curve.soft_nc[1]) == pytest.approx(1, abs=1e-3)
-
-
-@pytest.mark.parametrize("factor", [0.125, 3.7, 1e4])
-def test_a_constant_factor_changes_nothing(factor):
-    lm, att = attributed()
-    scaled = with_scores(att, att.scores * factor)
-    for measure in (soft_scores, mass_matched):
-        one, other = measure(lm, att, masks=3), measure(lm, scaled, masks=3)
-        one, other = (x if measure is soft_scores else x.method for x in (one, other))
-        torch.testing.assert_close(one.ns, other.ns, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(one.nc, other.nc, atol=1e-4, rtol=1e-4)
-
-
-def test_by_rank_only_the_order_counts():
-    lm, att = attributed()
-    cubed = with_scores(att, att.scores.double() ** 3)
-    by_rank = [mass_matched(lm, x, masks=2, by="rank").method.ns for x in (att, cubed)]
-    assert torch.equal(*by_rank)
-    by_score = [mass_matched(lm, x, masks=2).method.ns for x in (att, cubed)]
-    assert not torch.equal(*by_score)
+    scaled, cubed = with_scores(att, att.scores * 3.7), with_scores(att, att.scores.double() ** 3)
+    settings = {"masks": 2, "draws": 2}
+    for name, other, same in (
+        ("soft_scores", scaled, True),
+        ("mass_matched", scaled, True),
+        ("mass_matched", cubed, False),
+        ("mass_matched_rank", cubed, True),
+    ):
+        one, two = (columns(lm, case_of(lm, each, **settings), name) for each in (att, other))
+        assert (one == pytest.approx(two, abs=1e-4)) is same, name
 
 
 def test_without_information_the_area_is_near_one():
     """With D(r) the distance when a share r is kept, NS(r) + NC(1 - r) = 1 - D(r) + D(r), up to the cut at 0."""
     lm, att = attributed("gemma3")
-    areas = [mass_matched(lm, att, seed=seed, masks=4).references["random"] for seed in range(30)]
-    assert sum(curve.area for curve in areas) / 30 == pytest.approx(1.05, abs=0.12)
+    case = case_of(lm, att, masks=4, draws=30)
+    assert columns(lm, case, "mass_matched")["random_area"] == pytest.approx(1.05, abs=0.12)
+
+
+@pytest.mark.parametrize(
+    ("scores", "normalization", "not_positive", "clipped"),
+    [
+        ([3, 2, 1, 1, 1, 1, 1, 1], None, 0, 0),
+        ([-3, 2, 1, 1, 1, 1, 1, 1], None, 0, 1),
+        ([-3, 2, 1, 1, 1, 1, 1, 1], "positive", 0, 0),
+        ([-9, 2, 1, 1, 1, 1, 1, 1], None, 1, 1),
+        ([-9, 2, 1, 1, 1, 1, 1, 1], "softmax", 1, 0),
+    ],
+)
+def test_sums_that_are_not_positive_and_clipped_shares_are_counted(scores, normalization, not_positive, clipped):
+    lm, att = attributed()
+    case = case_of(lm, with_scores(att, scores), masks=1, draws=1, normalization=normalization)
+    found = columns(lm, case, "soft_scores")
+    assert (found["sum_not_positive"], found["clipped"]) == (not_positive, clipped)
+
+
+def test_random_soft_scores_are_the_mean_of_their_draws():
+    lm, att = attributed(max_new_tokens=2)
+    case = case_of(lm, att, masks=1, draws=3)
+    each = [soft_scores(lm, with_scores(att, draw), masks=1)[1] for draw in random_scores(case.probe, 0, 3)]
+    found = columns(lm, case, "soft_scores")
+    expected = torch.stack(each).mean((0, 2, 3)).tolist()
+    assert [found["random_soft_ns"], found["random_soft_nc"]] == pytest.approx(expected, abs=1e-5)
+    assert found["draws"] == 3
 
 
 # ---- keep rates, ranks, references ---------------------------------------------------------------------------------
@@ -224,11 +197,12 @@ def test_without_information_the_area_is_near_one():
         ([5, 2, -1, -2], 0.75, [1, 1, 0.5, 0.5]),  # the others share what is left
         ([0, 0, -1, -2], 0.5, [0.5, 0.5, 0.5, 0.5]),
         ([3, -1], 1.0, [1, 1]),
+        ([1.0, math.nan, 3.0], 0.5, [0.25, math.nan, 0.75]),
     ],
 )
 def test_keep_rates_by_hand(scores, rate, expected):
     found = keep_rates(torch.tensor(scores, dtype=torch.float32), rate)
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @given(
@@ -243,16 +217,6 @@ def test_keep_rates_have_their_mean_and_equal_bisection(scores, rate):
         assert found == pytest.approx(reference.keep_rates(scores, rate), abs=1e-6)
 
 
-def test_keep_rates_leave_out_units_without_a_score():
-    found = keep_rates(torch.tensor([1.0, math.nan, 3.0]), 0.5)
-    assert found[1].isnan()
-    assert found[[0, 2]].tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_ranks_share_ties():
-    assert ranks(torch.tensor([[3.0, 3.0, -1.0, 5.0]])).tolist() == [[2.5, 2.5, 1.0, 4.0]]
-
-
 @given(st.lists(st.sampled_from([0.0, -1.0, 2.5, math.inf, -math.inf, math.nan]), max_size=12))
 def test_ranks_are_those_of_scipy(scores):
     found = ranks(torch.tensor([scores, scores[::-1]]))
@@ -260,122 +224,338 @@ def test_ranks_are_those_of_scipy(scores):
     torch.testing.assert_close(found, torch.tensor(np.array(expected)).float(), equal_nan=True)
 
 
-def test_more_draws_go_on_where_fewer_end():
-    """So the first is the one draw of rows from before there was a choice."""
+def test_references_come_from_text_and_seed_alone():
     lm, att = attributed()
-    probe = probe_of(lm, att)
-    for made in (random_scores, permuted_scores):
+    probe = case_of(lm, att).probe
+    one, two = (random_scores(each) for each in (probe, case_of(lm, with_scores(att, 1.0)).probe))
+    assert torch.equal(one, two)
+    assert float(one.sum()) == pytest.approx(1)
+    assert not torch.equal(one, random_scores(probe, seed=1))
+    shuffled = permuted_scores(probe)
+    assert torch.equal(shuffled[0].sort().values, att.scores.sort().values)
+    assert not torch.equal(shuffled[0], att.scores)
+    for made in (random_scores, permuted_scores):  # more draws go on where fewer end
         many = made(probe, 3, 7)
         assert torch.equal(many[:2], made(probe, 3, 2)), made
         assert len({tuple(draw[0].tolist()) for draw in many}) == 7
     assert position_scores(probe)[0, 0].tolist() == list(range(1, len(att.units) + 1))
 
 
-def test_random_soft_scores_are_the_mean_of_their_draws():
-    lm, att = attributed(max_new_tokens=2)
-    probe = probe_of(lm, att)
-    measured = METRICS.get("soft_scores").factory().measure
-    found = (case := Case(lm=lm, att=att, masks=1, draws=4)).run(measured(case))
-    each = [soft_scores(lm, with_scores(att, draw), masks=1) for draw in random_scores(probe, 0, 4)]
-    assert found["random_soft_ns"] == pytest.approx(sum(one.soft_ns for one in each) / 4, abs=1e-5)
-    assert found["random_soft_nc"] == pytest.approx(sum(one.soft_nc for one in each) / 4, abs=1e-5)
-    assert found["draws"] == 4
+# ---- hard erasure, top-k --------------------------------------------------------------------------------------------
+
+REMOVALS = ["zero", "mean", "delete"]
 
 
-@pytest.mark.parametrize(
-    ("scores", "normalization", "not_positive", "clipped"),
-    [
-        ([3, 2, 1, 1, 1, 1, 1, 1], None, 0, 0),
-        ([-3, 2, 1, 1, 1, 1, 1, 1], None, 0, 1),
-        ([-3, 2, 1, 1, 1, 1, 1, 1], "positive", 0, 0),
-        ([-9, 2, 1, 1, 1, 1, 1, 1], None, 1, 1),
-        ([-9, 2, 1, 1, 1, 1, 1, 1], "softmax", 1, 0),
-    ],
-)
-def test_sums_that_are_not_positive_and_clipped_shares_are_counted(scores, normalization, not_positive, clipped):
+def curves_of(lm, att, target, removal):
+    """p(target) without, and with only, the highest units, by their number."""
+    order = order_of(att, target)
+    counts = range(len(order) + 1)
+    return [
+        np.array([probability(lm, att, target, some, removal) for some in sets])
+        for sets in ([order[:count] for count in counts], [order[count:] for count in counts])
+    ]
+
+
+def expected_erasure(lm, att, removal, k=(1, 2)):
+    found = {name: [] for name in ("sufficiency", "comprehensiveness", "deletion_area", "insertion_area", "aopc")}
+    found |= {name: [] for name in ("drop", "hold")}
+    for target in range(len(att.targets)):
+        deletion, insertion = curves_of(lm, att, target, removal)
+        n = len(deletion) - 1
+        counts = [math.ceil(share * n - 1e-9) for share in SHARES]
+        found["sufficiency"].append((deletion[0] - insertion[counts]).mean())
+        found["comprehensiveness"].append((deletion[0] - deletion[counts]).mean())
+        found["deletion_area"].append(np.trapezoid(deletion) / n)
+        found["insertion_area"].append(np.trapezoid(insertion) / n)
+        found["aopc"].append(deletion[0] - deletion[1:].mean())
+        found["drop"].append(np.log(deletion[0] / deletion[list(k)]).mean())
+        found["hold"].append(np.log(deletion[0] / insertion[list(k)]).mean())
+    return {name: np.mean(values) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, {"unit": "word"}], ids=str)
+def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
+    lm, att = attributed("gemma3", "The quick fox sings", **options)
+    case = case_of(lm, att, removal=removal, draws=2, k=(1, 2), seed=3)
+    found = {}
+    for name in ("erasure", "erasure_curves", "top_k"):
+        found |= columns(lm, case, name)
+    for name, value in expected_erasure(lm, att, removal).items():
+        assert found[name] == pytest.approx(value, abs=1e-4), name
+    assert (found["drop@1"] + found["drop@2"]) / 2 == pytest.approx(found["drop"])
+    if removal == "zero":
+        each = [expected_erasure(lm, with_scores(att, draw), removal) for draw in random_scores(case.probe, 3, 2)]
+        for name in ("deletion_area", "insertion_area", "aopc", "drop", "hold"):
+            assert found[f"random_{name}"] == pytest.approx(np.mean([one[name] for one in each]), abs=1e-4), name
+
+
+def test_equal_scores_go_in_order_of_the_text():
     lm, att = attributed()
-    case = Case(lm=lm, att=with_scores(att, scores), masks=1, draws=1, normalization=normalization)
-    found = case.run(METRICS.get("soft_scores").factory().measure(case))
-    assert (found["sum_not_positive"], found["clipped"]) == (not_positive, clipped)
+    by_position = torch.arange(len(att.units), 0, -1.0)
+    one, other = (columns(lm, case_of(lm, with_scores(att, x)), "erasure_curves") for x in (1.0, by_position))
+    assert one == other
 
 
-def test_references_come_from_text_and_seed_alone():
+def test_more_units_than_there_are_have_no_drop():
+    lm, att = attributed(prompt="The quick fox", unit="word")
+    found = columns(lm, case_of(lm, att, k=(2, 3, 5), draws=1), "top_k")
+    missing = [math.isnan(found[f"{name}@{k}"]) for name in ("drop", "hold") for k in (2, 3, 5)]
+    assert missing == [False, True, True] * 2
+    for wrong in ((), (0,), (1, 1)):
+        with pytest.raises(noiser.errors.ParameterError, match="k is"):
+            columns(lm, case_of(lm, att, k=wrong), "top_k")
+
+
+@torch.no_grad()
+def test_values_under_noise_are_means_over_its_samples():
+    lm, att = attributed("llama")
+    case = case_of(lm, att, removal="noise", seed=4)
+    kept = torch.ones(2, len(att.units), dtype=torch.bool)
+    kept[0, 1:3] = kept[1, 2] = False
+    (values,) = run(lm, case.game("logprob")(kept))
+    rows = lm.model.get_input_embeddings()(case.query.token_ids)
+    noise = torch.randn(5, *rows.shape, generator=case.probe._generator("4/removal"))
+    noisy = rows + 2 * rows.norm(dim=-1, keepdim=True) / expected_norm("l2", 32) * noise
+    for value, units in zip(values.tolist(), ([1, 2], [2]), strict=True):
+        inputs = rows.repeat(5, 1, 1)
+        positions = [position for unit in units for position in att.units[unit].token_indices]
+        inputs[:, positions] = noisy[:, positions]
+        found = lm.model(inputs_embeds=inputs).logits[:, -1].log_softmax(-1)[:, att.targets[0].token_id]
+        assert value == pytest.approx(float(found.mean()), abs=1e-4)
+
+
+def test_what_cannot_be_deleted_says_why():
+    lm = noiser.wrap(tiny("llama").model, tiny_tokenizer(bos=False))
+    att = attribution(lm, query_of(lm, "The quick fox"))
+    with pytest.raises(noiser.errors.ParameterError, match=r"no token that stays, such as BOS.*such as 'zero'"):
+        noiser.measure(lm, att, "erasure_curves", removal="delete")
+
+
+# ---- LDS -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, {"unit": "word"}], ids=str)
+def test_lds_equals_the_reference(options, removal):
+    lm, att = attributed("gemma3", **options)
+    case, own, permuted = case_of(lm, att, masks=12, seed=3, draws=2, removal=removal), [], []
+    for target, masks in enumerate(lds.masks_of(case.probe, 12, 3)):
+        units, logits = valid_units(att, target), []
+        for mask in masks.tolist():
+            p = probability(lm, att, target, [unit for unit in units if not mask[unit]], removal)
+            logits.append(math.log(p / (1 - p)))
+        correlation = lambda row, masks=masks, units=units, logits=logits: (
+            stats.spearmanr([sum(row[unit] for unit in units if mask[unit]) for mask in masks], logits).statistic
+        )
+        own.append(correlation(att.scores[target].tolist()))
+        permuted += [correlation(draw) for draw in permuted_scores(case.probe, 3, 2)[:, target].tolist()]
+    found = columns(lm, case, "lds")
+    assert found["lds"] == pytest.approx(np.mean(own), abs=1e-6)
+    assert found["permuted_lds"] == pytest.approx(np.mean(permuted), abs=1e-6)
+
+
+def test_masks_keep_half_of_the_units_and_never_none():
     lm, att = attributed()
-    other = noiser.attribute(lm, PROMPT, method="occlusion")
-    one, two = (random_scores(probe_of(lm, x)) for x in (att, other))
-    assert torch.equal(one, two)
-    assert float(one.sum()) == pytest.approx(1)
-    assert not torch.equal(one, random_scores(probe_of(lm, att), seed=1))
-    shuffled = permuted_scores(probe_of(lm, att))
-    assert torch.equal(shuffled[0].sort().values, att.scores.sort().values)
-    assert not torch.equal(shuffled[0], att.scores)
+    (masks,) = lds.masks_of(case_of(lm, att).probe, 2000, 0)
+    assert masks.float().mean(0).tolist() == pytest.approx([0.5] * masks.shape[1], abs=0.06)
+    lm, att = attributed(prompt="The quick", unit="word")
+    (few,) = lds.masks_of(case_of(lm, att).probe, 400, 0)
+    kinds = [tuple(row) for row in few.tolist()]
+    assert kinds.count((True, True)) == pytest.approx(200, abs=40)  # one that would keep none keeps all
+    assert (False, False) not in kinds
 
 
-# ---- cost, batches, the caller's state ----------------------------------------------------------------------------
+def test_scores_that_do_not_vary_have_no_lds():
+    lm, att = attributed(prompt="fox", unit="word")
+    assert math.isnan(columns(lm, case_of(lm, att, masks=5), "lds")["lds"])
 
 
-def check_cost(lm, att):
-    length = len(rebuild_query(lm, att).token_ids)
-    case = Case(lm=lm, att=att, masks=10)
-    session = Session(lm, case.query)
-    complete(LocalEngine(lm), session.drive(measure_soft_scores(case)))
-    assert length + session.counters.token_forwards <= 25 * length  # the clean pass is not in the engine's count
-    return length, session.counters.passes
+# ---- normalised AOPC -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("removal", ["zero", "delete"])
+def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeypatch):
+    lm, att = attributed("gemma3", "The quick fox sings", unit="word", max_new_tokens=2)
+    case = case_of(lm, att, removal=removal)
+    wide, greedy = (run(lm, normalised_aopc.search(case.game("prob"), case.probe.units, beam)) for beam in (10, 1))
+    values = []
+    for target in range(2):
+        units, clean = valid_units(att, target), probability(lm, att, target, [])
+        drops = {
+            frozenset(some): clean - probability(lm, att, target, some, removal)
+            for size in range(1, len(units))
+            for some in itertools.combinations(units, size)
+        }
+        means = {
+            order: sum(drops[frozenset(order[:count])] for count in range(1, len(order))) / (len(order) - 1)
+            for order in itertools.permutations(units)
+        }
+        best, worst = max(means.values()), min(means.values())
+        assert wide[:, target].tolist() == pytest.approx([best, worst], abs=1e-5)
+        assert worst - 1e-6 <= float(greedy[1, target]) <= float(greedy[0, target]) <= best + 1e-6
+        value = means[tuple(order_of(att, target))]
+        values.append((value, best, worst, (value - worst) / (best - worst)))
+    monkeypatch.setattr(normalised_aopc.search, "__defaults__", (10,))
+    found = columns(lm, case, "normalised_aopc")
+    names = ("order_aopc", "best_aopc", "worst_aopc", "naopc")
+    assert [found[name] for name in names] == pytest.approx(np.mean(values, 0).tolist(), abs=1e-4)
+
+
+def test_one_unit_has_no_order_and_many_have_too_many():
+    lm, att = attributed(prompt="fox", unit="word")
+    assert math.isnan(columns(lm, case_of(lm, att), "normalised_aopc")["naopc"])
+    lm, att = attributed(prompt=" ".join(["fox"] * 70), unit="word")
+    with pytest.raises(noiser.errors.ParameterError, match="has 70 units; expected at most 64"):
+        columns(lm, case_of(lm, att), "normalised_aopc")
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_says_how_to_read_its_numbers():
+    for name in METRICS.names():
+        entry = METRICS.get(name)
+        metric = entry.factory()
+        assert entry.summary
+        assert (metric.measure is None) != (metric.measure_all is None)
+        assert metric.summaries or metric.others
+        for scale in [*metric.others.values(), *(summary.scale for summary in metric.summaries.values())]:
+            assert scale.low < scale.high
+            assert scale.meaning
+            assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
+
+
+def test_metrics_say_which_settings_they_read():
+    read = set()
+
+    class Watched(Case):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    lm, att = attributed()
+    query = case_of(lm, att).query
+    for name in METRICS.names():
+        metric = METRICS.get(name).factory()
+        if metric.measure is None or metric.reads is None:
+            continue
+        read.clear()
+        run(lm, measured(Watched(query=query, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att), metric))
+        assert read & {"masks", "normalization", "rates", "draws", "removal", "k"} == metric.reads, name
+
+
+@pytest.mark.parametrize("name", ["faithfulness", "lds", "normalised_aopc", "erasure_curves", "top_k"])
+def test_what_does_not_depend_on_the_scores_is_measured_once_for_the_methods_of_a_prompt(name):
+    lm, att = attributed()
+    cache, work = {}, []
+    for scores in (att.scores, torch.arange(1.0, len(att.units) + 1)):
+        one = with_scores(att, scores)
+        alone, shared = (case_of(lm, one, masks=6, **more) for more in ({}, {"cache": cache}))
+        assert columns(lm, shared, name) == pytest.approx(columns(lm, alone, name), abs=1e-6)
+        work.append(shared.query.spent.token_forwards)
+    assert work[1] < work[0] * 0.65
+    lm, words = attributed(unit="word")
+    before = len(cache)
+    columns(lm, case_of(lm, words, masks=6, cache=cache), name)
+    assert len(cache) > before  # other units are another question
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_many_prompts_side_by_side_and_small_passes_change_nothing(family):
+    lm = tiny(family)
+    small = noiser.wrap(lm.model, lm.tokenizer, batch_tokens=16)
+    pairs = [attributed(family, prompt, max_new_tokens=2) for prompt in (PROMPT, "A dog", "The teacher plays")]
+    names = ["faithfulness", "erasure_curves", "lds"]
+
+    def every(each, att):
+        case, found = case_of(each, att, masks=2, draws=2), {}
+        for name in names:
+            found |= yield from measured(case, METRICS.get(name).factory())
+        return found
+
+    state = torch.get_rng_state()
+    together = run_all(lm, [every(lm, att) for _, att in pairs])
+    assert torch.equal(torch.get_rng_state(), state)
+    for (_, att), found in zip(pairs, together, strict=True):
+        assert found == pytest.approx(run(small, every(small, att)), abs=1e-4, nan_ok=True)
 
 
 def test_cost_of_ten_masks_is_at_most_25_passes_worth_of_tokens():
     lm, att = attributed()
-    _, passes = check_cost(lm, att)
-    assert passes == 1
+    case = case_of(lm, att, masks=10)
+    run(lm, soft.soft_scores(case, case.probe, case.probe.scores[None]))
+    assert case.query.spent.token_forwards <= 24 * len(case.query.token_ids)
 
 
-@pytest.mark.slow
-def test_cost_on_the_built_in_model(gemma):
-    att = noiser.attribute(gemma, "The children went to the park with their", method=FAST)
-    length, _ = check_cost(gemma, att)
-    assert 9 <= length <= 11
+def test_with_a_foil_scores_are_of_the_contrast_and_distances_as_without():
+    lm, att = attributed(target=" rain", foil=" dog")
+    plain = dataclasses.replace(att, foil=None)
+    for name in ("soft_scores", "mass_matched"):
+        both = [columns(lm, case_of(lm, each, masks=2, draws=2), name) for each in (att, plain)]
+        assert both[0] == pytest.approx(both[1], abs=1e-7)
+    order, foil = order_of(att, 0), att.foil.token_id
+    clean, without = (
+        math.log(probability(lm, att, 0, gone) / probability(lm, att, 0, gone, token=foil)) for gone in ([], order[:1])
+    )
+    assert noiser.measure(lm, att, "top_k", k=(1,))["drop"] == pytest.approx(clean - without, abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 3}], ids=str)
-def test_batches_change_nothing(options):
-    lm, att = attributed(**options)
-    small = noiser.wrap(lm.model, lm.tokenizer, batch_tokens=16)
-    for measure in (soft_scores, mass_matched):
-        one, other = (measure(x, att, masks=3) for x in (lm, small))
-        one, other = (x if measure is soft_scores else x.method for x in (one, other))
-        torch.testing.assert_close(one.ns, other.ns, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(one.nc, other.nc, atol=1e-4, rtol=1e-4)
+def test_measure_equals_a_case_and_reports_progress():
+    lm, att = attributed(max_new_tokens=2)
+    told = []
+    found = noiser.measure(lm, att, "lds", masks=8, seed=2, progress=lambda *part: told.append(part))
+    assert found == columns(lm, case_of(lm, att, masks=8, seed=2), "lds")
+    assert all(done <= expected for done, expected in told)
+    assert told[-1][0] == told[-1][1] > 0
 
 
-def test_the_global_random_state_is_left_alone():
+def test_a_metric_of_ones_own_is_a_function_or_a_generator():
+    def drop(case):
+        kept = torch.ones(1, len(case.query.units), dtype=torch.bool)
+        kept[0, 0] = False
+        values = yield from case.game("prob")(kept)
+        return {"drop": float(values.mean())}
+
     lm, att = attributed()
-    before = torch.get_rng_state()
-    mass_matched(lm, att, masks=1)
-    soft_scores(lm, att, masks=1)
-    assert torch.equal(torch.get_rng_state(), before)
+    case = case_of(lm, att)
+    found = run(lm, measured(case, Metric(measure=drop)))
+    assert found["drop"] == pytest.approx(probability(lm, att, 0, [0]), abs=1e-6)
+    plain = Metric(measure=lambda case: {"first": float(case.att.scores[0, 0])})
+    assert run(lm, measured(case, plain)) == {"first": float(att.scores[0, 0])}
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_outside_their_domain(unchecked):
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("soft_scores", {"masks": 0}, "masks is 0; expected an integer of at least 1"),
+        ("soft_scores", {"normalization": "summ"}, "Did you mean 'sum'"),
+        ("soft_scores", {"profile": "author"}, "Did you mean 'authors'"),
+        ("mass_matched", {"draws": 0}, "draws is 0; expected an integer of at least 1"),
+        ("mass_matched", {"rates": (0.5,)}, r"rates is \(0.5,\); expected 2 or more"),
+        ("mass_matched", {"rates": (0.5, 0.2)}, "ascending"),
+        ("mass_matched", {"rates": (0.0, 0.2)}, "above 0"),
+        ("erasure", {"removal": "zeros"}, "Did you mean 'zero'"),
+        ("erasure", {"masks": 3}, "masks would change nothing; expected removal"),
+        ("erasures", {}, "Did you mean 'erasure'"),
+        ("answerability", {}, "needs a judge"),
+        ("stability", {}, "cannot be made again"),
+    ],
+)
+def test_settings_outside_their_domain(name, settings, message, unchecked):
     lm, att = attributed()
-    for call, message in [
-        (lambda: soft_scores(lm, att, masks=0), "masks is 0; expected an integer of at least 1"),
-        (lambda: soft_scores(lm, att, "summ"), "Did you mean 'sum'"),
-        (lambda: soft_scores(lm, att, distance="helinger"), "Did you mean 'hellinger'"),
-        (lambda: soft_scores(lm, att, profile="author"), "Did you mean 'authors'"),
-        (lambda: mass_matched(lm, att, draws=0), "draws is 0; expected an integer of at least 1"),
-        (lambda: mass_matched(lm, att, rates=(0.5,)), r"rates is \(0.5,\); expected 2 or more"),
-        (lambda: mass_matched(lm, att, rates=(0.5, 0.2)), "ascending"),
-        (lambda: mass_matched(lm, att, rates=(0.0, 0.2)), "above 0"),
-        (lambda: mass_matched(lm, att, by="ranks"), "Did you mean 'rank'"),
-        (lambda: mass_matched(lm, att, references=["shuffled"]), "Unknown reference"),
-        (lambda: soft_scores(lm, with_scores(att, math.inf)), "scores are infinite"),
-        (lambda: soft_scores(lm, with_scores(att, math.nan)), "has no unit with a score"),
-    ]:
-        with pytest.raises(noiser.NoiserError, match=message):
-            call()
+    with pytest.raises(noiser.NoiserError, match=message):
+        noiser.measure(lm, att, name, **settings)
+
+
+@pytest.mark.parametrize(("score", "message"), [(math.inf, "are infinite"), (math.nan, "has no unit with a score")])
+def test_scores_that_cannot_be_measured(score, message):
+    lm, att = attributed()
+    with pytest.raises(noiser.NoiserError, match=message):
+        noiser.measure(lm, with_scores(att, score), "erasure")
 
 
 def test_a_zero_input_that_changes_nothing_is_an_error():
@@ -385,6 +565,6 @@ def test_a_zero_input_that_changes_nothing_is_an_error():
     try:
         head.data.zero_()
         with pytest.raises(noiser.errors.NumericalError, match="Without any unit the model predicts exactly"):
-            soft_scores(lm, att)
+            noiser.measure(lm, att, "soft_scores")
     finally:
         head.data.copy_(before)

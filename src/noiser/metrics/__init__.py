@@ -11,12 +11,12 @@ from noiser.metrics.metric import Case as Case
 from noiser.metrics.metric import Metric as Metric
 from noiser.metrics.metric import Scale as Scale
 from noiser.metrics.metric import Summary as Summary
+from noiser.metrics.metric import measured as measured
 from noiser.metrics.named_spans import GOLD_SPANS, LOCALISATION
 from noiser.metrics.normalised_aopc import NORMALISED_AOPC
 from noiser.metrics.run import METRICS as METRICS
 from noiser.metrics.run import joined
 from noiser.metrics.run import measure as measure
-from noiser.metrics.run import measured as measured
 from noiser.metrics.soft import SOFT
 from noiser.metrics.stability import STABILITY
 from noiser.metrics.top_k import TOP_K

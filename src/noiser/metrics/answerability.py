@@ -1,8 +1,8 @@
 """Answerability: are the words of highest score, and how few of them, enough for another model to say the same?
 
 The paper's section "Answerability Metrics". An unscored prompt has no reply, none that can be read, or a target that is
-not a word. Over all prompts it counts as nothing, so that the number is a lower bound; another number is over the scored
-ones. Compare methods only where few are unscored.
+not a word. Over all prompts it counts as nothing, so that the number is a lower bound; another number is over the
+scored ones. Compare methods only where few are unscored.
 """
 
 from __future__ import annotations

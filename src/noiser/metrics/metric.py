@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -229,3 +229,19 @@ def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: 
             f"{'this metric' if len(metrics) == 1 else 'these metrics'}. "
             f"Leave {'it' if len(ignored) == 1 else 'them'} out."
         )
+
+
+def ended(found: T | Steps[T]) -> Steps[T]:
+    """The result of a generator, or of a function that has returned it already."""
+    return (yield from found) if isinstance(found, Generator) else found
+
+
+def measured(case: Case, metric: Metric) -> Steps[Measured]:
+    """The columns that a metric measures of a case."""
+    if metric.measure_all is None:
+        assert metric.measure is not None
+        return (yield from ended(metric.measure(case)))
+    (columns,) = metric.measure_all([case])
+    if isinstance(columns, Exception):
+        raise columns
+    return columns

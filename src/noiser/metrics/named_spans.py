@@ -149,7 +149,7 @@ def _of_target(
 
 
 def mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
-    """Mean 1 / rank of the first gold unit over the orders of `tied` units, `gold` of them gold, after `above` others."""
+    """Mean 1 / rank of the first gold unit over the orders of `tied` units, `gold` of them gold, after `above`."""
     orders = math.comb(tied, gold)  # may be more than a float holds; a quotient of integers is never
     places = range(1, tied - gold + 2)
     return sum(math.comb(tied - place, gold - 1) / orders / (above + place) for place in places)

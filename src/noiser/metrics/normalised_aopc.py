@@ -34,8 +34,8 @@ def search(game: Game, units: Sequence[Sequence[int]], beam: int = BEAM) -> Step
     """The highest and the lowest AOPC of each target that a beam search finds; NaN for a single unit.
 
     The search goes from no removed unit to all but one. Of every size it keeps the `beam` sets with the highest (for
-    the lowest AOPC, the lowest) sum of drops on the way to them, and tries every unit more. With a beam as wide as there
-    are sets of any size it is exact; with 1 it is greedy. It does not see the attribution.
+    the lowest AOPC, the lowest) sum of drops on the way to them, and tries every unit more. With a beam as wide as
+    there are sets of any size it is exact; with 1 it is greedy. It does not see the attribution.
     """
     beams: dict[tuple[int, int], Sums] = {(sign, g): {frozenset(): 0.0} for sign in (1, -1) for g in range(len(units))}
     for size in range(1, max(map(len, units))):

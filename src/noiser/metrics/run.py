@@ -1,35 +1,16 @@
-"""Metrics by name, and one at work."""
+"""The metrics by name, and `noiser.measure`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any
 
 from noiser.attribution import Attribution
 from noiser.engine import Steps, restore, run_one
 from noiser.errors import ParameterError
-from noiser.metrics.metric import Case, Measured, Metric, check_read
+from noiser.metrics.metric import SETTINGS, Case, Measured, Metric, check_read, measured
 from noiser.model import LanguageModel
 from noiser.registry import Registry
 from noiser.types import Progress
-
-T = TypeVar("T")
-
-
-def ended(found: T | Steps[T]) -> Steps[T]:
-    """The result of a generator, or of a function that has returned it already."""
-    return (yield from found) if isinstance(found, Generator) else found
-
-
-def measured(case: Case, metric: Metric) -> Steps[Measured]:
-    """The columns that a metric measures of a case."""
-    if metric.measure_all is None:
-        assert metric.measure is not None
-        return (yield from ended(metric.measure(case)))
-    (columns,) = metric.measure_all([case])
-    if isinstance(columns, Exception):
-        raise columns
-    return columns
 
 
 def joined(*metrics: Metric) -> Metric:
@@ -75,8 +56,7 @@ def measure(
     {'lds': 0.83, 'permuted_lds': 0.41, 'draws': 10}
     """
     metric = METRICS.get(name).factory()
-    others = ("profile", "spans", "judge", "gold", "reattribute")
-    check_read([metric], {name: value for name, value in settings.items() if name not in others})
+    check_read([metric], {setting: settings.get(setting) for setting in SETTINGS})
     if metric.needs_judge and settings.get("judge") is None:
         raise ParameterError(f"The metric {name!r} needs a judge. Pass judge=noiser.judges.make_judge(...).")
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from noiser.engine import Steps
 from noiser.errors import ParameterError
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.run import ended
+from noiser.metrics.metric import Case, Measured, Metric, Scale, ended, mean_of_columns
 
 
 def rank_correlations(a: Float[Tensor, " units"], b: Float[Tensor, " units"]) -> tuple[float, float]:

@@ -1,0 +1,174 @@
+"""Numbers over prompts: bootstrap intervals, p-values and their correction."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import noiser
+from noiser.metrics.bootstrap import (
+    estimate,
+    exchange_p,
+    holm,
+    log_mean_ratio,
+    mean,
+    mean_gap,
+    summed_log_ratios,
+)
+
+
+def log_ratio(values, random, **options):
+    return estimate(log_mean_ratio, values, random, contrast=True, **options)
+
+
+def test_the_score_is_the_sum_of_two_log_ratios():
+    ns, nc, random_ns, random_nc = [0.02, 0.04], [0.5, 0.7], [0.01, 0.02], [0.3, 0.3]
+    found = estimate(summed_log_ratios, ns, nc, random_ns, random_nc)
+    assert found.value == pytest.approx(math.log(0.03 / 0.015) + math.log(0.6 / 0.3))
+    assert found.n == 2
+    assert log_ratio(ns, random_ns).value == pytest.approx(math.log(2))
+    assert estimate(summed_log_ratios, ns, nc, ns, nc).value == 0  # of a method with itself, and its interval
+    same = estimate(summed_log_ratios, ns * 3, nc * 3, ns * 3, nc * 3, contrast=True)
+    assert same.low == same.high == 0
+    assert same.p == 1
+
+
+def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for repetition in range(60):
+        values = rng.exponential(size=40)
+        found = estimate(mean, values.tolist(), seed=repetition, confidence=0.9)
+        assert found.low < found.value < found.high
+        hits += found.low <= 1 <= found.high
+    assert 46 <= hits <= 59
+
+
+def test_pairs_are_drawn_together():
+    rng = np.random.default_rng(0)
+    shared = rng.normal(size=50) * 10
+    a, b = shared + 1 + 0.1 * rng.normal(size=50), shared
+    found = estimate(mean_gap, a.tolist(), b.tolist())
+    assert found.value == pytest.approx(1, abs=0.1)
+    assert found.high - found.low < 0.2  # unpaired it would be several
+
+
+@pytest.mark.slow
+def test_intervals_of_few_prompts_are_too_narrow():
+    """So fewer than six have none: of normal numbers, intervals of six hold the mean less often than of thirty."""
+    rng = np.random.default_rng(1)
+    shares = []
+    for n in (6, 30):
+        found = [estimate(mean, rng.normal(size=n).tolist(), seed=i) for i in range(400)]
+        shares.append(sum(one.low <= 0 <= one.high for one in found) / 400)
+    assert 0.82 <= shares[0] <= 0.91
+    assert 0.91 <= shares[1] <= 0.97
+
+
+def test_fewer_than_six_prompts_have_no_interval_and_no_p():
+    for n in range(1, 8):
+        found = estimate(mean_gap, [1.0 + i for i in range(n)], [0.5 * i for i in range(n)], contrast=True)
+        assert math.isnan(found.low) is math.isnan(found.p) is (n < 6)
+        assert ("too few" in found.reason) is (n < 6)
+        assert found.is_clear is (n >= 6)
+
+
+@pytest.mark.parametrize(("n", "places"), [(7, 12), (40, 2)])
+def test_exchanges_agree_with_scipys_permutation_test(n, places):
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(size=n) + 0.4, rng.normal(size=n)
+    expected = stats.permutation_test(
+        (a, b), lambda x, y, axis: (x - y).mean(axis), permutation_type="samples", vectorized=True, rng=rng
+    )
+    assert exchange_p(mean_gap, a, b) == pytest.approx(expected.pvalue, abs=10**-places)
+
+
+def test_exchanges_of_the_papers_score_by_hand():
+    """Every assignment of the two methods to the prompts, one by one."""
+    rng = np.random.default_rng(3)
+    one, other = rng.uniform(0.1, 1, (4, 6)), rng.uniform(0.1, 0.6, (4, 6))
+
+    def gap(a, b):
+        return sum(math.log(a[i].mean() / a[i + 2].mean()) - math.log(b[i].mean() / b[i + 2].mean()) for i in (0, 1))
+
+    def difference(*columns):
+        return summed_log_ratios(*columns[:4]) - summed_log_ratios(*columns[4:])
+
+    observed, far = abs(gap(one, other)), 0
+    for signs in itertools.product((False, True), repeat=6):
+        a, b = np.where(signs, other, one), np.where(signs, one, other)
+        far += abs(gap(a, b)) >= observed - 1e-9
+    assert exchange_p(difference, *one, *other) == far / 64
+
+
+def test_p_values_of_no_difference_are_uniform():
+    rng = np.random.default_rng(0)
+    found = [exchange_p(mean_gap, *rng.normal(size=(2, 9))) for _ in range(400)]
+    for level in (0.05, 0.2, 0.5):
+        assert sum(p <= level for p in found) / 400 == pytest.approx(level, abs=0.07)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_what_the_step_down_procedure_rejects(values):
+    for alpha in (0.01, 0.05, 0.3):
+        rejected, left = set(), sorted(range(len(values)), key=lambda i: values[i])
+        while left and values[left[0]] * len(left) <= alpha:
+            rejected.add(left.pop(0))
+        assert {i for i, p in enumerate(holm(values)) if p <= alpha} == rejected
+
+
+def test_holm_leaves_what_has_no_p_value_out():
+    assert holm([0.01, math.nan, 0.02])[::2] == pytest.approx([0.02, 0.02])
+    assert math.isnan(holm([0.01, math.nan])[1])
+
+
+def test_bootstrap_repeats_with_its_seed():
+    values = [0.1, 0.5, 0.2, 0.9, 0.3, 0.7]
+    one, again, other = (repr(estimate(mean, values, seed=seed)) for seed in (3, 3, 4))  # its p is NaN
+    assert one == again != other
+
+
+def test_what_is_not_defined_is_nan_with_a_reason():
+    zero = log_ratio([0.0, 0.0], [0.1, 0.2])
+    assert math.isnan(zero.value)
+    assert "zero or negative" in zero.reason
+    assert math.isnan(log_ratio([0.1, 0.2], [0.0, 0.0]).value)
+    assert math.isnan(log_ratio([-0.1, 0.05], [0.1, 0.1]).value)
+    one = log_ratio([0.2], [0.1])
+    assert one.value == pytest.approx(math.log(2))
+    assert math.isnan(one.low)
+    assert "too few" in one.reason
+    none = estimate(mean, [math.nan])
+    assert (none.n, math.isnan(none.value)) == (0, True)
+    assert "no prompt" in none.reason
+    some = estimate(mean, [1.0, math.nan, 3.0])
+    assert (some.value, some.n) == (2, 2)
+    assert "1 of 3 prompts have no value" in some.reason
+    constant = estimate(mean, [2.0] * 6)
+    assert (constant.low, constant.high) == (2, 2)
+
+
+def test_resamples_that_are_not_defined_are_counted():
+    found = log_ratio([0.0] * 5 + [0.3], [0.1] * 6)
+    assert math.isfinite(found.low)
+    assert "undefined resamples" in found.reason
+
+
+def test_columns_must_fit():
+    with pytest.raises(noiser.errors.ParameterError, match=r"\[1, 2\] numbers"):
+        estimate(mean_gap, [1.0], [1.0, 2.0])
+    with pytest.raises(noiser.errors.ParameterError, match="confidence is 95"):
+        estimate(mean, [1.0, 2.0], confidence=95)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 5))
+def test_estimates_never_crash(values, seed):
+    found = log_ratio(values, values[::-1], seed=seed)
+    assert found.n == len(values)
+    assert math.isfinite(found.value) or found.reason
