@@ -384,7 +384,7 @@ class Judge:
     def __init__(self, lm: Any, question: Question) -> None:
         import noiser as library
 
-        self.lm, self.cache = lm, {}
+        self.lm = lm
         spans = [tuple(span) for span in question.spans]
         self.att = library.attribute(lm, question.prompt, method="position", unit=spans)
 
@@ -392,15 +392,16 @@ class Judge:
         """LDS under two removals, and whether the gold sentences are first (equal scores share their places)."""
         import torch
 
-        from noiser.metrics import METRICS, Case, gold_spans
+        import noiser as library
 
         att = dataclasses.replace(self.att, scores=torch.tensor([list(scores)], dtype=torch.float32))
         numbers: dict[str, Any] = {}
         for removal in ("zero", "delete"):
-            case = Case(lm=self.lm, att=att, masks=MASKS, removal=removal, cache=self.cache)
-            numbers[f"lds_{removal}"] = round(case.run(METRICS.get("lds").factory().measure(case))["lds"], 4)
+            measured = library.measure(self.lm, att, "lds", masks=MASKS, removal=removal)
+            numbers[f"lds_{removal}"] = round(measured["lds"], 4)
         places = {"gold": [(att.units[i].start, att.units[i].end) for i in gold]}
-        numbers["recall"] = round(float(gold_spans(att, places, k=(len(gold),)).recalls[0, 0]), 4)
+        measured = library.measure(self.lm, att, "gold_spans", spans=places, k=(len(gold),))
+        numbers["recall"] = round(measured[f"recall@{len(gold)}"], 4)
         return numbers
 
 

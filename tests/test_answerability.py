@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import noiser
 from attribution_for_tests import make
-from noiser.errors import JudgeError, ParameterError, UnitError, UnknownNameError
+from metrics_for_tests import attributed, query_of
+from noiser.errors import JudgeError, UnitError
 from noiser.judges import Judge, JudgeRequest, Verdict
-from noiser.metrics.answerability import answerability
-from noiser.metrics.judged import scored_words
-from noiser.metrics.minimum import minimum_top_k
+from noiser.metrics import METRICS, Case
+from noiser.metrics.judged import JudgeStoppedError, scored_words
 from noiser.types import Span, Target
+from tiny import tiny
 
 PIECES = ("LeBron", " James", " plays", " the", " sport", " of")
 
@@ -43,133 +47,108 @@ def att(scores=(0.5, 0.1, 0.2, -0.1, 0.3, 0.0), pieces=PIECES, target=" basketba
     return make(pieces, (tuple(scores),), unit="word", targets=(Target(target, 7, 0.5, 1),), **changes)
 
 
+@cache
+def query(frozen=()):
+    """A question of which only the frozen positions matter."""
+    whole = query_of(tiny("llama"), "The fox")
+    encoding = dataclasses.replace(whole.encoding, frozen=tuple(i in frozen for i in range(64)))
+    return dataclasses.replace(whole, encoding=encoding)
+
+
+def judged(name, atts, judge, golds=None, **settings):
+    """What a metric measures of attributions, without its prefix."""
+    golds = golds or [None] * len(atts)
+    cases = [Case(query=query(), att=a, judge=judge, gold=g, **settings) for a, g in zip(atts, golds, strict=True)]
+    found = METRICS.get(name).factory().measure_all(cases)
+    prefixes = ("answerability_top5_", "answerability_", "minimum_")
+    short = lambda column: next((column.removeprefix(p) for p in prefixes if column.startswith(p)), column)
+    return [one if isinstance(one, Exception) else {short(key): v for key, v in one.items()} for one in found]
+
+
 def test_the_judge_sees_the_best_half_in_the_order_of_the_prompt():
     judge = Knowing(["sport"])
-    found = answerability([att()], judge)
+    (found,) = judged("answerability", [att()], judge)
     assert judge.batches == [[JudgeRequest(("LeBron", "plays", "sport"), 1)]]
-    row = found.rows[0]
-    assert row.words == ("LeBron", "plays", "sport")
-    assert row.status == "correct"
-    assert row.share == pytest.approx(1.0)  # (0.5 + 0.2 + 0.3) / 1.0
-    assert found.rate == found.rate_scored == 1
-    assert found.score == found.score_scored == pytest.approx(1.0)
-    assert found.judge == "knowing"
+    assert (found["words"], found["status"], found["answers"]) == ("LeBron plays sport", "correct", "basketball")
+    assert found["score"] == pytest.approx(1.0)  # (0.5 + 0.2 + 0.3) / 1.0
+    (scaled,) = judged("answerability", [att([1e-4 * x for x in (0.5, 0.1, 0.2, -0.1, 0.3, 0.0)])], judge)
+    assert scaled == pytest.approx(found)
 
 
-def test_rate_and_score_over_all_prompts_and_over_the_scored_ones():
+def test_correct_wrong_and_unscored():
     flat = (1.0,) * 6
     short = att((1.0, 1.0, 1.0, 1.0), pieces=PIECES[:4])  # two words are shown: the judge mumbles
-    found = answerability([att(flat), att(flat, target=" tennis"), short], Knowing(["plays"], mumbles_below=3))
-    assert [row.status for row in found.rows] == ["correct", "wrong", "unscored"]
-    assert found.unscored == 1
-    assert found.rate == pytest.approx(1 / 3)
-    assert found.rate_scored == pytest.approx(1 / 2)
-    assert found.score == pytest.approx(0.5 / 3)
-    assert found.score_scored == pytest.approx(0.5 / 2)
-    frame = found.to_dataframe()
-    assert list(frame["status"]) == ["correct", "wrong", "unscored"]
-    assert frame["reason"][2] == "refusal"
-    assert "1 unscored" in str(found)
-
-
-def test_nothing_scored_is_not_a_number():
-    found = answerability([att()], Knowing([], mumbles_below=9))
-    assert found.rate == found.score == 0
-    assert math.isnan(found.rate_scored)
-    assert math.isnan(found.score_scored)
+    judge = Knowing(["plays"], mumbles_below=3)
+    found = judged("answerability", [att(flat), att(flat, target=" tennis"), short], judge)
+    assert [one["status"] for one in found] == ["correct", "wrong", "unscored"]
+    assert [one["rate"] for one in found] == [1, 0, 0]
+    assert [one["score"] for one in found] == pytest.approx([0.5, 0, 0])
+    assert [one["rate_scored"] for one in found] == pytest.approx([1, 0, math.nan], nan_ok=True)
+    assert [one["unscored"] for one in found] == [0, 0, 1]
+    assert found[2]["reason"] == "refusal"
 
 
 @pytest.mark.parametrize("target", [",", ".", " -", "\n", " ("])
 def test_a_target_that_is_no_word_is_unscored_and_nobody_is_asked(target):
-    judge = Knowing(["plays"])
-    both = [att(target=target), att((1.0,) * 6)]
-    found = answerability(both, judge)
-    assert [row.status for row in found.rows] == ["unscored", "correct"]
-    assert found.rows[0].verdict.reason == "the target is not a word"
-    assert list(map(len, judge.batches)) == [1]
-    smallest = minimum_top_k(both, judge)
-    assert [row.status for row in smallest.rows] == ["unscored", "correct"]
-    assert (smallest.unscored, smallest.unanswerable, smallest.found) == (1, 0, 1)
-    assert answerability(both[:1], judge, ["basketball"]).unscored == 0
+    judge, both = Knowing(["plays"]), [att(target=target), att((1.0,) * 6)]
+    for name in ("answerability", "minimum_top_k"):
+        found = judged(name, both, judge)
+        assert [one["status"] for one in found] == ["unscored", "correct"]
+        assert len(judge.batches[-1]) == 1
+    assert judged("answerability", both[:1], judge, ["basketball"])[0]["unscored"] == 0
 
 
-@pytest.mark.parametrize(("top", "status"), [(1, "wrong"), (5, "correct")])
-def test_among_five(top, status):
+@pytest.mark.parametrize(
+    ("name", "count", "status"), [("answerability", 1, "wrong"), ("answerability_top5", 5, "correct")]
+)
+def test_among_five(name, count, status):
     judge = Knowing([], ("football", "tennis", "golf", "Basketball.", "chess"))
-    found = answerability([att()], judge, top=top)
-    assert judge.batches[0][0].count == top
-    assert found.rows[0].status == status
+    assert judged(name, [att()], judge)[0]["status"] == status
+    assert judge.batches[0][0].count == count
 
 
 def test_gold_answers_take_the_place_of_targets():
-    antarctica = att(target=" Ant")
-    judge = Knowing([], ("Antarctica",))
-    assert answerability([antarctica], judge).rate == 0
-    assert answerability([antarctica, antarctica], judge, [" Antarctica", None]).rate == 0.5
+    both = [att(target=" Ant")] * 2
+    found = judged("answerability", both, Knowing([], ("Antarctica",)), [" Antarctica", None])
+    assert [one["rate"] for one in found] == [1, 0]
 
 
 def test_several_targets_are_joined_and_their_scores_averaged():
-    two = make(
-        ("A", " b", " c"),
-        ((0.0, 1.0, 3.0), (3.0, 1.0, 0.0)),
-        unit="word",
-        targets=(Target(" basket", 1, 0.5, 1), Target("ball", 2, 0.5, 1)),
-    )
-    words = scored_words(two)
+    targets = (Target(" basket", 1, 0.5, 1), Target("ball", 2, 0.5, 1))
+    two = make(("A", " b", " c"), ((0.0, 1.0, 3.0), (3.0, 1.0, 0.0)), unit="word", targets=targets)
+    words = scored_words(two, [False] * 9, "sum")
     assert words.scores.tolist() == [1.5, 1.0, 1.5]
     assert words.shares.tolist() == pytest.approx([0.375, 0.25, 0.375])
-    assert answerability([two], Knowing([])).rows[0].target == " basketball"
+    assert judged("answerability", [two], Knowing([]))[0]["status"] == "correct"
 
 
 def test_tokens_are_summed_to_words():
-    tokens = make(("Le", "Bron", " plays", " sport"), ((0.1, 0.3, -0.2, 0.3),))
-    words = scored_words(tokens)
+    words = scored_words(make(("Le", "Bron", " plays", " sport"), ((0.1, 0.3, -0.2, 0.3),)), [False] * 4, "sum")
     assert words.words == ("LeBron", "plays", "sport")
     assert words.scores.tolist() == pytest.approx([0.4, -0.2, 0.3])
 
 
 def test_continuation_special_tokens_and_units_without_a_score_are_left_out():
-    nan = float("nan")
-    special = (Span("", 0, 0, (0,)), Span("LeBron", 0, 6, (1,)), Span(" ", 6, 7, (2,)), Span(" is", 7, 10, (3,)))
-    units = (*special, Span(" a", 10, 12, (4,)), Span(" player", 12, 19, (5,)))
-    one = make(
-        ("LeBron", " ", " is", " a", " player"),
-        ((9.0, 1.0, 5.0, 3.0, nan, 7.0),),
-        units=units,
-        unit="word",
-        prompt_length=12,
-    )
-    words = scored_words(one)
+    units = (Span("", 0, 0, (0,)), Span("LeBron", 0, 6, (1,)), Span(" ", 6, 7, (2,)), Span(" is", 7, 10, (3,)))
+    units = (*units, Span(" a", 10, 12, (4,)), Span(" player", 12, 19, (5,)))
+    scores = ((9.0, 1.0, 5.0, 3.0, math.nan, 7.0),)
+    one = make(("LeBron", " ", " is", " a", " player"), scores, units=units, unit="word", prompt_length=12)
+    words = scored_words(one, [False] * 6, "sum")
     assert words.words == ("LeBron", "is")
     assert words.shares.tolist() == [0.25, 0.75]
+    assert scored_words(one, [False, True, *[False] * 4], "sum").words == ("is",)  # a template's
 
 
-@pytest.mark.parametrize(("fraction", "count"), [(0.5, 15), (0.1, 3), (0.01, 1), (1, 30), (0.51, 16)])
-def test_the_share_of_words_is_rounded_up(fraction, count):
-    thirty = att(range(30), pieces=tuple(f" w{i}" for i in range(30)))
-    judge = Knowing([])
-    answerability([thirty], judge, fraction=fraction)
-    assert len(judge.batches[0][0].words) == count
-
-
-@given(st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=8), st.sampled_from([0.25, 0.5, 0.75, 1.0]))
-def test_against_a_slow_reference(scores, fraction):
+@given(st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=8))
+def test_against_a_slow_reference(scores):
     pieces = tuple(f" w{i}" for i in range(len(scores)))
-    found = answerability([att(scores, pieces)], Knowing([]), fraction=fraction, normalization="abs_sum").rows[0]
+    (found,) = judged("answerability", [att(scores, pieces)], Knowing([]), normalization="abs_sum")
     ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    chosen = sorted(ranked[: math.ceil(fraction * len(scores))])
-    assert found.words == tuple(f"w{i}" for i in chosen)
+    chosen = sorted(ranked[: math.ceil(len(scores) / 2)])
+    assert found["words"] == " ".join(f"w{i}" for i in chosen)
     total = sum(abs(score) for score in scores)
     expected = sum(abs(scores[i]) for i in chosen) / total if total else len(chosen) / len(scores)
-    assert found.score == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_constant_factor_changes_nothing():
-    plain, scaled = (
-        answerability([att([factor * x for x in (3, 1, 2, 5, 4, 6)])], Knowing([])) for factor in (1, 1e-4)
-    )
-    assert plain.rows[0].words == scaled.rows[0].words
-    assert plain.score == pytest.approx(scaled.score)
+    assert found["score"] == pytest.approx(expected, abs=1e-5)
 
 
 def slow_minimum(scores, needed, words):
@@ -192,70 +171,62 @@ def test_minimum_top_k_against_a_slow_reference(scores, needed):
     needed = {f"w{i}" for i in needed}
     one = att(scores, tuple(f" {word}" for word in words))
     success, failure = slow_minimum(scores, needed, words)
-    paper = minimum_top_k([one], Knowing(needed)).rows[0]
-    authors = minimum_top_k([one], Knowing(needed), profile="authors").rows[0]
-    assert paper.share == (None if success is None else pytest.approx(success))
-    assert authors.share == pytest.approx(1.0 if failure is None else failure)
-    assert paper.status == ("wrong" if success is None else "correct")
+    paper, authors = (
+        judged("minimum_top_k", [one], Knowing(needed), profile=profile)[0] for profile in ("paper", "authors")
+    )
+    assert paper["share"] == pytest.approx(math.nan if success is None else success, nan_ok=True)
+    assert authors["share"] == pytest.approx(1.0 if failure is None else failure)
+    assert paper["status"] == ("wrong" if success is None else "correct")
+    assert paper["unanswerable"] == (success is None)
 
 
 def test_prompts_are_judged_in_rounds():
-    easy, hard = att(), att((0.0, 0.1, 0.2, 0.3, 0.4, 0.5))
     judge = Knowing(["LeBron"])
-    found = minimum_top_k([easy, hard, att(target=" golf")], judge)
+    found = judged("minimum_top_k", [att(), att((0.0, 0.1, 0.2, 0.3, 0.4, 0.5)), att(target=" golf")], judge)
     assert [len(batch) for batch in judge.batches] == [3, 2, 1, 1, 1, 1]
-    assert [row.kept for row in found.rows] == [1, 6, 0]
-    assert found.share == pytest.approx((1 / 6 + 1) / 2)
-    assert (found.found, found.unanswerable, found.unscored) == (2, 1, 0)
-    assert list(found.to_dataframe()["asked"]) == [6, 2, 1]
-    assert "1 not answerable" in str(found)
+    assert [one["share"] for one in found] == pytest.approx([1 / 6, 1, math.nan], nan_ok=True)
+    assert [one["asked"] for one in found] == [6, 2, 1]
+    assert [one["unanswerable"] for one in found] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("profile", ["paper", "authors"])
-def test_an_unreadable_reply_ends_a_prompt_without_a_share(profile):
-    found = minimum_top_k([att()], Knowing(["LeBron"], mumbles_below=4), profile=profile)
-    assert found.rows[0].share is None
-    assert found.rows[0].kept == 4
-    assert found.unscored == 1
-    assert found.unanswerable == 0
-    assert math.isnan(found.share)
+@pytest.mark.parametrize(("mumbles", "unanswerable"), [(4, 0), (9, math.nan)])
+def test_an_unreadable_reply_ends_a_prompt_without_a_share(profile, mumbles, unanswerable):
+    (found,) = judged("minimum_top_k", [att()], Knowing(["LeBron"], mumbles_below=mumbles), profile=profile)
+    assert math.isnan(found["share"])
+    assert (found["status"], found["unscored"]) == ("unscored", 1)
+    assert found["unanswerable"] == pytest.approx(unanswerable, nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ({"atts": []}, ParameterError, "at least one"),
-        ({"golds": ["a", "b"]}, ParameterError, "2 golds; expected 1"),
-        ({"fraction": 0}, ParameterError, "above 0"),
-        ({"fraction": float("nan")}, ParameterError, "above 0"),
-        ({"normalization": "nope"}, UnknownNameError, "normalization"),
-    ],
-)
-def test_errors(change, error, says):
-    arguments = {"atts": [att()], "judge": Knowing([])} | change
-    with pytest.raises(error, match=says):
-        answerability(**arguments)
+def test_a_prompt_without_words_does_not_stop_the_others():
+    atts = [make(unit="sentence"), att([math.nan] * 6), att()]
+    first, second, third = judged("answerability", atts, Knowing(["sport"]))
+    assert isinstance(first, UnitError)
+    assert "'sentence'; expected tokens or words" in str(first)
+    assert "No word of the prompt" in str(second)
+    assert third["status"] == "correct"
 
 
-def test_other_tops_and_profiles(unchecked):
-    with pytest.raises(ParameterError, match="expected 1 or 5"):
-        answerability([att()], Knowing([]), top=3)
-    with pytest.raises(UnknownNameError, match="profile"):
-        minimum_top_k([att()], Knowing([]), profile="nope")
-
-
-def test_units_that_are_no_words():
-    with pytest.raises(UnitError, match="sentence"):
-        answerability([make(unit="sentence")], Knowing([]))
-    with pytest.raises(UnitError, match="No word"):
-        answerability([att([float("nan")] * 6)], Knowing([]))
-
-
-def test_a_judge_that_gives_too_few_verdicts(monkeypatch):
+def test_replies_that_are_lost_are_errors_and_a_judge_that_cannot_work_stops_everything(monkeypatch):
     judge = Knowing({})
+    lost = Verdict(status="unscored", reason="budget", lost=True)
+    monkeypatch.setattr(judge, "judge", lambda requests: [lost] * len(requests))
+    (found,) = judged("answerability", [att()], judge)
+    assert isinstance(found, JudgeError)
+    assert str(found) == "The judge gave no reply: budget."
     monkeypatch.setattr(judge, "judge", lambda requests: [])
-    with pytest.raises(JudgeError, match="The judge knowing gave 0 verdicts for 1 requests; expected one for each"):
-        answerability([att()], judge)
+    with pytest.raises(JudgeStoppedError, match="knowing gave 0 verdicts for 1 requests; expected one for each"):
+        judged("answerability", [att()], judge)
+
+
+def test_measure_asks_the_judge_about_one_attribution():
+    lm, one = attributed(unit="word")
+    judge = Knowing([], (one.targets[0].text.strip() or "x",))
+    found = noiser.measure(lm, one, "answerability", judge=judge, gold="fox")
+    assert found["answerability_status"] == "wrong"
+    assert len(judge.batches[0][0].words) == math.ceil(len(one.units) / 2)
+    with pytest.raises(UnitError, match="expected tokens or words"):
+        noiser.measure(*attributed(unit="sentence"), "minimum_top_k", judge=judge)
 
 
 def test_a_judge_is_anything_that_judges():

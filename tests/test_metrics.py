@@ -290,6 +290,23 @@ def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
             assert found[f"random_{name}"] == pytest.approx(np.mean([one[name] for one in each]), abs=1e-4), name
 
 
+@torch.no_grad()
+def test_spans_of_several_tokens_are_read_together():
+    lm, att = attributed("gemma3", target=" near the bank", target_unit="all")
+    (target,) = att.targets
+    ids, best = torch.tensor(case_of(lm, att).query.encoding.token_ids), order_of(att, 0)[0]
+    first = len(ids) - len(target.token_ids)
+
+    def log_p(removed):
+        rows = lm.model.get_input_embeddings()(ids)[None].clone()
+        rows[0, list(removed)] = 0
+        found = lm.model(inputs_embeds=rows).logits[0, first:].log_softmax(-1)
+        return float(found.gather(-1, torch.tensor(target.token_ids)[:, None]).sum())
+
+    drop = noiser.measure(lm, att, "top_k", k=(1,), draws=1)["drop"]
+    assert drop == pytest.approx(log_p([]) - log_p(att.units[best].token_indices), abs=1e-4)
+
+
 def test_equal_scores_go_in_order_of_the_text():
     lm, att = attributed()
     by_position = torch.arange(len(att.units), 0, -1.0)

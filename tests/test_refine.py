@@ -159,8 +159,8 @@ def test_result_can_be_kept_measured_and_joined(tmp_path):
     torch.testing.assert_close(again.scores, found.scores)
     assert again.units == found.units
     assert torch.equal(found.k_min, found.thresholds.nan_to_num(math.inf).min(-1).values)
-    scores = noiser.metrics.soft_scores(lm, again, masks=2, normalization="positive")
-    assert 0 <= scores.soft_ns <= 1
+    scores = noiser.measure(lm, again, "soft_scores", masks=2, normalization="positive")
+    assert 0 <= scores["soft_ns"] <= 1
     assert len(found.aggregate([(0, len(SENTENCES[0])), (len(SENTENCES[0]), len(PROMPT))]).units) == 2
     with pytest.raises(UnitError, match="'auto'"):
         found.aggregate("token")

@@ -126,7 +126,7 @@ def test_auto_begins_with_sources_and_their_parts_add_up():
     torch.testing.assert_close(again.scores, coarse.scores, atol=1e-5, rtol=1e-4)
     unsplit = noiser.attribute(lm, prompt, method="occlusion", unit="auto", sources=SOURCES, max_forwards=1)
     assert unsplit.units == coarse.units
-    noiser.metrics.soft_scores(lm, att, masks=1, normalization="positive")  # the question is built again from it
+    noiser.measure(lm, att, "soft_scores", masks=1, normalization="positive")  # the question is built again from it
 
 
 def test_many_prompts_have_sources_of_their_own():

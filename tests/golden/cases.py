@@ -24,12 +24,7 @@ Case = Callable[[], Numbers]
 
 def measure(lm: noiser.LanguageModel, att: noiser.Attribution, name: str, **settings: Any) -> Numbers:
     """The numbers that a metric measures of an attribution."""
-    from noiser.engine import LocalEngine, complete
-    from noiser.metrics import METRICS, Case, measure_passes
-
-    engine = LocalEngine(lm)
-    case = Case(lm=lm, att=att, **settings)
-    columns = complete(engine, measure_passes(engine, METRICS.get(name).factory(), case))
+    columns = noiser.measure(lm, att, name, **settings)
     return {column: value for column, value in columns.items() if isinstance(value, int | float)}
 
 

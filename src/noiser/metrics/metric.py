@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from noiser.attribution import Attribution
 from noiser.engine import Game, Query, ScoreName, Steps
@@ -233,7 +233,9 @@ def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: 
 
 def ended(found: T | Steps[T]) -> Steps[T]:
     """The result of a generator, or of a function that has returned it already."""
-    return (yield from found) if isinstance(found, Generator) else found
+    if isinstance(found, Generator):
+        return (yield from cast("Steps[T]", found))
+    return cast("T", found)
 
 
 def measured(case: Case, metric: Metric) -> Steps[Measured]:

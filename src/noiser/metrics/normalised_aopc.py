@@ -51,8 +51,8 @@ def search(game: Game, units: Sequence[Sequence[int]], beam: int = BEAM) -> Step
             best = sorted(sums, key=lambda removed: (-sums[removed], sorted(removed)))[:beam]
             beams[sign, g] = {removed: sums[removed] for removed in best}
     steps = torch.tensor([len(some) - 1 or math.nan for some in units], dtype=torch.float64)
-    sums = [sign * max(sums.values()) for (sign, _), sums in beams.items()]
-    return torch.tensor(sums, dtype=torch.float64).view(2, -1) / steps
+    ends = [sign * max(sums.values()) for (sign, _), sums in beams.items()]
+    return torch.tensor(ends, dtype=torch.float64).view(2, -1) / steps
 
 
 def _larger(sums: Sums, units: Sequence[int]) -> Sums:

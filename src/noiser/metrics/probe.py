@@ -103,7 +103,7 @@ class Probe:
     def game(self, score: ScoreName, removal: RemovalName, seed: int) -> Game:
         """The game of the units that have a score; `seed` is that of the noise, if they are removed by noise."""
         remove = remover(self.query, removal, self._generator(f"{seed}/removal"), NOISE_SAMPLES)
-        return Game(self.query, self.query.score(score), remove, ~self.scores.isnan())
+        return Game(self.query, score, remove, ~self.scores.isnan())
 
     def mask(self, target: int, samples: int, masks: Callable[[], Bool[Tensor, "samples positions dim"]]) -> Change:
         """The change that keeps some dimensions of a target's units; masks are made when a pass is filled."""

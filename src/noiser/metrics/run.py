@@ -52,8 +52,7 @@ def measure(
         ParameterError: the model's tokens are not the attribution's, or a setting is not one of the metric.
         UnknownNameError: no such metric, removal or normalization.
 
-    >>> noiser.measure(lm, att, "lds", masks=32)  # doctest: +SKIP
-    {'lds': 0.83, 'permuted_lds': 0.41, 'draws': 10}
+    `noiser.measure(lm, att, "lds", masks=32)` is `{"lds": 0.83, "permuted_lds": 0.41, "draws": 10}`.
     """
     metric = METRICS.get(name).factory()
     check_read([metric], {setting: settings.get(setting) for setting in SETTINGS})
