@@ -34,6 +34,10 @@ FEWEST = 6
 five, not 95 times in 100, and five differences of one sign have p = 0.06."""
 
 
+INFLUENTIAL = 3
+"""Prompts that a number is also given without."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A number over prompts.
@@ -195,6 +199,30 @@ def corrected(differences: Mapping[K, Estimate]) -> dict[K, Estimate]:
     """The estimates with their p-values corrected for each other."""
     values = holm([difference.p for difference in differences.values()])
     return {key: replace(one, p_holm=p) for (key, one), p in zip(differences.items(), values, strict=True)}
+
+
+def without_influential(statistic: Statistic, *columns: Sequence[float], count: int = INFLUENTIAL) -> Estimate:
+    """The statistic without the prompts that, each left out alone, move it most; no interval, as they were chosen.
+
+    NaN below six prompts.
+    """
+    table = np.asarray(columns, dtype=np.float64)
+    table = table[:, np.isfinite(table).all(0)]
+    n = table.shape[1]
+    if n < max(FEWEST, count + 1):
+        return Estimate(
+            value=math.nan, low=math.nan, high=math.nan, n=n, reason=f"{n} prompts are too few to leave out"
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        without: list[Columns] = []
+        for left_out in np.array_split(np.arange(n), math.ceil(n * n / BATCH)):
+            others = np.arange(n - 1) + (np.arange(n - 1) >= left_out[:, None])
+            without.append(statistic(*(column[others] for column in table)))
+        moved = np.abs(np.concatenate(without) - statistic(*table))
+        left = np.sort(np.argsort(np.nan_to_num(moved, nan=np.inf), kind="stable")[: n - count])
+        value = float(statistic(*table[:, left]))
+    value = value if math.isfinite(value) else math.nan
+    return Estimate(value=value, low=math.nan, high=math.nan, n=n - count)
 
 
 def mean(values: Columns) -> Columns:

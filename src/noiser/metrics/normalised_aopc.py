@@ -47,7 +47,7 @@ def search(game: Game, units: Sequence[Sequence[int]], beam: int = BEAM) -> Step
             for some, whole, value in zip(sets, game.whole, values, strict=True)
         ]
         for (sign, g), found in larger.items():
-            sums = {removed: total + sign * drops[g][removed] for removed, total in found.items()}
+            sums: Sums = {removed: total + sign * drops[g][removed] for removed, total in found.items()}
             best = sorted(sums, key=lambda removed: (-sums[removed], sorted(removed)))[:beam]
             beams[sign, g] = {removed: sums[removed] for removed in best}
     steps = torch.tensor([len(some) - 1 or math.nan for some in units], dtype=torch.float64)
