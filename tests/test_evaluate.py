@@ -20,8 +20,8 @@ import noiser
 from bench_for_tests import PROMPTS
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.judges import Verdict
-from noiser.metrics import METRICS, Metric, Scale, faithfulness_score, mass_matched, soft_scores
-from noiser.metrics.bootstrap import holm, mean
+from noiser.metrics import METRICS, Metric, Scale, estimate
+from noiser.metrics.bootstrap import holm, mean, summed_log_ratios
 from noiser.metrics.metric import Summary
 from tiny import tiny
 from tokenizers_for_tests import CHAT_TEMPLATE
@@ -40,15 +40,10 @@ def test_numbers_are_those_of_the_metrics_alone():
     rows = found.rows
     for index, prompt in enumerate(PROMPTS):
         att = noiser.attribute(lm, prompt, method=FAST, seed=index)
-        alone = soft_scores(lm, att, masks=2)
-        assert rows.loc[index, "soft_ns"] == pytest.approx(alone.soft_ns, abs=1e-6)
-        assert rows.loc[index, "soft_nc"] == pytest.approx(alone.soft_nc, abs=1e-6)
-        curves = mass_matched(lm, att, masks=2)
-        assert rows.loc[index, "area"] == pytest.approx(curves.method.area, abs=1e-5)
-        assert rows.loc[index, "random_area"] == pytest.approx(curves.references["random"].area, abs=1e-5)
-        assert rows.loc[index, "ns@0.7"] == pytest.approx(float(curves.method.soft_ns[3]), abs=1e-5)
+        alone = noiser.measure(lm, att, "soft_scores", masks=2) | noiser.measure(lm, att, "mass_matched", masks=2)
+        assert {name: rows.loc[index, name] for name in alone} == pytest.approx(alone, abs=1e-5)
     columns = [rows[name].tolist() for name in ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")]
-    alone = faithfulness_score(*columns)
+    alone = estimate(summed_log_ratios, *columns, contrast=True)
     assert repr(dataclasses.replace(found["faithfulness"], p_holm=alone.p_holm)) == repr(alone)  # NaN is not NaN
     assert found["area_minus_random"].value == pytest.approx((rows["area"] - rows["random_area"]).mean())
     assert found["faithfulness"].n == len(PROMPTS)
@@ -225,7 +220,8 @@ def test_authors_profile_scores_special_tokens_and_draws_one_mask():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPTS[0], method=noiser.Noiser(profile="authors"))
     assert found.rows.loc[0, "units"] == len(att.units)
-    assert found.rows.loc[0, "soft_nc"] == pytest.approx(soft_scores(lm, att, profile="authors").soft_nc, abs=1e-5)
+    alone = noiser.measure(lm, att, "soft_scores", profile="authors")
+    assert found.rows.loc[0, "soft_nc"] == pytest.approx(alone["soft_nc"], abs=1e-5)
     assert "profile authors" in str(found)
 
 

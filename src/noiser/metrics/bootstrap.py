@@ -34,10 +34,6 @@ FEWEST = 6
 five, not 95 times in 100, and five differences of one sign have p = 0.06."""
 
 
-INFLUENTIAL = 3
-"""Prompts that a number is also given without."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A number over prompts.
@@ -48,9 +44,8 @@ class Estimate:
         n: prompts that it is taken over.
         confidence: share of the intervals, over repetitions of the whole study, that hold the true number.
         reason: what is missing and why; empty if nothing is.
-        p: of a difference, the two-sided p-value of there being none; see `exchange_p`. NaN for other numbers, and
-            below six prompts.
-        p_holm: the same, corrected for all differences that stand beside it; see `corrected`.
+        p: of a difference, its p-value, see `exchange_p`; NaN for other numbers, and below six prompts.
+        p_holm: the same, corrected for all differences beside it; see `corrected`.
     """
 
     value: float
@@ -64,7 +59,7 @@ class Estimate:
 
     @property
     def is_clear(self) -> bool:
-        """Whether a difference is told apart from 0: its interval leaves out 0, and p, corrected, is small enough."""
+        """Whether a difference is significant: its interval leaves out 0, and p, corrected, is below 1 - confidence."""
         p = self.p if math.isnan(self.p_holm) else self.p_holm
         return (self.low > 0 or self.high < 0) and p < 1 - self.confidence
 
@@ -158,17 +153,11 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
 
 
 def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
-    """The two-sided p-value of no difference between the first half of the columns and the second, prompt by prompt.
+    """The two-sided p-value of no difference between the first half of the columns and the second.
 
-    If neither side is better, each prompt could as well have its numbers the other way round: p is the share of such
-    exchanges whose statistic is at least as far from 0. For a mean of differences this is the sign-flip test. Up to 12
-    prompts all 2^n exchanges are made; else 9,999 drawn ones, with the one that was observed. An exchange for which the
-    statistic is not defined counts as far from 0.
-
-    Args:
-        statistic: of arrays [..., prompts], whose sign turns when the halves are exchanged.
-        columns: finite numbers of the same prompts.
-        seed: of the drawn exchanges.
+    The share of exchanges of the halves, prompt by prompt, whose statistic is at least as far from 0; for a mean of
+    differences the sign-flip test. Up to 12 prompts all 2^n exchanges are made; else 9,999 drawn ones, with the one that
+    was observed. An exchange for which the statistic is not defined counts as far from 0.
     """
     sides = np.asarray(columns, dtype=np.float64)
     exchanged, n = np.roll(sides, len(sides) // 2, axis=0), sides.shape[-1]
@@ -199,30 +188,6 @@ def corrected(differences: Mapping[K, Estimate]) -> dict[K, Estimate]:
     """The estimates with their p-values corrected for each other."""
     values = holm([difference.p for difference in differences.values()])
     return {key: replace(one, p_holm=p) for (key, one), p in zip(differences.items(), values, strict=True)}
-
-
-def without_influential(statistic: Statistic, *columns: Sequence[float], count: int = INFLUENTIAL) -> Estimate:
-    """The statistic without the prompts that, each left out alone, move it most; no interval, as they were chosen.
-
-    NaN below six prompts.
-    """
-    table = np.asarray(columns, dtype=np.float64)
-    table = table[:, np.isfinite(table).all(0)]
-    n = table.shape[1]
-    if n < max(FEWEST, count + 1):
-        return Estimate(
-            value=math.nan, low=math.nan, high=math.nan, n=n, reason=f"{n} prompts are too few to leave out"
-        )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        without: list[Columns] = []
-        for left_out in np.array_split(np.arange(n), math.ceil(n * n / BATCH)):
-            others = np.arange(n - 1) + (np.arange(n - 1) >= left_out[:, None])
-            without.append(statistic(*(column[others] for column in table)))
-        moved = np.abs(np.concatenate(without) - statistic(*table))
-        left = np.sort(np.argsort(np.nan_to_num(moved, nan=np.inf), kind="stable")[: n - count])
-        value = float(statistic(*table[:, left]))
-    value = value if math.isfinite(value) else math.nan
-    return Estimate(value=value, low=math.nan, high=math.nan, n=n - count)
 
 
 def mean(values: Columns) -> Columns:
