@@ -9,10 +9,10 @@ import torch
 
 import metrics_reference as reference
 import noiser
+from engine_for_tests import query_of
 from noiser.attribution import Attribution
-from noiser.engine import prepare, run_one
+from noiser.engine import run_one
 from noiser.metrics import METRICS, Case, measured
-from noiser.question import Question
 from noiser.types import Target
 from tiny import tiny
 
@@ -24,10 +24,6 @@ def attributed(family="llama", prompt=PROMPT, **options):
     """A model, and an attribution on it with normal scores."""
     lm = tiny(family)
     return lm, attribution(lm, query_of(lm, prompt, **options))
-
-
-def query_of(lm, prompt, **options):
-    return run_one(lm, prepare(lm, Question(prompt=prompt, **options)))
 
 
 def attribution(lm, query):

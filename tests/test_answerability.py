@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import noiser
 from attribution_for_tests import make
-from metrics_for_tests import attributed, query_of
+from engine_for_tests import query_of
+from metrics_for_tests import attributed
 from noiser.errors import JudgeError, UnitError
 from noiser.judges import Judge, JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case

@@ -15,6 +15,7 @@ from scipy import stats
 
 import metrics_reference as reference
 import noiser
+from engine_for_tests import query_of
 from metrics_for_tests import (
     PROMPT,
     attributed,
@@ -23,7 +24,6 @@ from metrics_for_tests import (
     columns,
     order_of,
     probability,
-    query_of,
     run,
     valid_units,
     with_scores,
