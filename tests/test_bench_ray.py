@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -46,7 +48,7 @@ class Waiting:
     def work(self, job):
         name, folder = job
         node = ray.get_runtime_context().get_node_id()
-        (Path(folder) / f"{name}-{node}").touch()
+        (Path(folder) / f"{name}-{node}").write_text(str(os.getpid()))
         while not (Path(folder) / "go").exists():
             time.sleep(0.1)
         return name.upper()
@@ -75,6 +77,9 @@ def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
         victim = next(node for node in cluster.worker_nodes if node.node_id != here)
         killed.append(victim.node_id)
         cluster.remove_node(victim, allow_graceful=False)
+        (begun,) = tmp_path.glob(f"*-{victim.node_id}")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(begun.read_text()), signal.SIGKILL)  # a worker may outlive its node for a moment
         (tmp_path / "go").touch()
 
     thread = threading.Thread(target=kill)

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from noiser.errors import DependencyError, RunError
 
@@ -33,16 +33,8 @@ _SECONDS_TO_WAIT = 20.0
 """How long actors without a job keep their place while others have one."""
 
 
-class Worker(Protocol):
-    """Does one job after another."""
-
-    def work(self, job: Any) -> Any:
-        """The result of a job."""
-        ...
-
-
-Make = Callable[[], Worker]
-"""Makes a worker; it can be sent to another process."""
+Make = Callable[[], Any]
+"""Makes a worker, an object with a method `work(job)`; it can be sent to another process."""
 
 
 class Inline:
@@ -120,7 +112,7 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
 
-_worker: Worker | None = None
+_worker: Any = None
 """The worker of a spawned process."""
 
 
@@ -132,7 +124,6 @@ def _begin(lifeline: Connection, make: Make) -> None:
 
 
 def _work(job: Any) -> Any:
-    assert _worker is not None
     return _worker.work(job)
 
 
@@ -151,7 +142,7 @@ class RayActors:
         DependencyError: Ray is not installed. RunError: there is no cluster at the address.
     """
 
-    def __init__(self, make: Callable[[int | None], Worker], workers: int | None) -> None:
+    def __init__(self, make: Callable[[int | None], Any], workers: int | None) -> None:
         try:
             self._ray: Any = import_module("ray")
         except ImportError as error:
@@ -202,7 +193,7 @@ class RayActors:
 
 
 class _Actor:
-    def __init__(self, make: Callable[[int | None], Worker], threads: int | None) -> None:
+    def __init__(self, make: Callable[[int | None], Any], threads: int | None) -> None:
         self._worker = make(threads)
 
     def work(self, job: Any) -> Any:

@@ -123,11 +123,8 @@ def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mappin
     before, used = store.meta, store.labels()
     if "resolved" in before:
         check_change(before["resolved"], resolved, str(store.path), used)
-    same = {
-        label
-        for label, meaning in resolved["data"].items()
-        if before.get("resolved", {}).get("data", {}).get(label) == meaning
-    }
+    data = before.get("resolved", {}).get("data", {})
+    same = {label for label, meaning in resolved["data"].items() if data.get(label) == meaning}
     surroundings = {"versions": _versions(), "machine": _machine()}
     started = datetime.now(UTC).isoformat(timespec="seconds")
     store.set_meta(
@@ -151,28 +148,19 @@ def _executor(name: ExecutorName, plan: Plan, workers: int | None) -> Executor:
     return Processes(partial(make, threads), workers or 1)
 
 
-def _silent(done: int, total: int, job: str) -> None:
-    pass
-
-
 class _Run:
     """A plan at work in its folder."""
 
     def __init__(
         self, plan: Plan, drawn: Mapping[str, Drawn], store: Store, executor: Executor, progress: RunProgress | None
     ) -> None:
-        self.plan, self.drawn, self.store, self.executor = plan, drawn, store, executor
-        self.progress = progress or _silent
+        self.plan, self.drawn, self.store, self.executor, self.progress = plan, drawn, store, executor, progress
 
     def sample(self, model: str, entry: DataEntry) -> tuple[Sampled, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
-        stored = [
-            each for each in self.store.meta["selections"] if (each["model"], each["data"]) == (model, entry.label)
-        ]
-        if stored and entry.only_correct:
-            found = Selection(**stored[0])
-        else:
-            found = first_selection(model, entry, self.drawn[entry.label])
+        found = first_selection(model, entry, self.drawn[entry.label])
+        for stored in self.store.meta["selections"] if entry.only_correct else ():
+            found = Selection(**stored) if (stored["model"], stored["data"]) == (model, entry.label) else found
         while questions := [*self._questions(entry, found)]:
             answers: dict[str, bool | str] = {}
             for job, done in self.executor.run(questions):
@@ -183,7 +171,7 @@ class _Run:
             asked = {sampled.id: answers[sampled.id] for job in questions for sampled in job.examples}
             found = found.extended(asked, entry.limit)
             self._keep(found)
-            self.progress(0, 0, f"{model}, {entry.label}: {found.right} right of {found.checked}")
+            self._report(0, 0, f"{model}, {entry.label}: {found.right} right of {found.checked}")
         self._keep(found)
         return sample(self.drawn[entry.label], found, entry.limit)
 
@@ -229,7 +217,7 @@ class _Run:
         jobs = [*self.jobs(retry_errors=retry_errors)]
         total = sum(job.size for job in jobs)
         rows, errors, lost = 0, 0, list[str]()
-        self.progress(0, total, "")
+        self._report(0, total, "")
         for job, done in self.executor.run(map(self._with_attributions, jobs)):
             if isinstance(done, RunError):
                 lost.append(f"{job}: {done}")
@@ -237,7 +225,7 @@ class _Run:
             self._check_model(job.model, done)
             self.store.add(done.rows, done.texts)
             rows, errors = rows + len(done.rows), errors + sum(row.error is not None for row in done.rows)
-            self.progress(rows, total, str(job))
+            self._report(rows, total, str(job))
         return Outcome(rows, errors, tuple(lost))
 
     def _with_attributions(self, job: Job) -> Job:
@@ -247,6 +235,10 @@ class _Run:
         return job._replace(
             attributions={name: text[ATTRIBUTION] for name, text in texts.items() if text and ATTRIBUTION in text}
         )
+
+    def _report(self, done: int, total: int, job: str) -> None:
+        if self.progress is not None:
+            self.progress(done, total, job)
 
     def _check_model(self, label: str, done: Done) -> None:
         """Records the model, or refuses another one than before."""

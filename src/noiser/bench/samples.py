@@ -133,14 +133,13 @@ def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> D
 
 
 def _check_names(entry: DataEntry, dataset: DataSet) -> None:
-    ids = {example.id for example in dataset}
-    for kind, names, there in (
-        ("category", (*entry.category, *entry.without_category), dataset.categories),
+    categories, ids = set(dataset.categories), {example.id for example in dataset}
+    for kind, names, there in [
+        ("category", (*entry.category, *entry.without_category), categories),
         ("example", entry.without_ids, ids),
-    ):
-        for name in names:
-            if name not in there:
-                raise UnknownNameError(f"{kind} of {entry.name}", name, sorted(there)[:20])
+    ]:
+        if unknown := [name for name in names if name not in there]:
+            raise UnknownNameError(f"{kind} of {entry.name}", unknown[0], sorted(there)[:20])
 
 
 def sample(drawn: Drawn, selection: Selection, limit: int | None) -> tuple[Sampled, ...]:

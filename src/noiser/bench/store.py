@@ -94,10 +94,9 @@ _COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
 _KEY = ", ".join(Key._fields)
 _IS_KEY = " AND ".join(f"{name} = ?" for name in Key._fields)
 _TABLES = f"""
-PRAGMA user_version = {SCHEMA};
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE rows ({_COLUMNS}, PRIMARY KEY ({_KEY})) WITHOUT ROWID;
-CREATE TABLE texts ({_KEY}, value TEXT NOT NULL, PRIMARY KEY ({_KEY}));
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rows ({_COLUMNS}, PRIMARY KEY ({_KEY})) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS texts ({_KEY}, value TEXT NOT NULL, PRIMARY KEY ({_KEY}));
 """
 
 
@@ -123,9 +122,10 @@ class Store:
                 self.path.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path / FILE if exists or create else ":memory:", timeout=60)
             if not (schema := self._select("PRAGMA user_version")[0][0]):
-                self._db.executescript(f"BEGIN;{_TABLES}COMMIT;")
+                self._db.executescript(_TABLES)
                 if packed:
                     self._read_pack()
+                self._db.execute(f"PRAGMA user_version = {SCHEMA}")  # last: a kill before it changes nothing
             elif schema != SCHEMA:
                 raise StoredFileError(f"{self.path} has schema {schema}; this version of noiser reads {SCHEMA}.")
 
@@ -134,12 +134,16 @@ class Store:
         """The plan."""
         from noiser.bench.plan import parse_plan
 
+        if "plan" not in self.meta:
+            raise StoredFileError(f"No run has begun in {self.path}. Use noiser bench run.")
         return parse_plan(self.meta["plan"], str(self.path))
 
     @cached_property
     def meta(self) -> Mapping[str, Any]:
         """Facts about the run: plan, resolved plan, models, selections, sessions, versions and machine."""
-        return {name: json.loads(value) for name, value in self._select("SELECT name, value FROM meta ORDER BY name")}
+        facts = self._select("SELECT name, value FROM meta ORDER BY name")
+        with self._explained():
+            return {name: json.loads(value) for name, value in facts}
 
     def set_meta(self, **values: Any) -> None:
         """Replaces facts about the run. Raises RunError."""
@@ -150,9 +154,11 @@ class Store:
 
     def rows(self) -> Iterator[Row]:
         """All rows, ordered by their labels and positions."""
-        for values in self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY model, data, method, metric, "index"'):
-            row = Row(*values)
-            yield row._replace(values=json.loads(row.values))  # pyright: ignore[reportArgumentType]
+        rows = self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY model, data, method, metric, "index"')
+        at = Row._fields.index("values")
+        with self._explained():
+            found = [Row._make((*values[:at], json.loads(values[at]), *values[at + 1 :])) for values in rows]
+        yield from found
 
     def add(self, rows: Iterable[Row], texts: Iterable[Text] = ()) -> None:
         """Stores rows with their texts, all or none; they replace those of the same keys. Raises RunError."""
@@ -258,7 +264,7 @@ class Store:
                 f"Cannot use {place}: {error}. What is stored is whole; when the reason is gone, the same command goes "
                 "on where this one stopped."
             ) from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise StoredFileError(f"{place} is damaged: {error}. Use another copy, or another folder.") from error
 
 

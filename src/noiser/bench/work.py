@@ -10,7 +10,7 @@ import torch
 
 from noiser.attribution import Attribution
 from noiser.attribution.store import to_jsonable
-from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, Plan
+from noiser.bench.plan import MetricEntry, Plan
 from noiser.bench.resolve import make
 from noiser.bench.samples import Sampled
 from noiser.bench.store import ATTRIBUTION, Key, Row, Text
@@ -120,8 +120,17 @@ class Worker:
         index_of = {sampled.id: sampled.item.index for sampled in job.examples}
         if self._block != (block := (job.model, job.data, *index_of)):  # all methods share what a prompt has once
             self._block, self._caches = block, {index: {} for index in index_of.values()}
+        method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
+        attributor = Attributor(
+            lm=lm,
+            method=make(method),
+            unit=method.unit,
+            max_new_tokens=data.max_new_tokens,
+            target_unit=data.target_unit,
+            profile=method.profile,
+        )
         return measure_block(
-            _attributor(lm, self.plan.entry("methods", job.method), self.plan.entry("data", job.data)),
+            attributor,
             [sampled.item for sampled in job.wanted],
             {
                 metric: self._metric(
@@ -168,17 +177,6 @@ class Worker:
             judge, model = ("local", self._load(name)) if kind == "local" else (entry.judge, None)
             self._judges[entry.label] = make_judge(judge, lm=model, **job | entry.judge_args)
         return self._judges[entry.label]
-
-
-def _attributor(lm: LanguageModel, method: MethodEntry, data: DataEntry) -> Attributor:
-    return Attributor(
-        lm=lm,
-        method=make(method),
-        unit=method.unit,
-        max_new_tokens=data.max_new_tokens,
-        target_unit=data.target_unit,
-        profile=method.profile,
-    )
 
 
 def _is_right(lm: LanguageModel, sampled: Sampled) -> bool | str:
