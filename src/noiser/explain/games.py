@@ -60,7 +60,9 @@ class Game:
     ) -> None:
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
-        self._fill(lm, LiveGame(query, score, remove), query.units, query.target_texts)
+        plain = query.foil_id is None and query.of is None
+        game = LiveGame(query, score if plain else query.score(score), remove)
+        self._fill(lm, game, query.units, query.target_texts)
 
     def _fill(self, lm: LanguageModel | None, game: StoredGame, units: Sequence[Span], targets: Sequence[str]) -> None:
         self._lm, self._game, self.units, self.targets = lm, game, tuple(units), tuple(targets)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from noiser.engine import Game
+from noiser.engine import StoredGame
 
 
 class Players(NamedTuple):
@@ -24,7 +24,7 @@ class Players(NamedTuple):
     targets: list[int]
 
 
-def players_of(game: Game) -> list[Players]:
+def players_of(game: StoredGame) -> list[Players]:
     """The targets of a game by their units, in the order of the first target that has them."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for target, units in enumerate(game.units):
@@ -33,7 +33,7 @@ def players_of(game: Game) -> list[Players]:
 
 
 def for_each_target(
-    game: Game, players: Sequence[Players], kept: Sequence[Bool[Tensor, "_inputs _players"]]
+    game: StoredGame, players: Sequence[Players], kept: Sequence[Bool[Tensor, "_inputs _players"]]
 ) -> list[Bool[Tensor, "_inputs units"]]:
     """For each target its group's coalitions, as inputs of all units; those that do not play are kept."""
     inputs: list[Tensor] = [torch.empty(0)] * len(game.units)
@@ -45,7 +45,7 @@ def for_each_target(
     return inputs
 
 
-def table(game: Game, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:
+def table(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:
     """Numbers for the units of each target as one table, with NaN elsewhere."""
     filled = torch.full(game.mask.shape, torch.nan, dtype=torch.float32)
     for line, units, row in zip(filled, game.units, rows, strict=True):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, set_count
-from noiser.engine import REMOVALS, Game, Query, Steps, remover
+from noiser.engine import REMOVALS, Game, Query, Steps, StoredGame, remover
 from noiser.methods.coalitions import draw_per_unit, table
 from noiser.methods.protocol import Scores
 from noiser.types import RemovalName
@@ -74,16 +74,24 @@ class NoiserJoint:
         return max(self.samples or 8 * units, 2 * units)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Runs every input once for all targets, then solves for each target."""
-        noise, units = rng, len(query.units)
+        """Scores the game in which units are removed."""
+        noise = rng
         if self.removal == "noise":  # as many numbers as there are tokens: the inputs must not depend on how many
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
-        # of the caller's function there is only the number that it gives
-        name = self.score if self.score != "root" else "logit" if query.of is None else "prob"
-        game = Game(query, query.score(name), remover(query, self.removal, noise))
+        name = "logit" if self.score == "root" else self.score
+        # of a caller's function there is only the number that it gives, and of a contrast the log odds
+        read = name if query.of is None and query.foil_id is None else query.score(name)
+        return (yield from self.play(Game(query, read, remover(query, self.removal, noise)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+        """Runs every input once for all targets, then solves for each target.
+
+        With score "root" the ends are p^¼ only if the values of the game are log odds.
+        """
+        units = game.mask.shape[1]
         half, exact = self._draw([len(seen) for seen in game.units], units, rng)
         values = yield from game(_inputs(half))
-        root = self.score == "root" and query.of is None and query.foil_id is None
+        root = self.score == "root" and game.score == "logit"
         ends, whole = values[:, : 1 + 2 * units], game.whole
         guesses = _steps(ends, whole)
         if root:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import ABSENCES, SCORES, Absence, Ask, Query, ScoreName, Steps, remover
+from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.methods.protocol import Scores
 
 
@@ -36,13 +35,11 @@ class Occlusion:
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, SCORES)
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Asks for the score of every target without each unit before it."""
-        remove, read = remover(query, self.baseline), query.score(self.score)
-        pairs = list(zip(query.units, query.targets_per_unit, strict=True))
-        found: list[Tensor] = yield Ask(query, [remove(unit.token_indices, targets) for unit, targets in pairs], read)
-        scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64)
-        whole = query.read_clean(read)
-        for u, ((_, targets), values) in enumerate(zip(pairs, found, strict=True)):
-            scores[list(targets), u] = whole[list(targets)] - values[:, 0]
-        return Scores(scores=scores)
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores the game in which units are replaced by the baseline."""
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        """Asks for the value of every target without each unit before it."""
+        values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool))
+        return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))

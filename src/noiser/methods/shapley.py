@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, set_count
-from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, remover
+from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.methods.coalitions import draw_per_unit, for_each_target, players_of, table
 from noiser.methods.protocol import Scores
 
@@ -55,8 +55,11 @@ class KernelShap:
         return self.samples or 16 * units + 128
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores the game in which units are replaced by the baseline."""
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs the coalitions of every target, shared by targets with the same units, then solves for each."""
-        game = Game(query, query.score(self.score), remover(query, self.baseline))
         players = players_of(game)
         sizes = [len(group.units) for group in players]
         drawn = [draw_coalitions(units, self._samples_for(units), rng) for units in sizes]
@@ -104,8 +107,12 @@ class ShapleySampling:
         check_choice("score", self.score, SCORES)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores the game in which units are replaced by the baseline."""
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs the coalitions of every order once for all targets."""
-        game, units = Game(query, query.score(self.score), remover(query, self.baseline)), len(query.units)
+        units = game.mask.shape[1]
         ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
         values = yield from game(_joining(ranks.flatten(0, 1)).flatten(0, 1))

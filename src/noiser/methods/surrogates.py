@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_positive, check_probability, random_state_kept, set_count
-from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, remover
+from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.methods.coalitions import draw_per_unit, table
 from noiser.methods.protocol import Scores
 
@@ -60,9 +60,12 @@ class Lime:
         check_choice("score", self.score, SCORES)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores the game in which units are replaced by the baseline."""
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        game = Game(query, query.score(self.score), remover(query, self.baseline))
-        units = len(query.units)
+        units = game.mask.shape[1]
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
         values = yield from game(kept)
@@ -112,9 +115,12 @@ class ContextCite:
         check_choice("score", self.score, SCORES)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores the game in which units are replaced by the baseline."""
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
-        game = Game(query, query.score(self.score), remover(query, self.baseline))
-        kept = draw_per_unit(self.samples, len(query.units), rng) < self.keep_probability
+        kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability
         values = yield from game(kept)
         fits = [lasso(kept[:, seen], values[g], self.alpha) for g, seen in enumerate(game.units)]
         return _scores(game, fits)
@@ -182,7 +188,7 @@ def _surrogate(weights: Any, intercept: float, kept: Tensor, values: Tensor, imp
     return Surrogate(found, float(intercept), float(1 - residual / variance) if variance else torch.nan)
 
 
-def _scores(game: Game, fits: Sequence[Surrogate]) -> Scores:
+def _scores(game: StoredGame, fits: Sequence[Surrogate]) -> Scores:
     """The weights of each target's fit."""
     info = {"intercept": [fit.intercept for fit in fits], "r2": [fit.r2 for fit in fits]}
     return Scores(scores=table(game, [fit.weights for fit in fits]), info=info)
