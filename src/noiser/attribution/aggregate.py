@@ -143,9 +143,9 @@ REDUCTIONS: dict[str, Callable[[Members], Reduced]] = {
     "max": lambda members: members.amax(-1),
     "abs_max": lambda members: members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1),
     "min": lambda members: members.amin(-1),
-    "l2": lambda members: torch.linalg.vector_norm(members, dim=-1),
+    "l2": lambda members: members.square().sum(-1).sqrt(),
 }
 _STDERRS: dict[str, Callable[[Members], Reduced]] = {
     "sum": REDUCTIONS["l2"],
-    "mean": lambda members: torch.linalg.vector_norm(members, dim=-1) / members.shape[-1],
+    "mean": lambda members: members.square().sum(-1).sqrt() / members.shape[-1],
 }

@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, random_state_kept, set_count
-from noiser.engine import ABSENCES, Absence, Call, Query, Session, Steps
+from noiser.engine import ABSENCES, Absence
 from noiser.errors import DependencyError, UnknownNameError
-from noiser.integrations.adapter import FlatFactory, RandomStates, check_keywords, explained, names_of
+from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
+from noiser.integrations.engine import Call, Query, Session, Steps, UnitGame, share_done
 from noiser.methods.coalitions import Coalitions, ScaleName
 from noiser.methods.protocol import Scores
 from noiser.version import version_of
 
 __all__ = ["ShapiqMethod", "factory", "shapiq_methods"]
 
-OURS = ("n", "index", "random_state", "top_order", "budget", "game")
-"""Arguments of shapiq's classes and of their `approximate` that are not the caller's to give."""
+_OURS = ("n", "index", "random_state", "top_order", "budget", "game")
+"""Arguments of shapiq's classes and of their `approximate` that the adapter gives."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,22 @@ class ShapiqMethod:
 
     Args:
         name: the class's name, such as "KernelSHAP"; `shapiq_methods()` lists them.
-        budget: masks that it may ask about, those of no unit and of all units included; equal ones are run once. None
-            for 16 n + 130, with n the units before the target, as many as `noiser.KernelShap` takes.
-        baseline: what replaces a unit, as for `noiser.KernelShap`.
-        score: the value of a mask, as for `noiser.KernelShap`: "prob", "logprob", "logit" or "hellinger".
-        arguments: of shapiq's `approximate`, such as `{"batch_size": 10}`.
-        constructor: of shapiq's class, such as `{"pairing_trick": True}`.
+        budget: masks that it may ask about; equal ones are run once. None for 16 n + 130, with n the units before the
+            target, as many as `noiser.KernelShap` takes.
+        baseline: replacement of a unit, as for `noiser.KernelShap`.
+        score: value of a mask, as for `noiser.KernelShap`: "prob", "logprob", "logit" or "hellinger".
+        settings: of shapiq's class and its `approximate`, such as `{"pairing_trick": True}`.
 
     Raises:
         DependencyError: shapiq is not installed. UnknownNameError: no such method, or an unknown value.
-        ParameterError: it has no such argument, or (when called) shapiq refuses its arguments or the prompt.
-        ModelError: shapiq failed (when called).
+        ParameterError: no such setting; when called, a refused one. ModelError: shapiq failed (when called).
     """
 
     name: str
     budget: int | None = field(default=None, kw_only=True)
     baseline: Absence = field(default="zero", kw_only=True)
     score: ScaleName = field(default="prob", kw_only=True)
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    constructor: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
 
     def __post_init__(self) -> None:
         cls = _class_of(self.name)
@@ -66,74 +63,45 @@ class ShapiqMethod:
             set_count(self, "budget", least=2)
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, get_args(ScaleName))
-        check_keywords(f"{self.name}.approximate", self.arguments, names_of(cls.approximate, *OURS))
-        check_keywords(self.name, self.constructor, names_of(cls, *OURS))
+        check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS))
 
     @property
     def registry_name(self) -> str:
-        """What a result calls it."""
+        """The method's name in a result."""
         return f"shapiq:{self.name}@1"
 
     def inputs_for(self, units: int) -> int:
         """The most inputs that are run for so many units."""
-        return min(self._budget_for(units), 2**units - 1)
-
-    def _budget_for(self, units: int) -> int:
-        return self.budget or 16 * units + 130
+        return min(self.budget or 16 * units + 130, 2**units - 1)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
         coalitions = Coalitions(query, self.baseline, self.score)
-        rows = yield Call(partial(self._of_session, coalitions=coalitions, rng=rng))
+        rows = yield Call(partial(self._play, coalitions=coalitions, rng=rng))
         return Scores(scores=coalitions.table(rows), info={"shapiq": version_of("shapiq")})
 
-    def _of_session(
-        self, session: Session, coalitions: Coalitions, rng: torch.Generator
-    ) -> list[Float64[Tensor, " seen"]]:
+    def _play(self, session: Session, coalitions: Coalitions, rng: torch.Generator) -> list[Float64[Tensor, " seen"]]:
         """For each target the scores of the units before it."""
         seed = int(torch.randint(2**31, (), generator=rng))
-        states, game = RandomStates(rng), Game(session, coalitions)
-        rows = list[Float64[Tensor, " seen"]]()
-        for g, seen in enumerate(coalitions.seen):
-            with states.on(session.lm.device):
-                rows.append(self._of_game(partial(game, g=g), len(seen), seed))
-            session.report(session.counters.token_forwards * len(coalitions.seen) / (g + 1))
+        game, rows = UnitGame(session, coalitions), list[Float64[Tensor, " seen"]]()
+        for g in range(len(coalitions.seen)):
+            with seeded(rng, session.lm.device):
+                rows.append(self._approximate(*game.of_target(g), seed))
+            share_done(session, g + 1, len(coalitions.seen))
         return rows
 
-    def _of_game(self, game: Callable[..., Any], players: int, seed: int) -> Float64[Tensor, " players"]:
+    def _approximate(self, game: Callable[..., Any], players: int, seed: int) -> Float64[Tensor, " players"]:
         if not players:
             return torch.empty(0, dtype=torch.float64)
-        cls, budget = _class_of(self.name), self._budget_for(players)
-        of_any_index = {"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}
-        settings = {"budget": budget, "arguments": self.arguments, "constructor": self.constructor}
-        with explained("shapiq", self.name, **settings), warnings.catch_warnings():
+        cls, budget = _class_of(self.name), self.budget or 16 * players + 130
+        of_class = {"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}
+        of_class |= {key: value for key, value in self.settings.items() if key in names_of(cls)}
+        of_call = {key: value for key, value in self.settings.items() if key not in names_of(cls)}
+        failures = explained("shapiq", self.name, {"budget": budget, **self.settings})
+        with failures, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)  # all 2^n masks are fewer
-            approximator = cls(n=players, random_state=seed, **(of_any_index | dict(self.constructor)))
-            values = approximator.approximate(budget=budget, game=game, **self.arguments)
+            values = cls(n=players, random_state=seed, **of_class).approximate(budget=budget, game=game, **of_call)
             return torch.as_tensor(values.get_n_order_values(1), dtype=torch.float64)
-
-
-class Game:
-    """The value of each mask for a target. A mask is run once, whichever targets ask about it."""
-
-    def __init__(self, session: Session, coalitions: Coalitions) -> None:
-        self._session, self._coalitions = session, coalitions
-        self._known: dict[bytes, Float64[Tensor, " targets"]] = {}
-
-    def __call__(self, players: Any, g: int) -> Any:
-        """Values as an array, from masks [masks, players] or one mask [players], also of numbers 0 and 1."""
-        masks = np.atleast_2d(players).astype(bool)
-        kept: Bool[Tensor, "masks units"] = torch.ones(len(masks), len(self._session.query.units), dtype=torch.bool)
-        kept[:, self._coalitions.seen[g]] = torch.as_tensor(masks)
-        keys = [row.tobytes() for row in kept.numpy()]
-        new = {key: i for i, key in enumerate(keys) if key not in self._known}
-        if new:
-            values = self._session.run(self._coalitions.values(kept[[*new.values()]]))
-            self._known |= dict(zip(new, values.T, strict=True))
-        return np.array([float(self._known[key][g]) for key in keys])
-
-
-# ---- which classes of the installed shapiq there are -----------------------------------------------------------------
 
 
 def shapiq_methods() -> list[str]:
@@ -141,13 +109,10 @@ def shapiq_methods() -> list[str]:
     return sorted(_classes())
 
 
-def factory(name: str) -> FlatFactory[ShapiqMethod]:
-    """What constructs the method "shapiq:NAME", with all hyper-parameters as flat keywords.
-
-    Raises:
-        DependencyError: shapiq is not installed. UnknownNameError: it has no such method.
-    """
-    return FlatFactory(make=ShapiqMethod, name=name, constructor=names_of(_class_of(name), *OURS))
+def factory(name: str) -> Callable[..., ShapiqMethod]:
+    """The constructor of the method "shapiq:NAME", with all settings as flat keywords. Raises UnknownNameError."""
+    _class_of(name)
+    return partial(flat, ShapiqMethod, name)
 
 
 def _classes() -> dict[str, Any]:
@@ -156,8 +121,7 @@ def _classes() -> dict[str, Any]:
             from shapiq.approximator import SV_APPROXIMATORS  # pyright: ignore
     except ImportError as error:
         raise DependencyError(
-            f"shapiq could not be imported ({error}); install it with: pip install 'noiser[shapiq]' (or "
-            "pip install shapiq)."
+            f"shapiq could not be imported ({error}); install it with: pip install 'noiser[shapiq]'."
         ) from error
     return {cls.__name__: cls for cls in SV_APPROXIMATORS}
 

@@ -1,8 +1,9 @@
 """Report: the rows of a benchmark as tables, figures and a page. It never runs a model."""
 
+from noiser.report.cells import cells
 from noiser.report.formats import latex, markdown
 from noiser.report.results import rows_of
-from noiser.report.tables import Table, cells, tables
+from noiser.report.tables import Table, tables
 from noiser.report.write import FORMATS, render, write_report
 
 __all__ = ["FORMATS", "Table", "cells", "latex", "markdown", "render", "rows_of", "tables", "write_report"]

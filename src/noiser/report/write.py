@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from noiser.bench import Store
 from noiser.files import csv_text, write_bytes
+from noiser.report.cells import cells
 from noiser.report.figures import pictures, png, svg
 from noiser.report.formats import latex, markdown
 from noiser.report.page import page
-from noiser.report.tables import Table, cells, tables
+from noiser.report.tables import Table, tables
 from noiser.types import Progress
 from noiser.version import __version__
 

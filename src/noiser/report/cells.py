@@ -1,0 +1,144 @@
+"""Every number of a benchmark as one DataFrame of cells, with the best of each column marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from noiser.bench import Store
+from noiser.bench.plan import MetricEntry, Plan
+from noiser.bench.store import ATTRIBUTION
+from noiser.evaluation import estimated, paired
+from noiser.metrics import Summary
+from noiser.metrics.bootstrap import holm
+from noiser.report.paper import printed
+from noiser.report.results import LABELS, Frame, rows_of, scope, summaries_of
+from noiser.types import Progress
+
+
+def cells(store: Store, confidence: float = 0.95, progress: Progress | None = None) -> Frame:
+    """Every number of a benchmark, one line per data set, metric, model, method and number that the plan asks for.
+
+    `value`, `low`, `high` and `n` are the estimate over prompts; `failed` counts prompts with an error. `mark` is
+    "best" for the best value of its column (one number and model, methods of one profile), among those with an
+    interval and at least half of the column's largest n. `gap` and `p` are of the paired difference between the best
+    and this method, over the prompts that both have; p is corrected by Holm's method for all p of the data set and
+    metric. Methods that are not significantly worse than the best have the mark "level". `paper` is the number that
+    the paper printed, `reason` says what is missing.
+
+    Args:
+        store: a run's folder, or a packed one.
+        confidence: of the intervals; 1 - confidence is the level of the tests.
+        progress: called with (done, expected) tables.
+    """
+    rows, plan = rows_of(store), store.plan
+    parts = {labels: part.set_index("example") for labels, part in rows.groupby(LABELS, sort=False)}
+    planned = _planned(plan)
+    lines: list[dict[str, Any]] = []
+    for done, ((data, metric), columns) in enumerate(planned.items()):
+        if progress is not None:
+            progress(done, len(planned))
+        lines += _Table(plan, data, metric, confidence).lines(columns, parts, rows.iloc[:0].set_index("example"))
+    return pd.DataFrame(lines)
+
+
+def _planned(plan: Plan) -> dict[tuple[str, str], dict[tuple[str, str], list[str]]]:
+    """By data set and metric, then by model and profile: the methods that the plan has."""
+    names = product(plan.labels("data"), [*plan.labels("metrics"), ATTRIBUTION])
+    planned: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {name: {} for name in names}
+    for model, data in product(plan.labels("models"), plan.labels("data")):
+        for method, metric, _ in plan.kinds(model, data):
+            profile = plan.entry("methods", method).profile
+            planned[data, metric].setdefault((model, profile), []).append(method)
+    return {name: columns for name, columns in planned.items() if columns}
+
+
+class _Table(NamedTuple):
+    """One data set and metric."""
+
+    plan: Plan
+    data: str
+    metric: str
+    confidence: float
+
+    @property
+    def entry(self) -> MetricEntry | None:
+        return entry_of(self.plan, self.metric)
+
+    def lines(
+        self, columns: Mapping[tuple[str, str], Sequence[str]], parts: Mapping[Any, Frame], empty: Frame
+    ) -> list[dict[str, Any]]:
+        """The cells, with p-values corrected for all of them."""
+        groups = [
+            (model, {method: parts.get((model, self.data, method, self.metric), empty) for method in methods})
+            for (model, _), methods in columns.items()
+        ]
+        measured = {name for _, rows in groups for part in rows.values() for name in part.columns[part.notna().any()]}
+        lines: list[dict[str, Any]] = []
+        for model, rows in groups:
+            for number, summary in summaries_of(self.entry, sorted(measured)).items():
+                if not measured or measured.issuperset(summary.columns):
+                    lines += self._column(model, number, summary, rows)
+        for line, p in zip(lines, holm([line["p"] for line in lines]), strict=True):
+            level = not line["mark"] and p >= 1 - self.confidence
+            line |= {"p": p, "mark": "level" if level else line["mark"]}
+        return lines
+
+    def _column(self, model: str, number: str, summary: Summary, rows: Mapping[str, Frame]) -> list[dict[str, Any]]:
+        """One number of one model, by method, with the best marked."""
+        rows = {method: scope(part, number) for method, part in rows.items()}
+        column = {method: self._cell(model, number, summary, method, part) for method, part in rows.items()}
+        best = _best(list(column.values()), summary.scale.higher_is_better)
+        for method, cell in column.items():
+            if best and cell is not best and not math.isnan(cell["value"]):
+                gap = paired(rows[best["method"]], rows[method], summary, confidence=self.confidence)
+                worse = gap.is_clear and (gap.value > 0) == summary.scale.higher_is_better
+                cell |= {"gap": gap.value, "p": gap.p, "mark": "" if worse else "level"}
+        return list(column.values())
+
+    def _cell(self, model: str, number: str, summary: Summary, method: str, rows: Frame) -> dict[str, Any]:
+        one, plan = estimated(rows, summary, confidence=self.confidence), self.plan
+        if number == "seconds" and _shares(rows, plan.block):
+            one = replace(one, low=math.nan, high=math.nan)
+        entries = plan.entry("data", self.data), plan.entry("methods", method), self.entry
+        labels = {"data": self.data, "metric": self.metric, "model": model, "method": method, "number": number}
+        return labels | {
+            "value": one.value,
+            "low": one.low,
+            "high": one.high,
+            "n": one.n,
+            "failed": int(rows["error"].notna().sum()),
+            "gap": math.nan,
+            "p": math.nan,
+            "mark": "",
+            "paper": printed(number, plan.entry("models", model).name, *entries),
+            "reason": one.reason,
+        }
+
+
+def entry_of(plan: Plan, metric: str) -> MetricEntry | None:
+    """The plan's metric of that label; None for attributions."""
+    return None if metric == ATTRIBUTION else plan.entry("metrics", metric)
+
+
+def _best(column: Sequence[dict[str, Any]], higher: bool | None) -> dict[str, Any] | None:
+    """The best cell of a column; None where no better is defined, or all are equal."""
+    ranked = [cell for cell in column if not math.isnan(cell["low"])]
+    if higher is None or len({cell["value"] for cell in ranked}) < 2:
+        return None
+    most = max(cell["n"] for cell in ranked)
+    key = max if higher else min
+    best = key((cell for cell in ranked if 2 * cell["n"] >= most), key=lambda cell: cell["value"])
+    best["mark"] = "best"
+    return best
+
+
+def _shares(rows: Frame, block: int) -> bool:
+    """Whether prompts of a block have equal shares of their seconds, so that an interval would be too narrow."""
+    seconds = rows["seconds"].dropna() if "seconds" in rows else pd.Series(dtype=float)
+    return pd.DataFrame({"block": rows["index"].reindex(seconds.index) // block, "seconds": seconds}).duplicated().any()
