@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, set_count
-from noiser.engine import REMOVALS, Game, Query, Steps, StoredGame, remover
+from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.methods.coalitions import draw_per_unit, table
 from noiser.methods.protocol import Scores
 from noiser.types import RemovalName
@@ -78,7 +78,7 @@ class NoiserJoint:
         noise = rng
         if self.removal == "noise":  # as many numbers as there are tokens: the inputs must not depend on how many
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
-        name = "logit" if self.score == "root" else self.score
+        name: ScoreName = "logit" if self.score == "root" else self.score
         # of a caller's function there is only the number that it gives, and of a contrast the log odds
         read = name if query.of is None and query.foil_id is None else query.score(name)
         return (yield from self.play(Game(query, read, remover(query, self.removal, noise)), rng))
