@@ -127,7 +127,7 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
     Raises:
         UnsupportedModelError: the layers are not in this process.
     """
-    if not lm.looks_inside:
+    if not lm.looks_inside and not isinstance(request, Call):
         raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere and only predicts. Load it into this process.")
     match request:
         case Integrals():
