@@ -18,8 +18,6 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from noiser.app.examples import EXAMPLES
-
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 WIDTH, HEIGHT = 1280, 800
 SCALE = 0.75
@@ -40,30 +38,24 @@ def served() -> Iterator[str]:
             process.terminate()
 
 
-def ask(page: Page) -> None:
-    """Presses the button and waits for the whole answer."""
-    page.locator("#noiser-run").click()
-    page.wait_for_function("document.querySelector('#noiser-status').innerText.includes('Done in')")
-    page.wait_for_timeout(1500)  # fields fade in
+def done(page: Page) -> None:
+    """Waits for the whole answer."""
+    page.wait_for_function("document.querySelector('#status').innerText.startsWith('Done in')")
     # The seconds are those of the machine that takes the pictures, and of what else it does.
-    page.evaluate("document.querySelector('#noiser-status .noiser-line').textContent = 'Done.'")
+    page.evaluate("document.querySelector('#status span').textContent = 'Done.'")
 
 
 def example(page: Page, name: str) -> None:
     """Asks an example."""
-    page.get_by_role("button", name=name, exact=True).click()
-    page.wait_for_function(
-        "text => document.querySelector('#noiser-prompt textarea').value === text", arg=EXAMPLES[name].prompt
-    )
-    page.wait_for_timeout(500)
-    ask(page)
+    page.get_by_role("link", name=name, exact=True).click()
+    done(page)
 
 
 def draw_tolerance(page: Page, unit: str) -> None:
     """Clicks a unit of the heat map and waits for its chart."""
-    page.locator("#noiser-result .map .u", has_text=unit).first.click()
-    page.locator("#noiser-chart svg").wait_for()
-    page.wait_for_timeout(500)
+    page.locator("#answer .map .u", has_text=unit).first.click()
+    page.locator("#chart svg").wait_for()
+    done(page)
 
 
 def picture(page: Page) -> Image.Image:
@@ -87,23 +79,22 @@ def main() -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.set_default_timeout(MILLISECONDS)
         page.goto(address)
-        page.locator("#noiser-run").wait_for()
-        page.wait_for_timeout(1500)
+        done(page)
         pictures = [picture(page)]
         example(page, "Why not a foil?")
         pictures.append(picture(page))
         draw_tolerance(page, "keys")
-        page.locator("#noiser-chart").scroll_into_view_if_needed()
+        page.locator("#chart").scroll_into_view_if_needed()
         pictures.append(picture(page))
         page.set_viewport_size({"width": WIDTH, "height": 1200})
         page.evaluate("scrollTo(0, 0)")
-        page.locator("#noiser-result .map .u", has_text="keys").hover()
+        page.locator("#answer .map .u", has_text="keys").hover()
         page.wait_for_timeout(500)
         page.screenshot(path=IMAGES / "web.png")
         page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
         example(page, "Citations")
         page.evaluate("scrollTo(0, 0)")
-        page.locator("#noiser-result .s").first.hover()
+        page.locator("#answer .s").first.hover()
         pictures.append(picture(page))
         browser.close()
     save_animation(pictures, [3.0, 4.0, 4.0, 4.0], IMAGES / "page.webp")
