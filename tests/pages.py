@@ -13,7 +13,7 @@ OWN_TESTS = {"README.md": "test_readme.py", "docs/integrations.md": "test_integr
 
 # What no test can run: the page ("" for any), the beginning of a command or of a Python block, and why.
 NOT_RUN: dict[tuple[str, str], str] = {
-    ("", "noiser serve"): "it serves until it is stopped; test_app.py starts it",
+    ("", "noiser serve"): "it serves until it is stopped; test_web.py has the server",
     ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
     ("docs/howto/clusters.md", "noiser bench run plan.toml -o runs/mine --executor ray"): "a cluster",
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",

@@ -15,12 +15,12 @@ import torch
 import noiser
 import vllm_for_tests
 from bench_for_tests import by_key
-from noiser.app.jobs import StoppedError
 from noiser.bench import Store, run_bench
 from noiser.bench.store import FILE
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.judges import make_judge
 from noiser.methods import METHODS, make_method
+from noiser.server.jobs import Stopped
 from server_processes import free_port, running
 from test_cite import SOURCES
 from test_contract import CHAT, METHOD_NAMES, PROMPT, method_of
@@ -118,11 +118,11 @@ def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
 
 def test_the_bench_and_the_page_take_it_as_any_model(served):
     def stop(*_):
-        raise StoppedError
+        raise Stopped
 
     hook = served.model.register_forward_pre_hook(stop)  # as the page does, to look for a stop before every pass
     try:
-        with pytest.raises(StoppedError):
+        with pytest.raises(Stopped):
             noiser.attribute(served, PROMPT, method="occlusion")
     finally:
         hook.remove()

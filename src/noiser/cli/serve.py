@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.terminal import say
+from noiser.errors import DependencyError
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -39,18 +39,18 @@ def serve(
         typer.Option(
             "--allowed-host",
             metavar="NAME",
-            help="A name that visitors reach the page by, besides localhost, --host and IP addresses; repeatable.",
+            help="A name that visitors reach the server by, besides localhost and --host; repeatable.",
         ),
     ] = None,
     loading: o.Loading = o.LOADING,
 ) -> None:
-    """Serves the web page: prompts, heat maps, comparisons, tolerance charts, faithfulness."""
-    from noiser.app import check_address, check_hosts, listen, serve
-    from noiser.app.jobs import offered
-
-    check_address(host, auth)  # before a model is loaded
-    check_hosts(allowed_host or ())
-    listen(host, port).close()
+    """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
+    try:
+        from noiser.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise DependencyError("The page needs FastAPI. Install it with: pip install 'noiser[app]'") from error
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:
@@ -60,8 +60,4 @@ def serve(
         left_out = dict.fromkeys(("device_map", "revision", "engine_arg", "chat_template_arg"))
         return replace(loading, trust_remote_code=False, **left_out).load(name)
 
-    sources = offered(names, load)
-    first = next(iter(sources))
-    say(f"Loading {names[0]}", err=True)
-    lm = sources[first]()
-    serve(sources | {first: lambda: lm}, host=host, port=port, auth=auth, allowed_hosts=allowed_host or ())
+    serve(names, load, host=host, port=port, auth=auth, allowed_hosts=allowed_host or ())

@@ -22,7 +22,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 300, 56, 20, 18, 46
 def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:
     """A drawing of one target's probabilities, the same in words, and its numbers in a table.
 
-    Flips are marked by shape, not by colour; every mark says its numbers under the pointer and by focus.
+    Flips are marked by shape, not by colour; every mark says its numbers under the pointer.
     """
     unit, target = label(curve.unit.text), label(curve.targets[row].text)
     if curve.probabilities[row].isnan().all():
@@ -33,8 +33,8 @@ def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:
     return (
         f'<div class="noiser-att"><h3 class=chart-title>Noise on “<bdi>{escape(unit)}</bdi>”, '
         f"prediction “<bdi>{escape(target)}</bdi>”</h3>"
-        f'<svg class=chart viewBox="0 0 {WIDTH} {HEIGHT}" role=group aria-label="{words}">'
-        f"{chart.grid()}{chart.lines()}{chart.marks()}</svg>"
+        f'<div class=wide tabindex=0><svg class=chart viewBox="0 0 {WIDTH} {HEIGHT}" role=img aria-label="{words}">'
+        f"{chart.grid()}{chart.lines()}{chart.marks()}</svg></div>"
         "<p class=facts>● the prediction stays&ensp;◇ another token leads&ensp;"
         "band: two standard errors over the noise samples</p>"
         f"<p>{words}</p><details><summary>the chart in numbers</summary>{chart.table()}</details></div>"
@@ -109,15 +109,12 @@ class _Chart:
         return f'<path class={kind} d="M{x} {TOP}V{HEIGHT - BOTTOM}"/>{text}'
 
     def marks(self) -> str:
-        """A mark for each k; the first is where the Tab key stops."""
         parts: list[str] = []
         for i in self.shown:
             x, y = self.x(self.ks[i]), self.y(self.p[i])
             circle, diamond = f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", f"M{x} {y - 6}l6 6l-6 6l-6 -6z"
             kind, d = ("flips", diamond) if self.flips[i] else ("stays", circle)
-            tip, stop = escape(self._point_in_words(i)), 0 if i == self.shown[0] else -1
-            label = f'role=img aria-label="{tip}" data-tip="{tip}"'
-            parts.append(f'<path class="point {kind}" d="{d}" tabindex={stop} {label}/>')
+            parts.append(f'<path class="point {kind}" d="{d}"><title>{escape(self._point_in_words(i))}</title></path>')
         return "".join(parts)
 
     def _point_in_words(self, i: int) -> str:

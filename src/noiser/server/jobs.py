@@ -1,0 +1,140 @@
+"""Work in threads: watched, stopped, and only one at a time with a model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from noiser.errors import NoiserError, UnknownNameError
+
+if TYPE_CHECKING:
+    from noiser.model import LanguageModel
+
+T = TypeVar("T")
+logger = logging.getLogger("noiser.server")
+
+
+class Stopped(BaseException):
+    """The visitor stopped the work, or went away. Not an Exception, so that no loop over prompts goes on after it."""
+
+
+class ServerError(NoiserError):
+    """A failure that is no refusal, such as a defect; the server's log has its traceback."""
+
+
+class State(NamedTuple):
+    """The present step, its share of work done (None where unknown), and seconds since the job began."""
+
+    label: str
+    share: float | None
+    seconds: float
+
+
+class Job(Generic[T]):
+    """`work(job)` in a thread of its own; its `progress` raises `Stopped` after `stop`."""
+
+    def __init__(self, work: Callable[[Job[T]], T]) -> None:
+        self._label, self._share, self._began = "Starting", None, time.monotonic()
+        self._stop, self._future = threading.Event(), Future[T]()
+        self.stop = self._stop.set
+        threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
+
+    def _run(self, work: Callable[[Job[T]], T]) -> None:
+        try:
+            self._future.set_result(work(self))
+        except Stopped:
+            self._future.set_exception(NoiserError("The question was stopped."))
+        except NoiserError as error:
+            self._future.set_exception(error)
+        except BaseException as error:
+            logger.exception("A question could not be answered")
+            text = f"{type(error).__name__}: {error}. The server's log has the details; the server goes on."
+            self._future.set_exception(ServerError(text))
+
+    def check(self, *_: Any) -> None:
+        """Raises Stopped after `stop`; also a forward hook of the model."""
+        if self._stop.is_set():
+            raise Stopped
+
+    def step(self, label: str) -> None:
+        """Begins a step."""
+        self.check()
+        self._label, self._share = label, None
+
+    def progress(self, done: float, expected: float) -> None:
+        """Notes how far the present step is."""
+        self.check()
+        self._share = min(1.0, done / expected) if expected else None
+
+    @property
+    def state(self) -> State:
+        """Where the work is."""
+        return State(self._label, self._share, time.monotonic() - self._began)
+
+    async def ended(self) -> bool:
+        """Whether the work is over; waits for that a quarter of a second."""
+        for _ in range(10):
+            if self._future.done():
+                break
+            await asyncio.sleep(0.025)
+        return self._future.done()
+
+    def result(self) -> T:
+        """What the work returned, once it is over. Raises its NoiserError."""
+        return self._future.result()
+
+
+class Models:
+    """The models that visitors can use, each loaded when first used; one job at a time computes.
+
+    Args:
+        named: names, folders or addresses; the first is the default.
+        load: loads one of them, or a built-in model.
+    """
+
+    def __init__(self, named: Sequence[str], load: Callable[[str], LanguageModel]) -> None:
+        self._named, self._load = named, load
+        self._loaded: dict[str, LanguageModel] = {}
+        self._turn = threading.RLock()
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """What to load, by the name that visitors see, the end of a path; then the built-in models that are there."""
+        from noiser.model.gguf import BUILT_IN
+
+        installed = [model.name for model in BUILT_IN.values() if model.folder() is not None]
+        return {Path(name).name if Path(name).exists() else name: name for name in [*self._named, *installed]}
+
+    @contextmanager
+    def use(self, name: str, job: Job[Any]) -> Generator[LanguageModel]:
+        """The model (the default for ""), for this job alone; every pass first checks for a stop.
+
+        Raises:
+            UnknownNameError: no such model is offered.
+        """
+        chosen = name or next(iter(self.names))
+        if chosen not in self.names:
+            raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
+        job.step("Waiting for other questions")
+        while not self._turn.acquire(timeout=0.1):
+            job.check()
+        try:
+            if chosen not in self._loaded:
+                job.step(f"Loading {chosen}")
+                self._loaded[chosen] = self._load(self.names[chosen])
+            lm = self._loaded[chosen]
+            hook = lm.model.register_forward_pre_hook(job.check)
+            try:
+                yield lm
+            finally:
+                hook.remove()
+        finally:
+            self._turn.release()

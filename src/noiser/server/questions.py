@@ -1,0 +1,111 @@
+"""What programs ask: the library's questions as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from noiser.server.jobs import Job, Models
+from noiser.types import AutoUnit, CitedUnit, SpanUnit, TargetUnitName, UnitName
+
+if TYPE_CHECKING:
+    from noiser.methods import Method
+
+Message = dict[str, Any]
+Spans = list[tuple[int, int]]
+Removal = Literal["zero", "mean", "noise", "delete"]
+
+
+class Question(BaseModel):
+    """What every question has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field("", description="A model of /v1/models; empty for the first.")
+    method: str | None = Field(None, description="A method of /v1/methods; null for the library's default.")
+    parameters: dict[str, Any] = Field({}, description="The method's hyper-parameters.")
+    seed: int = Field(0, description="Of all random numbers.")
+
+    def chosen(self) -> dict[str, Method]:
+        """The method as an argument, if one is named."""
+        from noiser.methods import make_method
+
+        return {} if self.method is None else {"method": make_method(self.method, **self.parameters)}
+
+    def arguments(self) -> dict[str, Any]:
+        """The other fields."""
+        return {
+            name: getattr(self, name) for name in type(self).model_fields.keys() - {"model", "method", "parameters"}
+        }
+
+
+class Attribute(Question):
+    """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
+
+    prompt: str | list[Message] = Field(description="A text, or chat messages with role and content.")
+    target: str | int | None = Field(None, description="A continuation or a token id; null for the greedy one.")
+    foil: str | int | None = Field(None, description="Why the target rather than this?")
+    max_new_tokens: int = Field(1, description="Tokens of the greedy continuation.")
+    target_unit: TargetUnitName | Spans = Field("token", description="What each row explains.")
+    unit: UnitName | AutoUnit | Spans = Field("token", description="What gets a score, or character spans.")
+    sources: list[str | tuple[str, str]] | None = Field(None, description="Documents that stand in the prompt.")
+    continuation_units: bool = Field(True, description="Whether earlier tokens of the continuation are units.")
+
+    def answer(self, models: Models, job: Job[Any]) -> dict[str, Any]:
+        """The attribution as `save` writes it."""
+        from noiser import attribute
+
+        with models.use(self.model, job) as lm:
+            job.step("Attributing")
+            return attribute(lm, **self.chosen(), **self.arguments(), progress=job.progress).to_dict()
+
+
+class Cite(Question):
+    """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
+
+    question: str | list[Message] = Field(description="A text, or chat messages, whose last one gets the sources.")
+    sources: list[str | tuple[str, str]] = Field(description="Texts, or (title, text) pairs.")
+    answer_: str | None = Field(None, alias="answer", description="A text to cite in place of the model's answer.")
+    max_new_tokens: int = Field(128, description="The longest answer.")
+    unit: CitedUnit = Field("auto", description="What is cited.")
+
+    def answer(self, models: Models, job: Job[Any]) -> dict[str, Any]:
+        """The citations as `save` writes them."""
+        from noiser import cite
+
+        arguments = self.arguments()
+        arguments["answer"] = arguments.pop("answer_")
+        with models.use(self.model, job) as lm:
+            job.step("Answering from the sources")
+            return cite(lm, **self.chosen(), **arguments, progress=job.progress).to_dict()
+
+
+class Example(BaseModel):
+    """A prompt with what is expected of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str | list[Message]
+    target: str | int | None = None
+    sources: list[str | tuple[str, str]] | None = None
+
+
+class Evaluate(Question):
+    """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
+
+    examples: list[str | list[Message] | Example] = Field(description="Texts, chats, or prompts with a target.")
+    metrics: list[str] = Field(["faithfulness"], description="Names of metrics that need no judge.")
+    unit: UnitName | AutoUnit | SpanUnit = Field("token", description="What gets a score.")
+    max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
+    target_unit: TargetUnitName = Field("token", description="What each row explains.")
+    masks: int | None = Field(None, description="Mask samples per prompt.")
+    removal: Removal = Field("zero", description="How metrics remove whole units.")
+
+    def answer(self, models: Models, job: Job[Any]) -> dict[str, Any]:
+        """The evaluation as `save` writes it."""
+        from noiser import evaluate
+
+        with models.use(self.model, job) as lm:
+            job.step("Measuring")
+            return evaluate(lm, **self.chosen(), **self.arguments(), progress=job.progress).to_dict()

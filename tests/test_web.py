@@ -1,0 +1,447 @@
+"""The web server over HTTP: what the page asks, the API, links, stopping, and who is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+import noiser
+from noiser.cli import app
+from noiser.errors import NoiserError, ParameterError, PromptError
+from noiser.methods import METHODS
+from noiser.metrics import METRICS
+from noiser.server import check_address, serving
+from noiser.server.chart import tolerance_html
+from noiser.server.jobs import Job, Models, ServerError
+from noiser.server.page import FACT, Ask, parse_chat
+from web_for_tests import PROMPT, chatty, failing, served
+
+ROOM = Path(noiser.__file__).parent / "server"
+PAGE = (ROOM / "page.html").read_text(encoding="utf-8")
+HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(2)> \"quotes\" 'too' & שלום"
+SOURCES = "The trains to the coast run late.\n---\nThe lazy dog sleeps."
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "pages.json").read_text(encoding="utf-8"))
+"""Links of the page's earlier form, and the scores that it showed."""
+
+
+@pytest.fixture(scope="module")
+def web():
+    with served() as found:
+        yield found
+
+
+def last(found):
+    *states, end = found
+    assert all(name == "progress" for name, _ in states)
+    return end
+
+
+def answer(found):
+    name, value = last(found)
+    assert name == "answer", value
+    return value
+
+
+def refused(found):
+    name, value = last(found)
+    assert name == "error", name
+    return value["error"]
+
+
+def scores(record):
+    return [[float("nan") if value is None else value for value in row] for row in record["scores"]]
+
+
+# ---- the page's questions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
+    found = answer(web.ask(**dict(parse_qsl(GOLDEN[name]["link"]))))
+    record = found["saved"][0]
+    shown = scores(record.get("attribution", record))
+    expected = [[float("nan") if value is None else value for value in row] for row in GOLDEN[name]["scores"]]
+    assert len(shown) >= len(expected)
+    for row, wanted in zip(shown, expected, strict=False):
+        assert row == pytest.approx(wanted, abs=1e-5, nan_ok=True)
+
+
+def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
+    found = answer(web.ask(prompt=PROMPT, methods="occlusion,random,occlusion", seed="3"))
+    lm = chatty("llama")
+    expected = [noiser.attribute(lm, PROMPT, method=name, seed=3).to_dict() for name in ("occlusion", "random")]
+    for record in [*found["saved"], *expected]:
+        record["info"] = {}
+    assert found["saved"] == expected
+    assert re.findall(r"<h3>(.*?)</h3>", found["html"]) == ["occlusion@1", "random@1"]
+    assert not lm.model._forward_pre_hooks
+
+
+def test_sources_are_cited_as_the_library_cites(web):
+    found = answer(web.ask(prompt="When do the trains run?", sources=SOURCES, target=" The trains run late."))
+    expected = noiser.cite(
+        chatty("llama"), "When do the trains run?", SOURCES.split("\n---\n"), answer=" The trains run late."
+    )
+    assert scores(found["saved"][0]["attribution"]) == scores(expected.to_dict()["attribution"])
+    assert "noiser-cite" in found["html"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "  "}, "The prompt is empty"),
+        ({"prompt": PROMPT, "methods": "oclusion"}, "Did you mean 'occlusion'"),
+        ({"prompt": PROMPT, "methods": ""}, "No method"),
+        ({"prompt": PROMPT, "model": "gpt-9"}, "Unknown model 'gpt-9'"),
+        ({"prompt": "hello\nuser: hi", "chat": "1"}, "before the first role"),
+        ({"prompt": "river " * 400}, "256"),
+    ],
+)
+def test_errors_are_the_library_s(web, fields, message):
+    assert re.search(message, refused(web.ask(**fields))["message"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_new_tokens", "0"), ("max_new_tokens", "x"), ("unit", "letter"), ("chat", "x")]
+)
+def test_a_damaged_link_says_which_field_is_wrong(web, name, value):
+    reply = web.client.post("ask", json={"prompt": PROMPT, name: value})
+    assert reply.status_code == 422
+    assert reply.json()["error"]["message"].startswith(f"{name}: ")
+
+
+def test_one_method_that_fails_leaves_the_others(web):
+    found = answer(web.ask(prompt=PROMPT, methods="occlusion,inseq:nothing"))
+    assert len(found["saved"]) == 1
+    assert re.search(r'<p class="error" role=alert>inseq:nothing: ', found["html"])
+
+
+def test_hostile_text_is_text_everywhere(web):
+    shown = [answer(web.ask(prompt=HOSTILE, methods="occlusion", unit="word"))]
+    att = shown[0]["saved"][0]
+    shown.append(answer(web.ask("tolerate", answer=att, unit=0)))
+    shown.append(answer(web.ask("measure", answers=[att], metrics=["lds"])))
+    shown.append(answer(web.ask(prompt=HOSTILE, sources=HOSTILE[:40], target=" late")))
+    for each in shown:
+        assert "<script" not in each["html"]
+        assert "<img" not in each["html"]
+
+
+def test_the_chart_is_that_of_the_library_s_tolerance(web):
+    att = noiser.attribute(chatty("llama"), PROMPT, unit="word", max_new_tokens=2)
+    found = answer(web.ask("tolerate", answer=att.to_dict(), unit=1, target=1))
+    curve = noiser.tolerance(chatty("llama"), att, 1)
+    assert found["html"] == tolerance_html(att, curve, 1)
+    numbers = [float(text) for text in re.findall(r"p\(target\) ([\d.e-]+)", found["html"])]
+    assert numbers == pytest.approx(curve.probabilities[1][curve.ks > 0].tolist(), rel=0.01)
+    assert found["html"].count('"point flips"') == int(curve.flips[1].sum())
+    assert "expected 0 to 1" in refused(web.ask("tolerate", answer=att.to_dict(), unit=1, target=2))["message"]
+
+
+def test_a_unit_after_the_target_has_no_chart():
+    att = noiser.attribute(chatty("llama"), PROMPT, unit="word", max_new_tokens=2)
+    curve = noiser.tolerance(chatty("llama"), att, len(att.units) - 1)
+    assert "does not stand before" in tolerance_html(att, curve, 0)
+
+
+def test_measured_numbers_are_those_of_evaluate(web):
+    lm = chatty("llama")
+    atts = [
+        noiser.attribute(lm, PROMPT, method=name, target=" late", foil=" river") for name in ("occlusion", "random")
+    ]
+    html = answer(web.ask("measure", answers=[att.to_dict() for att in atts], metrics=["lds"], seed=0))["html"]
+    for att in atts:
+        value = noiser.evaluate(lm, att, metrics="lds").estimates["lds"].value
+        assert f"<td>{value:.3f}</td>".replace("-", "−") in html
+    assert "without the foil" in html
+
+
+def test_the_page_s_choices_are_the_library_s():
+    chosen = re.findall(r'name="metrics" value="(\w+)"', PAGE)
+    assert not {*chosen} - {*METRICS.names()}
+    links = [parse_qsl(urlsplit(link.replace("&amp;", "&")).query) for link in re.findall(r'href="(\?[^"]+)"', PAGE)]
+    assert len(links) == 4
+    for link in links:
+        asked = Ask.model_validate(dict(link))
+        assert {name for name, _ in link} <= Ask.model_fields.keys()
+        assert {*asked.methods.split(",")} <= {*METHODS.names()}
+    assert f">{FACT}</textarea>" in PAGE
+    assert {*re.findall(r' name="(\w+)"', PAGE)} == {*Ask.model_fields, "metrics", "viewport"}
+
+
+def test_chat_as_a_transcript_or_as_json():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb: c"}]
+    assert parse_chat("System: Be brief.\nuser: a\nb: c\n") == messages
+    assert parse_chat(json.dumps(messages)) == messages
+    assert parse_chat("no role") == [{"role": "user", "content": "no role"}]
+    with pytest.raises(PromptError, match="before"):
+        parse_chat("before\nuser: a")
+
+
+# ---- the API ---------------------------------------------------------------------------------------------------------
+
+API = {
+    "attribute": {
+        "prompt": PROMPT,
+        "method": "noiser",
+        "parameters": {"samples": 2, "steps": 3},
+        "unit": [[0, 9], [9, 15]],
+    },
+    "cite": {
+        "question": "Who sleeps?",
+        "sources": [["Trains", "They run late."], "The lazy dog."],
+        "answer": " The dog.",
+    },
+    "evaluate": {
+        "examples": [PROMPT, {"prompt": "The lazy", "target": " dog"}],
+        "method": "occlusion",
+        "metrics": ["lds"],
+    },
+}
+
+
+def expected(name):
+    lm, asked = chatty("llama"), API[name]
+    if name == "attribute":
+        return noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)])
+    if name == "cite":
+        return noiser.cite(lm, asked["question"], [("Trains", "They run late."), "The lazy dog."], answer=" The dog.")
+    prompt = type("Example", (), {"prompt": "The lazy", "target": " dog"})
+    return noiser.evaluate(lm, [PROMPT, prompt], "occlusion", ["lds"])
+
+
+def without_costs(value):
+    """An answer without what depends on how passes were packed."""
+    if isinstance(value, list):
+        return [without_costs(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: without_costs(each) for key, each in value.items() if not re.search("passes|forwards|seconds|info", key)
+    }
+
+
+@pytest.mark.parametrize("name", API)
+def test_the_api_answers_as_save_writes(web, name):
+    reply = web.client.post(f"v1/{name}", json=API[name])
+    assert reply.status_code == 200, reply.text
+    assert without_costs(reply.json()) == without_costs(json.loads(json.dumps(expected(name).to_dict())))
+    assert without_costs(answer(web.ask(f"v1/{name}", **API[name]))) == without_costs(reply.json())
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "kind"),
+    [
+        ({"prompt": PROMPT, "method": "oclusion"}, 400, "UnknownNameError"),
+        ({"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}}, 400, "ParameterError"),
+        ({"prompt": ""}, 400, "PromptError"),
+        ({"prompt": PROMPT, "foil": 3.5}, 422, "ParameterError"),
+        ({"prompt": PROMPT, "sead": 1}, 422, "ParameterError"),
+        ({}, 422, "ParameterError"),
+    ],
+)
+def test_errors_of_the_api(web, question, status, kind):
+    reply = web.client.post("v1/attribute", json=question)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
+
+
+def test_what_there_is(web):
+    assert [model["id"] for model in web.client.get("v1/models").json()["data"]][:2] == ["llama", "gemma3"]
+    assert [method["id"] for method in web.client.get("v1/methods").json()["data"]] == METHODS.names()
+    schema = web.client.get("openapi.json").json()
+    assert {*schema["paths"]} == {"/v1/models", "/v1/methods", "/v1/attribute", "/v1/cite", "/v1/evaluate"}
+    reference = web.client.get("docs").text
+    assert "POST /v1/cite" in reference
+    assert "continuation_units" in reference
+    assert "http" not in reference.replace("HTTP", "")  # fetches nothing from elsewhere
+
+
+# ---- jobs and models -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered():
+    with served(load=lambda name: (failing if name == "broken" else chatty)(name), named=("llama", "broken")) as web:
+        error = refused(web.ask(prompt=PROMPT, model="broken"))
+        assert error["type"] == "ServerError"
+        assert "RuntimeError: <b>weights</b> gone" in error["message"]
+        assert answer(web.ask(prompt=PROMPT, methods="occlusion"))["saved"]
+        assert web.client.post("v1/attribute", json={"prompt": PROMPT, "model": "broken"}).status_code == 500
+
+
+def test_models_are_loaded_once_and_one_question_computes_at_a_time():
+    loaded, running, most = [], [], []
+
+    def load(name):
+        loaded.append(name)
+        return chatty(name)
+
+    models = Models(["llama", "gemma3"], load)
+
+    def work(job, name):
+        with models.use(name, job):
+            running.append(name)
+            most.append(len(running))
+            time.sleep(0.02)
+            running.pop()
+
+    jobs = [Job(lambda job, name=name: work(job, name)) for name in ("llama", "gemma3", "", "llama")]
+    for job in jobs:
+        asyncio.run(end_of(job))
+    assert sorted(loaded) == ["gemma3", "llama"]
+    assert max(most) == 1
+
+
+async def end_of(job):
+    while not await job.ended():
+        pass
+    return job.result()
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"), [("noiser", 1), ("noiser", 2), ("noiser", 5), ("attn_lrp", 1), ("attn_lrp", 2)]
+)
+def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, passes):
+    models, count = Models(["llama"], chatty), []
+
+    def counted(job):
+        def hook(*_):
+            count.append(1)
+            if len(count) == passes:
+                job.stop()
+
+        with models.use("", job) as lm:
+            handle = lm.model.register_forward_pre_hook(hook, prepend=True)
+            try:
+                return noiser.attribute(lm, PROMPT, method=method, progress=job.progress)
+            finally:
+                handle.remove()
+
+    with pytest.raises(NoiserError, match="stopped"):
+        asyncio.run(end_of(Job(counted)))
+    assert len(count) == passes
+    lm = chatty("llama")
+    assert noiser.attribute(lm, PROMPT, method=method).scores.isfinite().all()
+
+
+def test_a_reader_that_goes_away_stops_the_work(web):
+    body = {"prompt": "The trains to the coast run late and the children sing", "max_new_tokens": 20}
+    with web.client.stream("POST", "ask", json=body) as reply:
+        next(reply.iter_lines())
+    deadline = time.monotonic() + 20
+    while any(thread.name == "noiser-job" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_defect_is_logged_and_a_job_s_share_is_known(caplog):
+    def work(job):
+        job.step("Halving")
+        job.progress(1, 2)
+        time.sleep(0.1)
+        raise ZeroDivisionError("0")
+
+    job = Job(work)
+    time.sleep(0.05)
+    assert job.state[:2] == ("Halving", 0.5)
+    with pytest.raises(ServerError, match="ZeroDivisionError"):
+        asyncio.run(end_of(job))
+    assert "Traceback" in caplog.text
+
+
+def test_visitors_see_the_end_of_a_path(tmp_path):
+    names = Models([str(tmp_path), "hub/name"], chatty).names
+    assert [*names.items()][:2] == [(tmp_path.name, str(tmp_path)), ("hub/name", "hub/name")]
+
+
+# ---- who is answered -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "noiser.example"}, 200),
+        ({"host": "evil.example"}, 400),
+        ({"host": "evil.example:7860"}, 400),
+        ({"origin": "http://127.0.0.1:{port}", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://127.0.0.1:1"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+    ],
+)
+def test_only_the_server_s_own_page_and_programs_can_ask(web, headers, status):
+    headers = {name: value.format(port=web.port) for name, value in headers.items()}
+    reply = web.client.post("v1/attribute", json={"prompt": PROMPT, "method": "random"}, headers=headers)
+    assert reply.status_code == status
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_every_reply_says_that_it_cannot_be_framed(web):
+    for path in ("", "page.js", "page.css", "docs", "v1/methods", "nothing"):
+        assert "frame-ancestors 'none'" in web.client.get(path).headers["content-security-policy"]
+    assert web.client.get("nothing").status_code == 404
+    assert web.client.get("page.html").status_code == 404
+
+
+def test_a_body_has_a_size(web):
+    reply = web.client.post("ask", content=b"x" * (8 * 2**20 + 1), headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (413, "TooLarge")
+    assert web.client.post("ask", content=iter([b"{}"])).status_code == 413  # says no length
+    assert web.client.post("ask", content="prompt=x").status_code == 422  # a form, which other sites can send
+
+
+def test_a_password_is_asked_for_everywhere():
+    with served(auth="me:secret") as web:
+        for path in ("", "page.js", "docs", "openapi.json", "v1/models"):
+            reply = web.client.get(path)
+            assert reply.status_code == 401
+            assert reply.headers["www-authenticate"].startswith("Basic ")
+        assert web.client.post("v1/attribute", json={"prompt": PROMPT}, auth=("me", "wrong")).status_code == 401
+        assert web.client.get("v1/models", auth=("me", "secret")).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_needs_no_password(host):
+    check_address(host, None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.4", "example.org", ""])
+def test_other_addresses_need_one(host):
+    with pytest.raises(ParameterError, match="--auth"):
+        check_address(host, None)
+    check_address(host, "user:pass:word")
+
+
+@pytest.mark.parametrize("auth", ["", "user", "user:", ":password"])
+def test_a_login_has_two_parts(auth):
+    with pytest.raises(ParameterError, match="user:password"):
+        check_address("127.0.0.1", auth)
+
+
+def test_a_port_that_is_taken_says_so(web):
+    with pytest.raises(ParameterError, match=r"another port; --port 0"):
+        serving.serve(["llama"], chatty, port=web.port)
+
+
+def test_the_command_passes_on_what_it_was_given(monkeypatch):
+    given = {}
+    monkeypatch.setattr("noiser.server.serve", lambda named, load, **options: given.update(options, named=named))
+    result = CliRunner().invoke(app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"])
+    assert result.exit_code == 0, result.output
+    assert given == {
+        "named": ["a", "b"],
+        "host": "127.0.0.1",
+        "port": 0,
+        "auth": None,
+        "allowed_hosts": ["noiser.example"],
+    }
