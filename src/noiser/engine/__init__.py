@@ -39,6 +39,7 @@ from noiser.engine.query import Request as Request
 from noiser.engine.query import Spent as Spent
 from noiser.engine.query import Steps as Steps
 from noiser.engine.query import prepare as prepare
+from noiser.engine.query import query_of as query_of
 from noiser.engine.restore import restore as restore
 from noiser.engine.scores import SCORES as SCORES
 from noiser.engine.scores import Effect as Effect

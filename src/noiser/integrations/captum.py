@@ -18,12 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import BASELINES, Baseline
+from noiser.engine import BASELINES, Baseline, Call, Query, Steps
 from noiser.errors import DependencyError, UnknownNameError
 from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
-from noiser.integrations.engine import Call, Query, Session, Steps, TargetFunction, share_done
+from noiser.integrations.engine import TargetFunction
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
+from noiser.model.language_model import LanguageModel
 from noiser.version import version_of
 
 __all__ = ["CaptumMethod", "captum_methods", "factory"]
@@ -89,25 +90,24 @@ class CaptumMethod:
         """Scores of every unit for every target; see `Method`."""
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for g in query.causal_mask.any(-1).nonzero().flatten().tolist():
-            scores[g] = yield Call(partial(self._run, query=query, g=g, rng=rng))
+            scores[g] = yield Call(query, partial(self._run, g=g, rng=rng))
         return Scores(scores=scores, info={"captum": version_of("captum"), "frozen_tokens": "kept"})
 
-    def _run(self, session: Session, query: Query, g: int, rng: torch.Generator) -> Float[Tensor, " units"]:
+    def _run(self, lm: LanguageModel, query: Query, g: int, rng: torch.Generator) -> Float[Tensor, " units"]:
         """Scores for one target."""
         cls = _class_of(self.name)
         features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else {}
         positions = [*features] or [i for i in movable_positions(query) if i <= query.target_rows[g][0]]
-        rows = session.embeddings[positions][None].clone()
-        arguments = self._arguments(cls, rows, session.baseline(self.baseline).to(rows))
+        rows = query.context.rows[positions][None].clone()
+        arguments = self._arguments(cls, rows, query.baseline(self.baseline).to(rows))
         if features:
             numbers = torch.tensor([*features.values()], device=rows.device)
             arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
         replaces = bool(features) or "sliding_window_shapes" in arguments
         of_class = {key: value for key, value in self.settings.items() if key in names_of(cls)}
-        with seeded(rng, session.lm.device), explained("Captum", self.name, self.settings):
-            method = cls(TargetFunction(session, g, tuple(positions), self.score), **of_class)
+        with seeded(rng, lm.device), explained("Captum", self.name, self.settings):
+            method = cls(TargetFunction(lm, query, g, tuple(positions), self.score), **of_class)
             attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[0].detach()
-        share_done(session, g + 1, len(query.target_spans))
         # A unit that is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
         per_token = attributions[:, 0] if replaces else reduce_dimensions(attributions, self.reduce)
         tokens = torch.zeros(len(query.encoding.token_ids))

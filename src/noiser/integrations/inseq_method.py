@@ -18,11 +18,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from noiser.checks import check_choice
+from noiser.engine import Call, Query, Steps
 from noiser.errors import DependencyError, ParameterError, UnknownNameError
 from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
-from noiser.integrations.engine import Call, Query, Session, Steps
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.attention import eager_attention
+from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import model_lock
 from noiser.version import version_of
 
@@ -88,14 +89,14 @@ class InseqMethod:
             raise ParameterError(
                 f"Inseq explains token by token; expected target_unit='token', got {query.target_unit!r}."
             )
-        tokens = yield Call(partial(self._run, query=query, rng=rng))
+        tokens = yield Call(query, partial(self._run, rng=rng))
         info = {"inseq": version_of("inseq"), "frozen_tokens": "perturbed"}
         return Scores(scores=sum_over_units(query, tokens[:, : len(query.token_ids)]), info=info)
 
-    def _run(self, session: Session, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
+    def _run(self, lm: LanguageModel, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
-        lm, model = session.lm, _twin(session.lm.model)
-        model.register_forward_pre_hook(partial(_count, session), with_kwargs=True)
+        model = _twin(lm.model)
+        model.register_forward_pre_hook(partial(_count, query), with_kwargs=True)
         of_class = {key: value for key, value in self.settings.items() if key in names_of(_class_of(self.name), *_OURS)}
         of_step = {key: value for key, value in self.settings.items() if key not in of_class}
         failures = explained("Inseq", self.name, self.settings)
@@ -115,7 +116,6 @@ class InseqMethod:
                 pretty_progress=False,
                 attribution_args=arguments,
             )
-        session.report()
         (sequence,) = output.sequence_attributions
         return self._reduced(sequence.target_attributions.float(), type(sequence).__name__).T
 
@@ -143,10 +143,10 @@ def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
     return probabilities.gather(-1, target).squeeze(-1) - probabilities[:, foil]
 
 
-def _count(session: Session, _model: Any, _args: Any, given: Mapping[str, Any]) -> None:
+def _count(query: Query, _model: Any, _args: Any, given: Mapping[str, Any]) -> None:
     inputs = given.get("inputs_embeds")
     inputs = given["input_ids"] if inputs is None else inputs
-    session.count(inputs.shape[0] * inputs.shape[1], head_rows=0)
+    query.spent.add(inputs.shape[0] * inputs.shape[1])
 
 
 def _twin(model: Any) -> Any:

@@ -10,19 +10,20 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, random_state_kept, set_count
-from noiser.engine import ABSENCES, Absence
+from noiser.engine import ABSENCES, SCORES, Absence, Call, Game, Query, ScoreName, Steps, remover
 from noiser.errors import DependencyError, UnknownNameError
 from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
-from noiser.integrations.engine import Call, Query, Session, Steps, UnitGame, share_done
-from noiser.methods.coalitions import Coalitions, ScaleName
+from noiser.integrations.engine import target_game
+from noiser.methods.coalitions import table
 from noiser.methods.protocol import Scores
+from noiser.model.language_model import LanguageModel
 from noiser.version import version_of
 
 __all__ = ["ShapiqMethod", "factory", "shapiq_methods"]
@@ -54,7 +55,7 @@ class ShapiqMethod:
     name: str
     budget: int | None = field(default=None, kw_only=True)
     baseline: Absence = field(default="zero", kw_only=True)
-    score: ScaleName = field(default="prob", kw_only=True)
+    score: ScoreName = field(default="prob", kw_only=True)
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class ShapiqMethod:
         if self.budget is not None:
             set_count(self, "budget", least=2)
         check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, get_args(ScaleName))
+        check_choice("score", self.score, SCORES)
         check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS))
 
     @property
@@ -70,24 +71,19 @@ class ShapiqMethod:
         """The method's name in a result."""
         return f"shapiq:{self.name}@1"
 
-    def inputs_for(self, units: int) -> int:
-        """The most inputs that are run for so many units."""
-        return min(self.budget or 16 * units + 130, 2**units - 1)
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        coalitions = Coalitions(query, self.baseline, self.score)
-        rows = yield Call(partial(self._play, coalitions=coalitions, rng=rng))
-        return Scores(scores=coalitions.table(rows), info={"shapiq": version_of("shapiq")})
+        game = Game(query, self.score, remover(query, self.baseline))
+        rows = yield Call(query, partial(self._play, game=game, rng=rng))
+        return Scores(scores=table(game, rows), info={"shapiq": version_of("shapiq")})
 
-    def _play(self, session: Session, coalitions: Coalitions, rng: torch.Generator) -> list[Float64[Tensor, " seen"]]:
+    def _play(self, lm: LanguageModel, _: Query, game: Game, rng: torch.Generator) -> list[Float64[Tensor, " seen"]]:
         """For each target the scores of the units before it."""
         seed = int(torch.randint(2**31, (), generator=rng))
-        game, rows = UnitGame(session, coalitions), list[Float64[Tensor, " seen"]]()
-        for g in range(len(coalitions.seen)):
-            with seeded(rng, session.lm.device):
-                rows.append(self._approximate(*game.of_target(g), seed))
-            share_done(session, g + 1, len(coalitions.seen))
+        rows = list[Float64[Tensor, " seen"]]()
+        for g in range(len(game.units)):
+            with seeded(rng, lm.device):
+                rows.append(self._approximate(*target_game(lm, game, g), seed))
         return rows
 
     def _approximate(self, game: Callable[..., Any], players: int, seed: int) -> Float64[Tensor, " players"]:
