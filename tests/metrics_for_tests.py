@@ -10,10 +10,8 @@ import torch
 import metrics_reference as reference
 import noiser
 from engine_for_tests import query_of
-from noiser.attribution import Attribution
 from noiser.engine import run_one
 from noiser.metrics import METRICS, Case, measured
-from noiser.types import Target
 from tiny import tiny
 
 PROMPT = "The quick fox sings near the river"
@@ -23,31 +21,9 @@ PROMPT = "The quick fox sings near the river"
 def attributed(family="llama", prompt=PROMPT, **options):
     """A model, and an attribution on it with normal scores."""
     lm = tiny(family)
-    return lm, attribution(lm, query_of(lm, prompt, **options))
-
-
-def attribution(lm, query):
-    shape = len(query.target_spans), len(query.units)
-    scores = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    ids = [tuple(query.target_ids[i] for i in span) for span in query.target_spans]
-    targets = [
-        Target(text, own[0], 0.5, 1, rest=own[1:], before=before)
-        for text, own, before in zip(query.target_texts, ids, query.skipped_ids, strict=True)
-    ]
-    foil = None if query.foil_id is None else Target(lm.tokenizer.decode(query.foil_id), query.foil_id, 0.5, 1)
-    return Attribution(
-        text=query.encoding.text,
-        prompt_length=query.prompt_length,
-        prompt=query.prompt,
-        scores=scores.masked_fill(~query.causal_mask, torch.nan),
-        units=query.units,
-        targets=tuple(targets),
-        foil=foil,
-        unit=query.unit,
-        target_unit=query.target_unit,
-        method="random@1",
-        model=query.model,
-    )
+    att = noiser.attribute(lm, prompt, method="random", **options)
+    drawn = torch.randn(att.scores.shape, generator=torch.Generator().manual_seed(1))
+    return lm, dataclasses.replace(att, scores=drawn.masked_fill(att.scores.isnan(), torch.nan))
 
 
 def with_scores(att, scores):

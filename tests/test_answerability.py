@@ -15,7 +15,7 @@ from attribution_for_tests import make
 from engine_for_tests import query_of
 from metrics_for_tests import attributed
 from noiser.errors import JudgeError, UnitError
-from noiser.judges import Judge, JudgeRequest, Verdict
+from noiser.judges import JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case
 from noiser.metrics.judged import JudgeStoppedError, scored_words
 from noiser.types import Span, Target
@@ -123,12 +123,6 @@ def test_several_targets_are_joined_and_their_scores_averaged():
     assert judged("answerability", [two], Knowing([]))[0]["status"] == "correct"
 
 
-def test_tokens_are_summed_to_words():
-    words = scored_words(make(("Le", "Bron", " plays", " sport"), ((0.1, 0.3, -0.2, 0.3),)), [False] * 4, "sum")
-    assert words.words == ("LeBron", "plays", "sport")
-    assert words.scores.tolist() == pytest.approx([0.4, -0.2, 0.3])
-
-
 def test_continuation_special_tokens_and_units_without_a_score_are_left_out():
     units = (Span("", 0, 0, (0,)), Span("LeBron", 0, 6, (1,)), Span(" ", 6, 7, (2,)), Span(" is", 7, 10, (3,)))
     units = (*units, Span(" a", 10, 12, (4,)), Span(" player", 12, 19, (5,)))
@@ -228,7 +222,3 @@ def test_measure_asks_the_judge_about_one_attribution():
     assert len(judge.batches[0][0].words) == math.ceil(len(one.units) / 2)
     with pytest.raises(UnitError, match="expected tokens or words"):
         noiser.measure(*attributed(unit="sentence"), "minimum_top_k", judge=judge)
-
-
-def test_a_judge_is_anything_that_judges():
-    assert isinstance(Knowing([]), Judge)

@@ -50,27 +50,6 @@ def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
     assert 46 <= hits <= 59
 
 
-def test_pairs_are_drawn_together():
-    rng = np.random.default_rng(0)
-    shared = rng.normal(size=50) * 10
-    a, b = shared + 1 + 0.1 * rng.normal(size=50), shared
-    found = estimate(mean_gap, a.tolist(), b.tolist())
-    assert found.value == pytest.approx(1, abs=0.1)
-    assert found.high - found.low < 0.2  # unpaired it would be several
-
-
-@pytest.mark.slow
-def test_intervals_of_few_prompts_are_too_narrow():
-    """So fewer than six have none: of normal numbers, intervals of six hold the mean less often than of thirty."""
-    rng = np.random.default_rng(1)
-    shares = []
-    for n in (6, 30):
-        found = [estimate(mean, rng.normal(size=n).tolist(), seed=i) for i in range(400)]
-        shares.append(sum(one.low <= 0 <= one.high for one in found) / 400)
-    assert 0.82 <= shares[0] <= 0.91
-    assert 0.91 <= shares[1] <= 0.97
-
-
 def test_fewer_than_six_prompts_have_no_interval_and_no_p():
     for n in range(1, 8):
         found = estimate(mean_gap, [1.0 + i for i in range(n)], [0.5 * i for i in range(n)], contrast=True)
@@ -107,13 +86,6 @@ def test_exchanges_of_the_papers_score_by_hand():
     assert exchange_p(difference, *one, *other) == far / 64
 
 
-def test_p_values_of_no_difference_are_uniform():
-    rng = np.random.default_rng(0)
-    found = [exchange_p(mean_gap, *rng.normal(size=(2, 9))) for _ in range(400)]
-    for level in (0.05, 0.2, 0.5):
-        assert sum(p <= level for p in found) / 400 == pytest.approx(level, abs=0.07)
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_rejects_what_the_step_down_procedure_rejects(values):
     for alpha in (0.01, 0.05, 0.3):
@@ -121,17 +93,7 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(values):
         while left and values[left[0]] * len(left) <= alpha:
             rejected.add(left.pop(0))
         assert {i for i, p in enumerate(holm(values)) if p <= alpha} == rejected
-
-
-def test_holm_leaves_what_has_no_p_value_out():
-    assert holm([0.01, math.nan, 0.02])[::2] == pytest.approx([0.02, 0.02])
-    assert math.isnan(holm([0.01, math.nan])[1])
-
-
-def test_bootstrap_repeats_with_its_seed():
-    values = [0.1, 0.5, 0.2, 0.9, 0.3, 0.7]
-    one, again, other = (repr(estimate(mean, values, seed=seed)) for seed in (3, 3, 4))  # its p is NaN
-    assert one == again != other
+        assert holm([*values, math.nan])[:-1] == holm(values)
 
 
 def test_what_is_not_defined_is_nan_with_a_reason():
@@ -165,10 +127,3 @@ def test_columns_must_fit():
         estimate(mean_gap, [1.0], [1.0, 2.0])
     with pytest.raises(noiser.errors.ParameterError, match="confidence is 95"):
         estimate(mean, [1.0, 2.0], confidence=95)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 5))
-def test_estimates_never_crash(values, seed):
-    found = log_ratio(values, values[::-1], seed=seed)
-    assert found.n == len(values)
-    assert math.isfinite(found.value) or found.reason

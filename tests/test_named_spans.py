@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import random
 from pathlib import Path
 
 import numpy as np
@@ -103,18 +102,6 @@ def test_many_equal_scores_have_a_reciprocal_rank():
     assert mean_reciprocal_rank(0, 1500, 1) == pytest.approx(sum(1 / place for place in range(1, 1501)) / 1500)
     assert mean_reciprocal_rank(0, 1500, 750) == pytest.approx(math.log(2), abs=1e-3)  # halves: Σ ½ⁿ/n
     assert mean_reciprocal_rank(9, 1500, 1500) == pytest.approx(1 / 10)
-
-
-def test_scores_without_information_find_gold_at_its_share():
-    rng = random.Random(0)
-    found = [measured("gold_spans", [rng.random() for _ in range(6)], {"gold": [(4, 9)]}, k=(1, 3)) for _ in range(150)]
-    assert np.mean([one["recall@1"] for one in found]) == pytest.approx(1 / 6, abs=0.1)
-    assert np.mean([one["recall@3"] for one in found]) == pytest.approx(1 / 2, abs=0.1)
-
-
-def test_examples_without_gold_say_so():
-    with pytest.raises(noiser.errors.ParameterError, match="name 'gold' or 'antecedent'; got 'rest of it'"):
-        measured("gold_spans", [1.0], {"rest of it": [(0, 3)]})
 
 
 # ---- stability -----------------------------------------------------------------------------------------------------

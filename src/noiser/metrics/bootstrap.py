@@ -124,8 +124,9 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
     def along_last_axis(*columns: Any, axis: int) -> Any:  # noqa: ARG001 - the axis is always the last
         return statistic(*columns)
 
-    def resample(method: str) -> Any:
-        return stats.bootstrap(
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore")  # SciPy warns where BCa is not defined: the percentile interval takes over
+        found: Any = stats.bootstrap(
             data,
             along_last_axis,
             paired=True,
@@ -133,16 +134,13 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
             n_resamples=RESAMPLES,
             batch=max(1, BATCH // len(data[0])),
             confidence_level=confidence,
-            method=method,
+            method="BCa",
             rng=np.random.default_rng(seed),
         )
-
-    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        warnings.simplefilter("ignore")  # SciPy warns where BCa is not defined: the percentile interval takes over
-        low, high = resample("BCa").confidence_interval
-        if math.isfinite(low) and math.isfinite(high):
-            return float(low), float(high), ""
-        draws = resample("percentile").bootstrap_distribution
+    low, high = found.confidence_interval
+    if math.isfinite(low) and math.isfinite(high):
+        return float(low), float(high), ""
+    draws = found.bootstrap_distribution
     defined = draws[np.isfinite(draws)]
     undefined = len(draws) - len(defined)
     if undefined > len(draws) / 2:
@@ -156,8 +154,8 @@ def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
     """The two-sided p-value of no difference between the first half of the columns and the second.
 
     The share of exchanges of the halves, prompt by prompt, whose statistic is at least as far from 0; for a mean of
-    differences the sign-flip test. Up to 12 prompts all 2^n exchanges are made; else 9,999 drawn ones, with the one that
-    was observed. An exchange for which the statistic is not defined counts as far from 0.
+    differences the sign-flip test. Up to 12 prompts all 2^n exchanges are made, else 9,999 drawn ones and the observed
+    one. An exchange for which the statistic is not defined counts as far from 0.
     """
     sides = np.asarray(columns, dtype=np.float64)
     exchanged, n = np.roll(sides, len(sides) // 2, axis=0), sides.shape[-1]

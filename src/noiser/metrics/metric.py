@@ -208,15 +208,9 @@ class Metric:
 
 
 def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: Callable[[str], str] = str) -> None:
-    """Whether at least one of the metrics reads each of the settings, and a judge, that is given.
+    """Raises ParameterError unless at least one of the metrics reads each setting, and a judge, that is given.
 
-    Args:
-        metrics: that are to be measured.
-        settings: by name; None and what holds anyway are not given.
-        shown: how a setting is called where it was given.
-
-    Raises:
-        ParameterError: none does.
+    None and what holds anyway are not given; `shown` makes a setting's name what it is called in a message.
     """
     if not metrics or any(metric.reads is None for metric in metrics):
         return
