@@ -13,7 +13,7 @@ import noiser
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
 from noiser.errors import ParameterError, UnitError, UnknownNameError
-from noiser.model import rebuild_query
+from noiser.engine import restore, run_one
 from noiser.types import Span
 from tiny import CHAT_TEMPLATE, tiny, tiny_tokenizer
 
@@ -120,7 +120,7 @@ def test_parts_of_adaptive_units_add_up_to_the_sentences_that_they_were_split_fr
     assert texts(sentences) == texts(coarse)
     torch.testing.assert_close(sentences.scores, coarse.scores, equal_nan=True)
     assert texts(auto.aggregate("word")) == texts(noiser.attribute(tiny("llama"), prompt, unit="word", **options))
-    assert rebuild_query(tiny("llama"), sentences).units == sentences.units
+    assert run_one(tiny("llama"), restore(tiny("llama"), sentences)).units == sentences.units
     with pytest.raises(UnitError, match=r"'auto', which are not parts of words. .*unit='word'"):
         coarse.aggregate("word")
     units = (Span("It rains. The fox", 0, 17, (0, 1, 2, 3)), Span(" sings.", 17, 24, (4,)))

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 import noiser
-from engine_for_tests import clean, distributions
-from noiser.engine import Replace, Session
+from engine_for_tests import clean, distributions, query_of
+from noiser.engine import replace
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.integrations.common import seeded
 from noiser.methods import METHODS, make_method
-from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 pytest.importorskip("captum", reason="Captum is not installed: pip install captum==0.9.0")
@@ -64,14 +63,14 @@ def test_equals_ours(theirs, ours, options, family):
 def test_shapley_values_are_exact():
     """Against the definition, over all coalitions of words."""
     found = attribute("captum:ShapleyValues", unit="word")
-    lm, query = tiny("gemma3"), build_query(tiny("gemma3"), PROMPT, unit="word")
+    lm, query = tiny("gemma3"), query_of(tiny("gemma3"), PROMPT, unit="word")
     n, token = len(query.units), query.target_ids[0]
 
     def value(kept):
         gone = [i for u, unit in enumerate(query.units) if u not in kept for i in unit.token_indices]
         if not gone:
-            return float(clean(lm, query)[0, token])
-        return float(distributions(Session(lm, query), [Replace(tuple(gone))])[0][0, 0, token])
+            return float(clean(query)[0, token])
+        return float(distributions(lm, query, [replace(gone, query.baseline("zero"))])[0][0, 0, token])
 
     for u in range(n):
         others = [i for i in range(n) if i != u]
@@ -120,7 +119,7 @@ def test_contract(name):
         noiser.attribute(lm, PROMPT, method=captum(name), max_new_tokens=2, unit=unit, seed=3) for _ in range(2)
     )
     assert first.scores.shape == (2, len(first.units))
-    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit=unit).causal_mask)
+    assert torch.equal(first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit=unit).causal_mask)
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
     assert 0 not in {i for unit in first.units for i in unit.token_indices}
     assert (first.method, first.info["frozen_tokens"]) == (f"captum:{name}@1", "kept")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import checking
-from noiser.engine.readouts import hellinger
+from noiser.engine.scores import logprob
 
 MODULE = """
 from __future__ import annotations
@@ -75,4 +75,4 @@ def test_sizes_types_and_results_are_checked(module):
 
 def test_the_package_is_checked():
     with pytest.raises(jaxtyping.TypeCheckError):
-        hellinger(torch.ones(2, 3) / 3, torch.ones(2, 4) / 4)
+        logprob(torch.ones(1, 2, 3), torch.ones(2, 4), torch.tensor([0]))

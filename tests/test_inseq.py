@@ -13,7 +13,7 @@ import torch
 import noiser
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
-from noiser.model import build_query
+from engine_for_tests import query_of
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 if importlib.util.find_spec("inseq") is None:
@@ -227,7 +227,7 @@ def test_nothing_of_the_caller_is_changed(name):
     assert torch.equal(torch.get_rng_state(), states)
     assert snapshot(lm) == before
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
-    assert torch.equal(first.scores.isnan(), ~build_query(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask)
+    assert torch.equal(first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask)
 
 
 def snapshot(lm):

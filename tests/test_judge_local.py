@@ -13,7 +13,6 @@ import noiser
 from noiser.errors import ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
-from noiser.model.clean import greedy_continuation, without_sharing
 from noiser.text import encode
 from tiny import tiny_model, tiny_tokenizer
 
@@ -102,7 +101,7 @@ def test_greedy_is_the_most_probable_word_of_a_plain_completion():
     lm = model()
     (verdict,) = LocalJudge(lm).judge([JudgeRequest(("The", "quick", "fox"))])
     ids = encode(lm.tokenizer, "The quick fox").token_ids
-    greedy = without_sharing(greedy_continuation(lm, torch.tensor(ids), 8)).token_ids
+    greedy = lm.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
     assert verdict.replies == (lm.tokenizer.decode(list(greedy), skip_special_tokens=True),)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError, UnitError
-from noiser.model import build_query
+from engine_for_tests import query_of
 from noiser.text import without_sources
 from noiser.types import Source
 from test_pages import chat_model
@@ -79,18 +79,18 @@ def test_sources_may_be_given_in_another_order_than_they_stand_in(unit):
 )
 def test_sources_are_cut_into_parts(unit, expected):
     prompt = "He said: " + noiser.place_sources(QUESTION, SOURCES)  # " The" is a token that begins before its source
-    assert texts(build_query(tiny("llama"), prompt, unit=unit, sources=SOURCES).units) == expected
+    assert texts(query_of(tiny("llama"), prompt, unit=unit, sources=SOURCES).units) == expected
 
 
 def test_sources_of_a_chat_are_found_in_its_messages():
     lm = chat_model()
     chat = [{"role": "system", "content": "The user sings."}, {"role": "user", "content": "Does the user sing?"}]
-    query = build_query(lm, chat, unit="source", sources=["user sing", "user"], max_new_tokens=2)
+    query = query_of(lm, chat, unit="source", sources=["user sing", "user"], max_new_tokens=2)
     text = query.encoding.text
     starts = [text.index("user sings."), text.index("user sing?")]
     assert [source.start for source in query.sources] == starts  # neither is the role's name
     assert [unit.text for unit in query.units if unit.end <= query.prompt_length] == ["user sing", "user"]
-    turns = build_query(lm, chat, unit="turn", max_new_tokens=2).units
+    turns = query_of(lm, chat, unit="turn", max_new_tokens=2).units
     assert [turn.text for turn in turns[:2]] == ["The user sings.", "Does the user sing?"]
     assert len(turns) == 3  # and the continuation's first token
 
@@ -99,7 +99,7 @@ def test_a_prompt_without_its_sources():
     """They are cut where they stand, and not where the same words stand first."""
     lm, sources = tiny("llama"), ["A fox sings.", "the dog plays."]
     text = "Is it so that the dog plays. today?\n\nA fox sings. the dog plays.\nSo:"
-    found = build_query(lm, text, sources=sources, unit="source").sources
+    found = query_of(lm, text, sources=sources, unit="source").sources
     assert without_sources(text, None, text, [], found) == "Is it so that the dog plays. today?\n\n \nSo:"
     chat = [{"role": "user", "content": " A fox sings. Why? "}, {"role": "user", "content": "A fox sings."}]
     rendered = "<|user|>A fox sings. Why?\n<|user|>A fox sings.\n"
@@ -112,7 +112,7 @@ def test_a_prompt_without_its_sources():
 
 
 def test_a_text_that_stands_twice_is_two_sources():
-    query = build_query(tiny("llama"), "It rains. The fox sings. It rains.", sources=["It rains."] * 2, unit="source")
+    query = query_of(tiny("llama"), "It rains. The fox sings. It rains.", sources=["It rains."] * 2, unit="source")
     assert [source.start for source in query.sources] == [0, 25]
 
 
