@@ -11,12 +11,10 @@ import re
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import noiser
-import noiser.model
 from attribution_for_tests import make, spans_of
-from noiser.cli import app
+from engine_for_tests import query_of
 from noiser.errors import ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.types import Source, Target
 from test_pages import chat_model
@@ -205,7 +203,7 @@ def test_a_chat_with_more_than_role_and_content_comes_back(tmp_path):
 
 def log_probabilities(lm, prompt, answer, removed=()):
     """Of each token of the answer, with some characters of the prompt hidden from what stands after the sources."""
-    query = noiser.model.build_query(lm, prompt, target=answer)
+    query = query_of(lm, prompt, target=answer)
     ids = [*query.encoding.token_ids[: query.prompt_tokens], *query.target_ids]
     hidden = torch.zeros(len(ids), dtype=torch.bool)
     for index, (start, end) in enumerate(query.encoding.offsets[: query.prompt_tokens]):
@@ -268,28 +266,24 @@ def test_any_method_cites():
     assert found.scores.shape == (2, 3)
 
 
-@pytest.mark.parametrize(("packs", "baseline", "memory"), [(True, "hidden", 3.0), (False, "zero", 4.0)])
-def test_sources_are_hidden_where_the_model_can_hide_them(packs, baseline, memory):
-    lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
-    lm.packs = packs
+@pytest.mark.parametrize(("family", "baseline", "memory"), [("llama", "hidden", 3.0), ("mamba", "zero", 4.0)])
+def test_sources_are_hidden_where_the_model_can_hide_them(family, baseline, memory):
     options = {"answer": ANSWER, "unit": "source", "contrast": False}
-    found = noiser.cite(lm, QUESTION, SOURCES, **options)
+    found = noiser.cite(tiny(family), QUESTION, SOURCES, **options)
     assert found.attribution.parameters["baseline"] == baseline
     assert found.memory == memory
-    chosen = noiser.cite(lm, QUESTION, SOURCES, method=noiser.Occlusion(score="logprob", baseline=baseline), **options)
-    torch.testing.assert_close(found.scores, chosen.scores)
 
 
 def test_only_question_and_answer_are_run_for_each_source():
     lm = tiny("llama")
     att = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="source", contrast=False).attribution
-    query = noiser.model.build_query(lm, att.prompt, target=ANSWER, target_unit="sentence", sources=SOURCES)
+    query = query_of(lm, att.prompt, target=ANSWER, target_unit="sentence", sources=SOURCES)
     after = len(query.token_ids) - query.sources_stop
     assert att.info["token_forwards"] == (1 + len(SOURCES)) * after  # all sources at once, and each by itself
 
 
 def written(lm, prompt, count):
-    (text,) = noiser.model.build_query(lm, prompt, target_unit="all", max_new_tokens=count).target_texts
+    (text,) = query_of(lm, prompt, target_unit="all", max_new_tokens=count).target_texts
     return text
 
 
@@ -317,10 +311,9 @@ def test_sources_may_stand_in_the_prompt_already():
         (["a cat"], {"template": None}, UnitError, "is not in the prompt"),
         (["a cat", " "], {}, UnitError, "Source 2 is empty"),
         (["a cat"], {"answer": ""}, TargetError, "has no tokens"),
-        (["a cat"], {"answer": " \n"}, TargetError, "answers nothing"),
+        (["a cat"], {"answer": " \n"}, TargetError, "empty answer"),
         (["a cat"], {"template": "{question}"}, ParameterError, "once each"),
         (["a cat"], {"unit": "word"}, LookupError, "Known: auto"),
-        (["a cat"], {"unit": "source", "max_seconds": 1}, ParameterError, "expected unit='auto'"),
         (["a cat " * 300], {}, PromptError, "Shorten the prompt"),
     ],
 )
@@ -331,22 +324,11 @@ def test_what_cannot_be_cited_is_a_clear_error(sources, options, error, message,
 
 def test_a_continuation_ends_before_a_text():
     lm = tiny("llama")
-    ids = noiser.model.build_query(lm, QUESTION, max_new_tokens=12).target_ids
+    ids = query_of(lm, QUESTION, max_new_tokens=12).target_ids
     words = [lm.tokenizer.decode([token]) for token in ids]
     index = next(i for i in range(2, 12) if words[i].isascii() and not any(words[i] in word for word in words[:i]))
-    assert noiser.model.build_query(lm, QUESTION, max_new_tokens=12, stop=words[index]).target_ids == ids[:index]
-    assert noiser.model.build_query(lm, QUESTION, max_new_tokens=12, stop=words[0]).target_ids[:1] == ids[:1]
-
-
-# ---- a small model that looks first, and many questions ------------------------------------------------------------
-
-
-MANY = [f"The {animal} sings in the {place}. It {verb}." for animal, place, verb in zip(
-    ("fox", "dog", "train", "teacher", "river", "village"),
-    ("rain", "bank", "museum", "market", "bridge", "city"),
-    ("jumps", "runs", "plays", "rains", "sings", "is late"),
-    strict=True,
-)]  # fmt: skip
+    assert query_of(lm, QUESTION, max_new_tokens=12, stop=words[index]).target_ids == ids[:index]
+    assert query_of(lm, QUESTION, max_new_tokens=12, stop=words[0]).target_ids[:1] == ids[:1]
 
 
 def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():
@@ -381,7 +363,6 @@ def test_a_source_may_hold_a_special_token():
         ({"template": 3}, "template is 3"),
         ({"memory": "3"}, "memory is '3'"),
         ({"memory": math.nan}, "memory is nan"),
-        ({"max_forwards": "10"}, "max_forwards is '10'"),
     ],
 )
 def test_arguments_of_the_wrong_type(changes, message, unchecked):
@@ -392,7 +373,11 @@ def test_arguments_of_the_wrong_type(changes, message, unchecked):
 
 def test_many_questions_are_answered_as_one_by_one():
     lm = tiny("llama")
-    questions, sources, answers = [QUESTION, "Does it rain?"], [SOURCES, MANY[:2]], [ANSWER, None]
+    questions, sources, answers = (
+        [QUESTION, "Does it rain?"],
+        [SOURCES, ["The fox sings in the rain. It jumps.", "It rains."]],
+        [ANSWER, None],
+    )
     many = noiser.cite(lm, questions, sources, answer=answers, max_new_tokens=4)
     for found, question, texts, answer in zip(many, questions, sources, answers, strict=True):
         alone = noiser.cite(lm, question, texts, answer=answer, max_new_tokens=4)
@@ -407,102 +392,19 @@ def test_many_questions_are_answered_as_one_by_one():
         noiser.cite(lm, questions, [("fox", "It sings."), ("dog", "It barks.")])
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(noiser.model, "load_model", lambda *_, **__: tiny("llama"))
-    files = [tmp_path / "fox.txt", tmp_path / "rain.txt"]
-    for file, text in zip(files, ("The fox sings. A dog plays.", "It rains."), strict=True):
-        file.write_text(text, encoding="utf-8")
-    sources = [part for file in files for part in ("--source", str(file))]
-
-    def run(*more):
-        return CliRunner().invoke(app, ["cite", *sources, QUESTION, "--answer", ANSWER, "--no-contrast", *more])
-
-    result = run()
-    assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("The fox sings. ")
-    result = run(
-        "--format", "json", "-o", str(tmp_path / "out.json"), "--method", "occlusion", "--set", "score=logprob"
-    )
-    assert result.exit_code == 0, result.output
-    assert [source.title for source in noiser.Citations.load(tmp_path / "out.json").sources] == ["fox.txt", "rain.txt"]
-    assert run("--format", "csv").stdout.startswith("sentence_index,sentence,log_probability,loss,")
-    assert run("--format", "md").stdout.startswith("The fox sings. ")
-    assert run("--format", "html").stdout.startswith("<!doctype html>")
-    files[0].write_text("The fox sings. A dog plays.", encoding="utf-8-sig")
-    assert "\ufeff" not in json.loads(run("--format", "json").stdout)["attribution"]["text"]
-    files[0].write_bytes(b"\xff\xfe")
-    assert "expected UTF-8" in run().output
-    files[0].unlink()
-    assert run().exit_code == 2
-
-
 # ---- against truth ---------------------------------------------------------------------------------------------------
 
 
-def made_up_facts(seed, count=12):
-    """(source, question, answer) of invented people, things and places."""
-    rng = random.Random(seed)
-    people = [
-        "Anna",
-        "Tobias",
-        "Mira",
-        "Jonas",
-        "Petra",
-        "Lukas",
-        "Clara",
-        "Felix",
-        "Greta",
-        "Oskar",
-        "Nina",
-        "Viktor",
-    ]
-    things = [
-        "guitar",
-        "telescope",
-        "kettle",
-        "ladder",
-        "globe",
-        "drum",
-        "lantern",
-        "compass",
-        "violin",
-        "typewriter",
-        "anchor",
-        "mirror",
-    ]
-    places = [
-        "attic",
-        "garden",
-        "cellar",
-        "kitchen",
-        "garage",
-        "library",
-        "barn",
-        "tower",
-        "bakery",
-        "harbour",
-        "museum",
-        "chapel",
-    ]
-    rng.shuffle(things)
-    rng.shuffle(places)
-    return [
-        (f"{who} keeps the {thing} in the {place}.", f"Where does {who} keep the {thing}?", f" In the {place}.")
-        for who, thing, place in list(zip(people, things, places, strict=True))[:count]
-    ]
+PEOPLE = ("Anna", "Tobias", "Mira", "Jonas", "Petra", "Lukas", "Clara", "Felix", "Greta")
+THINGS = ("guitar", "telescope", "kettle", "ladder", "globe", "drum", "lantern", "compass", "violin")
+PLACES = ("attic", "garden", "cellar", "kitchen", "garage", "library", "barn", "tower", "bakery")
 
 
 @pytest.mark.slow
 def test_the_source_of_an_invented_fact_is_cited_first(real):
-    facts = made_up_facts(seed=0)
-    sources = [source for source, _, _ in facts]
-    firsts = [
-        noiser.cite(real, question, sources, answer=answer, unit="source", contrast=False).scores[0].argmax()
-        for _, question, answer in facts[::4]
-    ]
-    hits = sum(int(first) == 4 * index for index, first in enumerate(firsts))
-    print(f"{real.identity.name}: {hits} of {len(firsts)} sources are cited first")
-    assert hits == 3
+    facts = [*zip(PEOPLE, random.Random(0).sample(THINGS, 9), random.Random(1).sample(PLACES, 9), strict=True)]
+    sources = [f"{who} keeps the {thing} in the {place}." for who, thing, place in facts]
+    for index, (who, thing, place) in list(enumerate(facts))[::4]:
+        asked, answer = f"Where does {who} keep the {thing}?", f" In the {place}."
+        found = noiser.cite(real, asked, sources, answer=answer, unit="source", contrast=False)
+        assert int(found.scores[0].argmax()) == index

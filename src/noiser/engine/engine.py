@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -115,7 +115,9 @@ class Engine:
                     yield from self._ended(working, [work])
                 if not self._queue:
                     return
-                yield from self._ended(working, self._pass())
+                with own_defaults():
+                    ready = self._pass()
+                yield from self._ended(working, ready)
         finally:
             for work in working.values():
                 work.steps.close()
@@ -123,7 +125,8 @@ class Engine:
     def _ended(self, working: dict[int, _Work[T]], ready: Iterable[_Work[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The generators that end when those that have their answers go on."""
         for work in ready:
-            outcome = self._advance(work)
+            with own_defaults():
+                outcome = self._advance(work)
             if outcome:
                 del working[work.number]
                 yield work.number, outcome[0]
@@ -245,6 +248,18 @@ class Engine:
         self._done += sum(item.tokens for item in items)
         if self.progress:
             self.progress(self._done, self._done + sum(item.tokens for item in self._queue))
+
+
+@contextmanager
+def own_defaults() -> Generator[None]:
+    """Within it new tensors are float32 on the CPU, whatever defaults the caller has set."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def run_all(lm: LanguageModel, works: Iterable[Steps[T]], progress: Progress | None = None) -> list[T]:

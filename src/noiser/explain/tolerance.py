@@ -183,7 +183,10 @@ def _noise(query: Query, att: Attribution, samples: int | None, noise: Tensor | 
     own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
     noise = own.get("noise") if noise is None and samples is None else noise
     if noise is not None:
-        return check_noise(as_noise(noise), longest, dim)  # in a saved attribution it is lists
+        vectors = check_noise(as_noise(noise), longest, dim)  # in a saved attribution it is lists
+        if samples not in (None, len(vectors)):
+            raise ParameterError(f"samples is {samples} and noise has {len(vectors)}; leave samples out.")
+        return vectors
     count = check_count("samples", own.get("samples", 10) if samples is None else samples)
     generator = torch.Generator().manual_seed(att.seed)
     if own.get("bounding") == "random":
