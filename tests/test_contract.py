@@ -353,7 +353,7 @@ def test_the_callers_default_device_changes_no_number(tmp_path):
 
 @pytest.mark.parametrize("model", [tiny("llama").model, "gpt2"], ids=["module", "text"])
 def test_a_model_that_was_not_wrapped_is_an_error_that_says_so(model):
-    with pytest.raises(ParameterError, match=rf"The model is a {type(model).__name__}. .*noiser\.wrap"):
+    with pytest.raises(ParameterError, match=rf"The model is a {type(model).__name__}; expected .*noiser\.wrap"):
         noiser.attribute(model, PROMPT, method="occlusion")
 
 

@@ -124,8 +124,9 @@ def keep(
     samples: int,
     targets: Sequence[int] | None = None,
 ) -> Change:
-    """The change `x * mask`: soft masks of Zhao and Aletras (2023), made when a pass is filled, [samples, positions, dim
-    or 1].
+    """The change `x * mask`: soft masks of Zhao and Aletras (2023), [samples, positions, dim or 1].
+
+    They are made when a pass is filled.
     """
     return Change(_ascending(positions), lambda clean: clean * masks().to(clean), samples, targets=_tuple(targets))
 
