@@ -52,6 +52,7 @@ def test_rows_do_not_touch_each_other_nor_the_input(kind):
         torch.testing.assert_close(normalize(row, kind), alone, equal_nan=True)
     result.zero_()
     torch.testing.assert_close(rows, before, equal_nan=True)
+    assert normalize(torch.zeros(2, 0), kind).shape == (2, 0)
 
 
 @pytest.mark.parametrize("kind", NORMALIZATIONS)
@@ -64,11 +65,6 @@ def test_nan_stays_where_it_was_and_shares_sum_to_one(kind, scores):
         torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-@pytest.mark.parametrize("kind", NORMALIZATIONS)
-def test_no_units_at_all(kind):
-    assert normalize(torch.zeros(2, 0), kind).shape == (2, 0)
-
-
 def test_infinite_scores_are_refused():
     with pytest.raises(NumericalError, match="1 of 2 scores are infinite"):
         normalize(torch.tensor([1.0, math.inf]), "none")
@@ -79,12 +75,9 @@ def test_a_sum_that_is_zero_but_for_rounding_is_uniform():
     assert normalize(torch.tensor([1.0, -0.9999]), "sum")[0] > 9000  # small, but not for rounding
 
 
-def test_unknown_kind_suggests_the_nearest():
-    with pytest.raises(UnknownNameError, match="Did you mean 'softmax'"):
-        make().normalized("softmx")
-
-
-def test_the_record_normalises_by_sum_unless_told_otherwise():
+def test_of_a_result():
     att = make(("a", "b"), ((1.0, 3.0),))
     torch.testing.assert_close(att.normalized(), torch.tensor([[0.25, 0.75]]))
     assert att.scores.tolist() == [[1.0, 3.0]]
+    with pytest.raises(UnknownNameError, match="Did you mean 'softmax'"):
+        att.normalized("softmx")

@@ -82,17 +82,8 @@ def test_shapley_values_are_exact():
         assert float(found.scores[0, u]) == pytest.approx(shapley, abs=1e-6)
 
 
-@pytest.mark.slow
-def test_sampled_shapley_values_come_near_the_exact_ones():
-    exact = attribute("captum:ShapleyValues", unit="word").scores
-    sampled = attribute(captum("ShapleyValueSampling", n_samples=300), unit="word").scores
-    torch.testing.assert_close(sampled, exact, atol=0.03, rtol=0)
-    regressed = attribute(captum("KernelShap", n_samples=3000), unit="word").scores
-    torch.testing.assert_close(regressed, exact, atol=0.05, rtol=0)
-
-
 def test_window_of_two_tokens():
-    one, two = (attribute(captum("Occlusion", sliding_window_shapes=(size, 32))) for size in (1, 2))
+    one, two = (attribute(captum("Occlusion", sliding_window_shapes=[size, 32])) for size in (1, 2))
     torch.testing.assert_close(one.scores, attribute("captum:FeatureAblation").scores, equal_nan=True)
     assert not torch.allclose(one.scores, two.scores)
 
@@ -186,13 +177,6 @@ def test_what_captum_refuses_says_what_to_do(name, parameters, says):
     with pytest.raises(ParameterError, match=rf"Captum's {name} with .*{says}.*use another method") as caught:
         noiser.attribute(tiny("gemma3"), "fox", unit="word", method=make_method(f"captum:{name}", **parameters))
     assert "\n" not in str(caught.value)
-
-
-def test_lists_are_the_tuples_that_captum_takes():
-    given = {"sliding_window_shapes": [2, 32], "strides": [1, 32]}
-    tuples = {name: tuple(value) for name, value in given.items()}
-    lists, expected = (attribute(captum("Occlusion", **each)).scores for each in (given, tuples))
-    assert torch.equal(lists, expected)
 
 
 def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):

@@ -91,21 +91,6 @@ def test_units_may_be_parts_of_a_target():
     torch.testing.assert_close(att.through().scores, torch.tensor([[0.75, 0.25], [0.375, 0.625]]))
 
 
-def test_a_target_is_not_what_it_was_written_from():
-    """Only the second of two equal sentences is a target: the first belongs to none."""
-    pieces = ("A fox.", " It sings.")
-    att = make(
-        pieces,
-        ((3.0, 1.0),),
-        prompt_length=6,
-        text="A fox. It sings. It sings",
-        units=spans_of(*pieces),
-        targets=(Target(" It sings", 1, 0.5, 1, before=(1,)),),
-    )
-    with pytest.raises(ParameterError, match=r"' It sings\.' of the continuation is not inside one target"):
-        att.through()
-
-
 @pytest.mark.parametrize("answer", [" fox 🦊 x y", " 🦊 x 🦊", " a é x", " fox fox"])
 def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
     """Every piece of it reads as the whole character, so that targets cannot be found by their texts."""

@@ -12,15 +12,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.errors import UnitError
-from noiser.text.segments import (
-    checked_spans,
-    line_spans,
-    owners,
-    paragraph_spans,
-    sentence_spans,
-    snap,
-    word_spans,
-)
+from noiser.text import segments
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
@@ -30,7 +22,12 @@ Members = Float[Tensor, "targets members"]
 Reduced = Float[Tensor, " targets"]
 Columns = tuple[int, ...]
 
-_SPLITS = {"word": word_spans, "sentence": sentence_spans, "line": line_spans, "paragraph": paragraph_spans}
+_SPLITS = {
+    "word": segments.word_spans,
+    "sentence": segments.sentence_spans,
+    "line": segments.line_spans,
+    "paragraph": segments.paragraph_spans,
+}
 """Partitions of a text, from fine to coarse."""
 _ORDER = ("token", *_SPLITS)
 
@@ -72,7 +69,7 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
         tokens = [(att.units[column].start, att.units[column].end) for column in run]
         first, last = tokens[0][0], max(end for _, end in tokens)
         spans = [(first + start, first + end) for start, end in _SPLITS[unit](att.text[first:last])]
-        groups += [tuple(run[index] for index in group.tokens) for group in snap(att.text, spans, tokens)]
+        groups += [tuple(run[index] for index in group.tokens) for group in segments.snap(att.text, spans, tokens)]
     return sorted(groups)
 
 
@@ -99,9 +96,9 @@ def _runs(att: Attribution, columns: Sequence[int]) -> list[list[int]]:
 
 def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list[Columns]:
     """The units of which each span has more than any other span; units in no span are left out."""
-    spans = checked_spans(spans, len(att.text), name="unit", of="text")
+    spans = segments.checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
-    found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
+    found = segments.owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
     groups: list[Columns] = []
     for place, (start, end) in enumerate(spans):
         if start < att.prompt_length < end:
@@ -119,11 +116,10 @@ def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list
 
 def _joined(att: Attribution, columns: Columns) -> Span:
     members = [att.units[column] for column in columns]
-    if len(members) == 1:  # a special token's text is its name
-        return members[0]
     start, end = min(member.start for member in members), max(member.end for member in members)
     tokens = {index for member in members for index in member.token_indices}
-    return Span(att.text[start:end], start, end, tuple(sorted(tokens)))
+    text = att.text[start:end] if len(members) > 1 else members[0].text  # a special token's text is its name
+    return Span(text, start, end, tuple(sorted(tokens)))
 
 
 def _by_group(

@@ -78,7 +78,7 @@ def figure_class() -> type[Figure]:
 
 
 class _Page:
-    """Boxes laid out so far, and where the next one goes."""
+    """Boxes laid out so far, and the place of the next one."""
 
     def __init__(self, width: float) -> None:
         self.width, self.x, self.y = width, 0.0, _LINE

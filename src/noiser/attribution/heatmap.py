@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.attribution.display import headings, label, number_format, visible
+from noiser.text.segments import join_overlapping
 from noiser.types import Target
 
 if TYPE_CHECKING:
@@ -117,21 +118,17 @@ def _end_of_text(att: Attribution, row: int, scores: Sequence[float]) -> int:
 
 def _pieces(att: Attribution, end: int) -> list[tuple[str, tuple[int, ...]]]:
     """(text, columns) of the units up to `end`, those that share characters together, in order of the text."""
+    columns = [column for column, span in enumerate(att.units) if span.end <= end]
+    columns.sort(key=lambda column: att.units[column].start)
     pieces: list[tuple[str, tuple[int, ...]]] = []
     position = 0
-    for column in sorted(range(len(att.units)), key=lambda i: (att.units[i].start, i)):
-        span = att.units[column]
-        if span.end > end:
-            continue
-        if span.start == span.end:  # a special token, which is not in the text
-            pieces.append((span.text, (column,)))
-        elif span.start >= position:
-            pieces += [(att.text[position : span.start], ())] if span.start > position else []
-            pieces.append((att.text[span.start : span.end], (column,)))
-        else:
-            text, columns = pieces.pop()
-            pieces.append((text + att.text[position : span.end], (*columns, column)))
-        position = max(position, span.end)
+    for group in join_overlapping([(att.units[column].start, att.units[column].end) for column in columns]):
+        spans = [att.units[columns[index]] for index in group]
+        start, stop = spans[0].start, max(span.end for span in spans)
+        pieces += [(att.text[position:start], ())] if start > position else []
+        text = att.text[start:stop] or spans[0].text  # a special token is not in the text
+        pieces.append((text, tuple(columns[index] for index in group)))
+        position = max(position, stop)
     return [*pieces, (att.text[position:end], ())] if position < end else pieces
 
 
@@ -144,18 +141,17 @@ def _weights(scores: Sequence[float]) -> list[float]:
 def table(attributions: Sequence[Attribution], row: int, most: int | None = None) -> Table:
     """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution.
 
-    Of one attribution: scores, standard errors and thresholds. Of several, which must have the same units: a column
-    of scores each.
+    Of one attribution: scores, errors and thresholds. Of several of the same units: a column of scores each.
     """
-    first = attributions[0]
+    first, single = attributions[0], len(attributions) == 1
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
-    names = headings(attributions) if len(attributions) > 1 else ["score"]
+    names = ["score"] if single else headings(attributions)
     columns = [_texts(values, _errors(att, row)) for att, values in zip(attributions, scores, strict=True)]
-    if len(attributions) == 1 and first.stderr is not None:
-        show, stderr = number_format(scores[0]), _errors(first, row)
+    if single and first.stderr is not None:
+        show = number_format(scores[0])
         names.append("±")
-        columns.append(["" if math.isnan(error) else show(error, error) for error in stderr])
-    if len(attributions) == 1 and first.thresholds is not None:
+        columns.append(["" if math.isnan(error) else show(error, error) for error in _errors(first, row)])
+    if single and first.thresholds is not None:
         names.append("threshold")
         columns.append(_texts(first.thresholds[row].tolist(), [math.nan] * len(first.units)))
     orders = [_order(values) for values in scores]

@@ -57,13 +57,8 @@ def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = No
     return page_of_card(card, f"{prompt} – {label(first.method) if count == 1 else f'{count} methods'}")
 
 
-def fragment(attributions: Sequence[Attribution], identifier: str | None = None) -> str:
-    """The same as a piece of a page, such as a notebook's output; several can stand on one page.
-
-    `identifier` is for pages that are the same every time and have the rules of `css` already: unique on the page.
-    """
-    if identifier is not None:
-        return _card(attributions, identifier)
+def fragment(attributions: Sequence[Attribution]) -> str:
+    """The same as a piece of a page, such as a notebook's output; several can stand on one page."""
     return f"<style>{css()}</style>{_card(attributions, f'noiser-{secrets.token_hex(6)}')}"
 
 
@@ -174,7 +169,7 @@ def _facts(heat: HeatMap) -> str:
         bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
         scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat)}"
     best = " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in heat.highest)
-    lines = [escape(heat.facts), scale, f"highest: {best}" if best else ""]
+    lines = [escape(heat.facts), scale, best and f"highest: {best}"]
     return "".join(f"<p class=facts>{line}</p>" for line in lines if line)
 
 

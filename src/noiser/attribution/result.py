@@ -29,14 +29,7 @@ if TYPE_CHECKING:
 
 
 class TopUnit(NamedTuple):
-    """A unit and its score for one target.
-
-    Attributes:
-        text: the unit's text without the whitespace around it, unless it is nothing but whitespace.
-        score: raw score.
-        index: column in `scores`, index in `units`.
-        span: the unit.
-    """
+    """A unit and its score for one target; the text has no whitespace around it, `index` is the column in `scores`."""
 
     text: str
     score: float
@@ -148,11 +141,8 @@ class Attribution:
         With units and targets of the same text, such as `unit="sentence"` and `target_unit="sentence"`, the scores say
         which sentences each sentence was written from. max(s, 0), each row divided by its sum, are the weights of a
         graph, and a prompt unit's influence on a target is the sum over all paths between the two (CAGE, arXiv
-        2512.15663). A row sums to 1 where every sentence on its paths has a positive score. No model is run.
-
-        Returns an attribution of the prompt's units alone, whose scores are these influences, without standard errors
-        and thresholds. `info["through"]` has the weights of the edges between targets, [targets, targets], and
-        `to_html` draws the paths as arcs.
+        2512.15663). No model is run. The result has the prompt's units alone, and these influences as scores;
+        `info["through"]` has the weights between targets, [targets, targets], and `to_html` draws the paths as arcs.
 
         Raises:
             ParameterError: the continuation has no units, or a unit of it is not inside one target.
@@ -227,16 +217,10 @@ class Attribution:
         return html.fragment([self])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        with random_state_kept():
-            from noiser.attribution import terminal  # rich is imported when it is needed
-
-        return terminal.sections([self], console)
+        return _terminal().sections([self], console)
 
     def __str__(self) -> str:
-        with random_state_kept():
-            from noiser.attribution import terminal
-
-        return terminal.to_text([self])
+        return _terminal().to_text([self])
 
     def __repr__(self) -> str:
         prompt = shorten(self.text[: self.prompt_length], 50)
@@ -244,3 +228,10 @@ class Attribution:
         names = ", ".join(label(name) for name in (method_text(self), self.model.name))
         shape = f"{len(self.targets)} × {len(self.units)} {label(self.unit)}"
         return f"Attribution({prompt!r} → {continuation!r}, {names}, {shape})"
+
+
+def _terminal() -> Any:
+    """The module, which imports rich, when it is needed."""
+    with random_state_kept():
+        from noiser.attribution import terminal
+    return terminal

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-# control characters that JSON lets through, line separators and lone surrogates: written as \uXXXX
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
+"""Control characters that JSON lets through, line separators and lone surrogates."""
 
 SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number of a file: null for NaN, a text for an infinite one."""

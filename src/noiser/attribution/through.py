@@ -42,7 +42,8 @@ def through(att: Attribution) -> Attribution:
     between = weights.new_zeros(len(att.targets), len(att.targets))
     for column, owners in zip(written, _owners(att, written), strict=True):
         between[:, owners] += weights[:, [column]] / len(owners)
-    scores = torch.linalg.solve_triangular(_less(between), weights[:, prompt], upper=False, unitriangular=True)
+    less = torch.ones_like(between[0]).diag() - between
+    scores = torch.linalg.solve_triangular(less, weights[:, prompt], upper=False, unitriangular=True)
     return replace(
         att,
         scores=scores.float(),
@@ -52,10 +53,6 @@ def through(att: Attribution) -> Attribution:
         stderr=None,
         info={**att.info, "through": between.tolist()},
     )
-
-
-def _less(between: Float64[Tensor, "targets targets"]) -> Float64[Tensor, "targets targets"]:
-    return torch.eye(len(between), dtype=between.dtype, device=between.device) - between
 
 
 def _owners(att: Attribution, written: Sequence[int]) -> list[list[int]]:
@@ -89,9 +86,8 @@ def flow(att: Attribution, target: int) -> Float64[Tensor, "targets units_and_ta
     an edge into target t carries r[t] times its own weight. What leaves the prompt adds up to the scores.
     """
     between = torch.tensor(att.info["through"], dtype=torch.float64)
-    less = _less(between)
-    reach = torch.linalg.inv(less)[target, :, None]
-    return reach * torch.cat([less @ att.scores.double().cpu(), between], 1)
+    less = torch.ones_like(between[0]).diag() - between
+    return torch.linalg.inv(less)[target, :, None] * torch.cat([less @ att.scores.double().cpu(), between], 1)
 
 
 def links(att: Attribution, target: int) -> tuple[list[tuple[str, str]], list[Arc]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Call, Query, Steps
 from noiser.errors import DependencyError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
+from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded, split
 from noiser.integrations.engine import TargetFunction
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
@@ -104,7 +104,7 @@ class CaptumMethod:
             numbers = torch.tensor([*features.values()], device=rows.device)
             arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
         replaces = bool(features) or "sliding_window_shapes" in arguments
-        of_class = {key: value for key, value in self.settings.items() if key in names_of(cls)}
+        of_class, _ = split(self.settings, cls)
         with seeded(rng, lm.device), explained("Captum", self.name, self.settings):
             method = cls(TargetFunction(lm, query, g, tuple(positions), self.score), **of_class)
             attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[0].detach()
@@ -118,7 +118,7 @@ class CaptumMethod:
 
     def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
         names = names_of(cls.attribute)
-        settings = {key: _as_tuple(value) for key, value in self.settings.items() if key not in names_of(cls)}
+        settings = {key: _as_tuple(value) for key, value in split(self.settings, cls)[1].items()}
         defaults = {
             "baselines": base.expand_as(rows).clone(),
             "perturbations_per_eval": _BATCH,

@@ -32,6 +32,15 @@ def names_of(function: Any, *without: str) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(function).parameters if name not in ("self", "kwargs", *without))
 
 
+def split(settings: Mapping[str, Any], cls: Any, *without: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a class, and those of its function."""
+    names = names_of(cls, *without)
+    return (
+        {key: value for key, value in settings.items() if key in names},
+        {key: value for key, value in settings.items() if key not in names},
+    )
+
+
 def check_keywords(kind: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Raises ParameterError, with the nearest name, for the first keyword that is not known."""
     for keyword in given:

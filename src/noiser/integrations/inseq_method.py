@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from noiser.checks import check_choice
 from noiser.engine import Call, Query, Steps
 from noiser.errors import DependencyError, ParameterError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
+from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded, split
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
@@ -32,12 +32,7 @@ __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
 Reduction = Literal["l2", "sum", "mean"]
 
 _OURS = (
-    "attribution_model",
-    "hook_to_model",
-    "inputs",
-    "baselines",
-    "target",
-    "additional_forward_args",
+    *("attribution_model", "hook_to_model", "inputs", "baselines", "target", "additional_forward_args"),
     "show_progress",
 )
 """Arguments of Inseq's classes and attribution steps that Inseq or the adapter gives."""
@@ -83,11 +78,10 @@ class InseqMethod:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        if query.of is not None:
-            raise ParameterError("Inseq cannot explain a function of your own (of=). Use a method without Inseq.")
-        if query.target_unit == "all" or len(query.target_spans) < len(query.target_ids) or any(query.skipped_ids[1:]):
+        spans = query.target_unit == "all" or len(query.target_spans) < len(query.target_ids)
+        if spans or query.of is not None or any(query.skipped_ids[1:]):
             raise ParameterError(
-                f"Inseq explains token by token; expected target_unit='token', got {query.target_unit!r}."
+                f"Inseq explains token by token; expected target_unit='token' and no of=, got {query.target_unit!r}."
             )
         tokens = yield Call(query, partial(self._run, rng=rng))
         info = {"inseq": version_of("inseq"), "frozen_tokens": "perturbed"}
@@ -97,8 +91,7 @@ class InseqMethod:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
         model = _twin(lm.model)
         model.register_forward_pre_hook(partial(_count, query), with_kwargs=True)
-        of_class = {key: value for key, value in self.settings.items() if key in names_of(_class_of(self.name), *_OURS)}
-        of_step = {key: value for key, value in self.settings.items() if key not in of_class}
+        of_class, of_step = split(self.settings, _class_of(self.name), *_OURS)
         failures = explained("Inseq", self.name, self.settings)
         quiet = warnings.catch_warnings(action="ignore")  # Captum's, about what Inseq asks of it
         with failures, eager_attention(model), seeded(rng, lm.device), quiet:

@@ -19,7 +19,7 @@ from torch import Tensor
 from noiser.checks import check_choice, random_state_kept, set_count
 from noiser.engine import ABSENCES, SCORES, Absence, Call, Game, Query, ScoreName, Steps, remover
 from noiser.errors import DependencyError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded
+from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded, split
 from noiser.integrations.engine import target_game
 from noiser.methods.coalitions import table
 from noiser.methods.protocol import Scores
@@ -90,9 +90,8 @@ class ShapiqMethod:
         if not players:
             return torch.empty(0, dtype=torch.float64)
         cls, budget = _class_of(self.name), self.budget or 16 * players + 130
-        of_class = {"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}
-        of_class |= {key: value for key, value in self.settings.items() if key in names_of(cls)}
-        of_call = {key: value for key, value in self.settings.items() if key not in names_of(cls)}
+        of_class, of_call = split(self.settings, cls)
+        of_class = ({"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}) | of_class
         failures = explained("shapiq", self.name, {"budget": budget, **self.settings})
         with failures, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)  # all 2^n masks are fewer
