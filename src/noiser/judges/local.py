@@ -14,7 +14,7 @@ from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError, PromptError
 from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verdict, render
 from noiser.judges.replies import Reading, normal_form, parse_reply
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_finite
 from noiser.text import word_spans
 
 Tokens = tuple[int, ...]
@@ -117,8 +117,9 @@ class LocalJudge:
     def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
-            probabilities = self.lm.probabilities(self.lm.embed(ids), positions=[ids.shape[1] - 1])[:, 0]
-        firsts = probabilities.topk(min(width, probabilities.shape[-1])).indices.to(ids.device)
+            logits = self.lm.logits(self.lm.embed(ids), positions=[ids.shape[1] - 1])[:, 0]
+        check_finite(logits.softmax(-1), self.lm.dtype)
+        firsts = logits.topk(min(width, logits.shape[-1])).indices.to(ids.device)
         begun = torch.cat([ids.repeat_interleave(firsts.shape[1], 0), firsts.reshape(-1, 1)], dim=1)
         rest = self._generate(begun, _WORD_TOKENS - 1)
         return [  # after the end of a text comes another text
