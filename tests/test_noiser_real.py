@@ -50,24 +50,19 @@ def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
     return att
 
 
-@pytest.mark.parametrize(("model", "profile"), [("gemma", "paper"), ("smol", "paper"), ("smol", "authors")])
-def test_equals_the_reference(model, profile, request):
-    att = compare(request.getfixturevalue(model), LEBRON, samples=3, steps=5, profile=profile)
-    assert model == "smol" or att.targets[0].text == " basketball"
-
-
-def test_equals_the_reference_on_a_short_prompt_with_all_samples(smol):
-    compare(smol, SHORT, samples=10, steps=10)
-
-
-def test_equals_the_reference_on_a_long_prompt(smol):
-    att = compare(smol, LONG, samples=1, steps=3)
-    assert len(att.units) >= 30
-
-
-def test_equals_the_reference_for_several_targets(real):
-    att = compare(real, SHORT, samples=1, steps=2, max_new_tokens=3)
-    assert att.scores.shape == (3, len(att.units))
+@pytest.mark.parametrize(
+    ("model", "prompt", "options"),
+    [
+        ("gemma", LEBRON, {"samples": 3, "steps": 5}),
+        ("smol", LEBRON, {"samples": 3, "steps": 5, "profile": "authors"}),
+        ("smol", SHORT, {"samples": 10, "steps": 10}),
+        ("smol", LONG, {"samples": 1, "steps": 3}),
+        ("gemma", SHORT, {"samples": 1, "steps": 2, "max_new_tokens": 3}),
+    ],
+)
+def test_equals_the_reference(model, prompt, options, request):
+    att = compare(request.getfixturevalue(model), prompt, **options)
+    assert att.scores.shape[0] == options.get("max_new_tokens", 1)
 
 
 def test_certified_search_gives_the_same_scores_for_less(gemma):
@@ -99,12 +94,6 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     assert not torch.allclose(noiser.attribute(smol, SHORT, seed=4).scores, first, atol=1e-3)
 
 
-def test_special_tokens_stay_frozen(gemma):
-    att = noiser.attribute(gemma, LEBRON, method=noiser.Noiser(bounding="relative"))
-    assert att.units[0].token_indices == (1,)
-    assert "".join(unit.text for unit in att.units) == LEBRON
-
-
 def test_chat_attributes_contents_only(smol):
     messages = [{"role": "user", "content": "Name the capital of France in one word."}]
     att = noiser.attribute(smol, messages, unit="word", method="noiser_relative")
@@ -112,14 +101,6 @@ def test_chat_attributes_contents_only(smol):
     assert {unit.text.strip() for unit in att.units} >= {"capital", "France"}
     top = max(range(len(att.units)), key=lambda i: float(att.scores[0, i]))
     assert att.units[top].text.strip() in {"capital", "France", "Name", "word"}
-
-
-def test_foil_asks_a_different_question(gemma):
-    plain = noiser.attribute(gemma, LEBRON)
-    contrast = noiser.attribute(gemma, LEBRON, foil="football")
-    assert contrast.foil.text == " football"
-    assert contrast.targets[0].text == " basketball"
-    assert not torch.allclose(plain.scores, contrast.scores, atol=1e-3)
 
 
 def test_half_precision_runs(gemma):

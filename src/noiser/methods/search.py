@@ -39,21 +39,20 @@ class Answer(NamedTuple):
 
 
 SMALLEST = 2.0**-40
-"""Where a search ends that finds a flip at every k: two tokens tie without any noise."""
+"""The k at which a search ends that finds a flip at every k: two tokens tie without any noise."""
+
 TIE = (
     "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
     "apart. The scores of this target mean little."
 )
-"""What is to be said then; what to do about it comes after it."""
 
 
 class Bisection:
     """Bisection of [0, 1] for every unit at once, which leaves out units that cannot decide the answer.
 
-    All units that are still searched have made the same probes, so when some flip at k and others do not, the latter
-    tolerate more: in mode "min" they are dropped, in mode "max" the former. What is left is what bisecting every
-    unit on its own returns, bit for bit. A unit that flips at every one of the `steps` probes goes on, halving k,
-    until it does not.
+    All units that are still searched have made the same probes. So when only some flip at k the others tolerate more:
+    they are dropped in mode "min", those that flip in mode "max". The rest have the thresholds of a bisection of their
+    own. A unit that flips at every one of the `steps` probes goes on, halving k, until it does not.
 
     Args:
         units: indices of the units to search.
@@ -65,9 +64,7 @@ class Bisection:
     def __init__(self, units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> None:
         self.mode, self.steps, self.last_probe = mode, steps, last_probe
         self._interval: dict[int, tuple[float, float]] = dict.fromkeys(units, (0.0, 1.0))
-        self._active = set(self._interval)
-        self._round = 0
-        self.tied = False
+        self._active, self._round, self.tied = set(self._interval), 0, False
         self._retire()
 
     def probes(self) -> list[Probe]:
@@ -82,19 +79,16 @@ class Bisection:
         for unit, k, _ in probes:
             low, high = self._interval[unit]
             self._interval[unit] = (low, k) if unit in flipped else (k, high)
-        drop = {"min": self._active - flipped, "max": flipped, "each": set[int]()}[self.mode]
         if flipped and flipped != self._active:
+            drop = {"min": self._active - flipped, "max": flipped, "each": set[int]()}[self.mode]
             self._active -= drop
-            for unit in drop:
-                del self._interval[unit]
+            self._interval = {unit: ends for unit, ends in self._interval.items() if unit not in drop}
         self._retire()
 
     def thresholds(self, count: int) -> Float[Tensor, " units"]:
         """The k of every unit that was searched to the end; NaN for the others."""
-        found = torch.full((count,), torch.nan, dtype=torch.float64)
-        for unit, (low, high) in self._interval.items():
-            found[unit] = (low + high) / 2 if self.last_probe else low
-        return found
+        ends = {u: (low + high) / 2 if self.last_probe else low for u, (low, high) in self._interval.items()}
+        return torch.tensor([ends.get(unit, math.nan) for unit in range(count)], dtype=torch.float64)
 
     def _retire(self) -> None:
         if self.last_probe and self._round >= self.steps - 1:  # the answer to the last probe would not matter
@@ -109,35 +103,23 @@ class Bisection:
 
 # ---- the certified minimum -----------------------------------------------------------------------------------------
 
-FIRST = 2.0**-4
-"""Where screening begins: smallest thresholds of trained models are mostly between a hundredth and a tenth."""
-
-ROUNDS = 3
-"""Rounds of screening; all units are in the first one, those near the smallest estimate in the others."""
-
-NEAR = (3.0, 2.0, 1.5)
-"""How many times the smallest estimate a unit's may be for it to stay, after each of these rounds."""
-
-LAST = -2.0
-"""What a lead counts for that is smaller: how far the token has fallen behind says little about where it began to."""
-
-FARTHEST = 10.0
-"""How many times as large a k may be, at most, where a unit that has kept its lead is expected to lose it."""
-
-STRIDE = (1.5, 2.0)
-"""How many times the last k the next one is, at least and at most, as long as nothing flips."""
+FIRST = 2.0**-4  # where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1
+NEAR = (3.0, 2.0, 1.5)  # how many times the smallest estimate a unit's may be to stay after each round of screening
+LAST = -2.0  # the least that a lead counts: how far behind the token is says little about where it was overtaken
+FARTHEST = 10.0  # how many times as large a k may be, at most, where a unit is expected to lose its lead
+STRIDE = (1.5, 2.0)  # how many times the last k the next one is, at least and at most, while nothing flips
 
 
 class Certified:
     """The largest k of the grid at which no unit flips, in little more than the pass that scores with it.
 
-    Three steps. *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*:
-    the lead of the model's own token over its strongest rival, as a function of k, is followed to the last k at which
-    none of these units flips, in half of bisection's probes. *Certifying*: the others are probed at that k. When none
-    flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
+    *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*: their lead
+    over the strongest rival, as a function of k, is followed to the last k at which none of them flips. *Certifying*:
+    the others are probed at that k. When none flips the search is over, and these probes are the scores' own; units
+    that do flip are then followed as well.
 
-    What it returns is certified: no unit flips at k, and one flips at k + 2^-steps (or, where one flips at 2^-steps,
-    at 2k). It is what `Bisection` returns unless a unit flips at some k and not at a larger one.
+    No unit flips at the k that it returns, and one flips at k + 2^-steps (where one flips at 2^-steps, at 2k). It is
+    what `Bisection` returns unless a unit flips at some k and not at a larger one.
 
     Args:
         units: indices of the units.
@@ -150,8 +132,7 @@ class Certified:
         self._steps, self._few = steps, max(1, samples // 5)
         self._leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in self._units}
         self._phase: Literal["screen", "follow", "certify", "over"] = "screen"
-        self._round = 0
-        self._root = Root(FIRST, steps=steps)
+        self._round, self._root = 0, Root(FIRST, steps=steps)
         self._followed, self._uncertain = list(self._units), list[int]()
         self._at_once = max(2, len(self._units) // 4)  # the likeliest units are certified first, lest k be too large
 
@@ -177,9 +158,8 @@ class Certified:
 
     def thresholds(self, count: int) -> Float[Tensor, " units"]:
         """The smallest k, for the units that have it; NaN for the others."""
-        found = torch.full((count,), torch.nan, dtype=torch.float64)
-        found[self._followed] = self._root.low
-        return found
+        k = [self._root.low if unit in self._followed else math.nan for unit in range(count)]
+        return torch.tensor(k, dtype=torch.float64)
 
     def _screen(self, answers: Mapping[Probe, Answer]) -> None:
         for (unit, k, _), answer in answers.items():
@@ -190,7 +170,7 @@ class Certified:
         self._root = Root(smallest, steps=self._steps)
         self._followed = [unit for unit in self._followed if estimates[unit] <= near]
         self._round += 1
-        if self._round == ROUNDS or len(self._followed) == 1:
+        if self._round == len(NEAR) or len(self._followed) == 1:
             self._phase = "follow"
 
     def _follow(self, answers: Mapping[Probe, Answer]) -> None:
@@ -221,15 +201,8 @@ class Certified:
 class Root:
     """The last k of the grid 1/n, 2/n, ... below 1, n = 2^steps, where a lead that starts at 1 is not lost.
 
-    Regula falsi on the bracket between a k that keeps the lead and one that loses it, with the Illinois rule, and
-    bisection where that is slow.
-
-    Args:
-        guess: where to look first.
-        steps: see above; a lead that is lost at 1/n is followed further, halving k.
-
-    Attributes:
-        low: the largest k so far that keeps the lead, below all that have lost it.
+    Regula falsi with the Illinois rule, and bisection where that is slow. A lead that is lost at 1/n is followed
+    further, halving k. `guess` is where to look first; `low` the largest k so far below all that have lost the lead.
     """
 
     def __init__(self, guess: float, *, steps: int) -> None:

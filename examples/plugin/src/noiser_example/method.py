@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from noiser.engine import Interpolate, Perturbation, Query, Replace, Steps, Values, ValueTable
+from noiser.engine import Game, Query, Steps, remover
 from noiser.errors import ParameterError
 from noiser.methods import Scores
 
@@ -30,22 +30,9 @@ class LeaveOneIn:
             raise ParameterError(f"score is {self.score!r}; expected 'prob' or 'logprob'.")
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Asks for the value of each unit alone, and of none, for each target."""
-        mask = query.causal_mask
-        pairs = [(g, u) for g in range(len(mask)) for u in (None, *mask[g].nonzero().flatten().tolist())]
-        answer: ValueTable = yield Values([_only(query, g, u) for g, u in pairs], self.score)
-        values = {pair: float(value) for pair, value in zip(pairs, answer.values, strict=True)}
-        scores = torch.full(mask.shape, torch.nan)
-        for g, u in pairs:
-            if u is not None:
-                scores[g, u] = values[g, u] - values[g, None]
-        return Scores(scores=scores)
-
-
-def _only(query: Query, g: int, u: int | None) -> Perturbation:
-    """The input in which all units before target `g` but `u` are zero. Special tokens are in no unit, and stay."""
-    before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
-    gone = sorted(position for i in before if i != u for position in query.units[i].token_indices)
-    if not gone:  # the only unit of a prompt: the input as it is
-        return Interpolate(query.units[before[0]].token_indices, (g,), alphas=(1.0,))
-    return Replace(tuple(gone), (g,))
+        """Plays each unit alone, and none; special tokens are in no unit, and stay."""
+        game = Game(query, query.score(self.score), remover(query, "zero"))
+        alone = torch.eye(len(query.units), dtype=torch.bool)
+        values = yield from game(torch.cat([torch.zeros_like(alone[:1]), alone]))
+        scores = values[:, 1:] - values[:, :1]
+        return Scores(scores=scores.masked_fill(~query.causal_mask, torch.nan))
