@@ -171,9 +171,10 @@ def relevance(lm: LanguageModel, query: Query, request: Relevance) -> RelevanceT
 
 
 def _relevance(lm: LanguageModel, query: Query, request: Relevance) -> RelevanceTable:
-    moved, path, heads = query.context.rows[: len(query.token_ids)], request.reference, []
+    path, heads = request.reference, []
     targets, scores = _targets_of(query, path), scores_of(query, request.read)
     with differentiable(lm):
+        moved = query.context.rows[: len(query.token_ids)]  # here, where a caller's inference mode is off
         embeddings = lm.embed(query.token_ids)[None].detach()
         with ruled(lm.model, request.rules):
             if path is not None:

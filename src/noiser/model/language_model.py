@@ -77,6 +77,7 @@ class LanguageModel:
                 "which a prompt makes one more probable. Take another model."
             )
         self.tokenizer: Any = tokenizer
+        self._abilities: Abilities | None = None
         self.identity = identity or _identity_of(model)
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
         self.chat_template_kwargs = chat_template_kwargs or {}
@@ -149,11 +150,19 @@ class LanguageModel:
         ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
-    @cached_property
+    @property
     def abilities(self) -> Abilities:
         """How the model can be run, found out at first use; an interrupted trial leaves nothing changed."""
-        with model_lock(self.model), self.running(), torch.autocast(self.device.type, enabled=False):
-            return find_abilities(self)
+        if self._abilities is None:
+            with model_lock(self.model):  # the only lock: `cached_property` has one of its own before Python 3.12
+                if self._abilities is None:
+                    with self.running(), torch.autocast(self.device.type, enabled=False):
+                        self._abilities = find_abilities(self)
+        return self._abilities
+
+    @abilities.setter
+    def abilities(self, abilities: Abilities) -> None:
+        self._abilities = abilities
 
     @property
     def embedding_scale(self) -> float:
