@@ -3,11 +3,11 @@
     NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/games.py GAMES.jsonl table
 
-With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is predicted of each: of the
-development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves out), tokens being units, and of planted facts
-of another seed than the data set's, with their six sentences as units. A prompt counts if the model gives its answer
-(and not without the gold sentences) and it has at most 11 units. `table` runs methods on the stored values, with several
-seeds.
+With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is predicted of each: of
+the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves out), tokens being units, and of planted
+facts of another seed than the data set's, with their six sentences as units. A prompt counts if the model gives its
+answer (and not without the gold sentences) and it has at most 11 units. `table` runs methods on the stored values,
+with several seeds.
 
 *rank*: the area of mass-matched curves by rank minus that of random ranks, with whole units kept or removed, exactly.
 *LDS*: rank correlation over all inputs of the summed scores of the kept units with the log odds. *Erasure*: the

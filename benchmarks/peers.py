@@ -27,8 +27,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -52,7 +52,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "flashtrace": ("FlashTrace",),
     "noiser": ("noiser_joint", "context_cite", "kernel_shap", "shapley_sampling", "occlusion", "attn_lrp"),
 }
-"""What each library is asked for."""
+"""The methods of each library."""
 
 
 class Question(NamedTuple):
@@ -92,20 +92,17 @@ class Loaded:
     def __init__(self, folder: str, tokenizer: str = "AutoTokenizer", **options: Any) -> None:
         import torch
         import transformers
-        from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
         self.tokenizer = getattr(transformers, tokenizer).from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
-        self.tokens = self.inputs = 0
-        forward = self.model.forward
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        self.model, forward, self.tokens = model.eval(), model.forward, 0
 
         @functools.wraps(forward)
         def counted(*args: Any, **given: Any) -> Any:  # in its place, since Captum calls it past all hooks
             embeds = given.get("inputs_embeds")
-            shape = (embeds if embeds is not None else given["input_ids"] if "input_ids" in given else args[0]).shape
-            self.inputs += shape[0]
-            self.tokens += shape[0] * shape[1]
+            ids = given.get("input_ids", *args[:1]) if embeds is None else embeds
+            self.tokens += ids.shape[0] * ids.shape[1]
             return forward(*args, **given)
 
         self.model.forward = counted
@@ -123,13 +120,11 @@ def context_cite(loaded: Loaded) -> Scorer:
     from context_cite.context_partitioner import BaseContextPartitioner
 
     class Sentences(BaseContextPartitioner):
-        def __init__(self, question: Question) -> None:
-            super().__init__(" ".join(question.sentences))
-            self.parts = question.sentences
+        def __init__(self, parts: list[str]) -> None:
+            super().__init__(" ".join(parts))
+            self.parts, self.num_sources = parts, len(parts)
 
-        @property
-        def num_sources(self) -> int:
-            return len(self.parts)
+        num_sources = 0  # a property there
 
         def split_context(self) -> None:
             pass
@@ -138,14 +133,13 @@ def context_cite(loaded: Loaded) -> Scorer:
             return self.parts[index]
 
         def get_context(self, mask: Any = None) -> str:
-            kept = [True] * len(self.parts) if mask is None else mask
-            return " ".join(part for part, keep in zip(self.parts, kept, strict=True) if keep)
+            return " ".join(self.parts if mask is None else itertools.compress(self.parts, mask))
 
     loaded.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     loaded.tokenizer.padding_side = "left"
 
     def score(question: Question, _way: str) -> Sequence[float]:
-        sentences = Sentences(question)
+        sentences = Sentences(question.sentences)
         citer = ContextCiter(
             loaded.model,
             loaded.tokenizer,
@@ -251,32 +245,32 @@ def flashtrace(loaded: Loaded) -> Scorer:
     return score
 
 
-def noiser(folder: str) -> tuple[Any, Scorer]:
-    """Ours: zero rows, unless a method has none."""
-    import torch
+class Ours:
+    """Our methods: zero rows, unless a method has none."""
 
-    import noiser as library
+    def __init__(self, folder: str) -> None:
+        import torch
 
-    torch.set_num_threads(1)
-    lm = library.load_model(folder, device="cpu", dtype="float32")
-    methods = {
-        "noiser_joint": library.NoiserJoint(samples=BUDGET),
-        "context_cite": library.ContextCite(samples=BUDGET, baseline="delete"),
-        "kernel_shap": library.KernelShap(samples=BUDGET, score="logit"),
-        "shapley_sampling": library.ShapleySampling(permutations=BUDGET // (2 * SENTENCES), score="logprob"),
-        "occlusion": library.Occlusion(score="logprob"),
-        "attn_lrp": library.AttnLrp(),
-    }
-    counted = argparse.Namespace(tokens=0, inputs=0)
+        import noiser as library
 
-    def score(question: Question, way: str) -> Sequence[float]:
-        spans = [tuple(span) for span in question.spans]
-        att = library.attribute(lm, question.prompt, method=methods[way], unit=spans, seed=question.seed)
-        counted.tokens += att.info["token_forwards"]
-        counted.inputs = 0
-        return att.scores[0].tolist()
+        torch.set_num_threads(1)
+        self.tokens, lm = 0, library.load_model(folder, device="cpu", dtype="float32")
+        methods = {
+            "noiser_joint": library.NoiserJoint(samples=BUDGET),
+            "context_cite": library.ContextCite(samples=BUDGET, baseline="delete"),
+            "kernel_shap": library.KernelShap(samples=BUDGET, score="logit"),
+            "shapley_sampling": library.ShapleySampling(permutations=BUDGET // (2 * SENTENCES), score="logprob"),
+            "occlusion": library.Occlusion(score="logprob"),
+            "attn_lrp": library.AttnLrp(),
+        }
 
-    return counted, score
+        def score(question: Question, way: str) -> Sequence[float]:
+            spans = [tuple(span) for span in question.spans]
+            att = library.attribute(lm, question.prompt, method=methods[way], unit=spans, seed=question.seed)
+            self.tokens += att.info["token_forwards"]
+            return att.scores[0].tolist()
+
+        self.score: Scorer = score
 
 
 # ---- one library's process -------------------------------------------------------------------------------------------
@@ -294,32 +288,21 @@ def work(peer: str, folder: str) -> None:
         config = AutoConfig.from_pretrained(folder)
         config.rope_theta = config.rope_parameters["rope_theta"]  # transformers 4 reads what 5 wrote
         options = {"config": config, "tokenizer": "PreTrainedTokenizerFast"}
-    if peer == "noiser":
-        loaded, score = noiser(folder)
-    else:
-        loaded = Loaded(folder, **options)
-        score = globals()[peer.replace("-", "_")](loaded)
+    loaded: Any = Ours(folder) if peer == "noiser" else Loaded(folder, **options)
+    score: Scorer = loaded.score if peer == "noiser" else globals()[peer.replace("-", "_")](loaded)
     for line in sys.stdin:
         question, way = json.loads(line)
-        loaded.tokens = loaded.inputs = 0
-        _forget_peak()
+        loaded.tokens = 0
+        Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the most memory that was held
         began = time.process_time()
         try:
             answer: dict[str, Any] = {"scores": [float(one) for one in score(Question(**question), way)]}
         except Exception as error:  # it is the peer's answer
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-        answer |= {"seconds": round(time.process_time() - began, 3), "memory_mb": _peak_mb()}
-        answer |= {"token_forwards": loaded.tokens, "inputs": loaded.inputs, "version": version(peer)}
+        seconds, status = time.process_time() - began, Path("/proc/self/status").read_text()
+        answer |= {"seconds": round(seconds, 3), "token_forwards": loaded.tokens, "version": version(peer)}
+        answer["memory_mb"] = int(status.partition("VmHWM:")[2].split()[0]) // 1024
         print("=", json.dumps(answer), flush=True)
-
-
-def _forget_peak() -> None:
-    """Linux forgets the most memory that this process has held."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_mb() -> int:
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024
 
 
 class Worker:
@@ -330,21 +313,16 @@ class Worker:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, question: Question, way: str) -> dict[str, Any]:
-        """What it answers."""
-        self._process.stdin.write(json.dumps([question._asdict(), way]) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._answer())
-
-    def _answer(self) -> str:
+        """Scores, or an error, with the cost; what libraries print besides is passed over."""
+        print(json.dumps([question._asdict(), way]), file=self._process.stdin, flush=True)
         for line in self._process.stdout:
             if line.startswith("= "):
-                return line[2:]
+                return json.loads(line[2:])
         raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}; its error is above.")
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -352,57 +330,43 @@ class Worker:
 
 def questions(lm: Any, count: int) -> Iterator[tuple[str, Question, list[int]]]:
     """So many prompts that count of each category, in turn, each with the numbers of its gold sentences."""
+    import noiser as library
     from noiser.data import load
-    from noiser.model import build_query
 
     def says(prompt: str) -> str:
-        return build_query(lm, prompt).target_texts[0]
+        return library.attribute(lm, prompt, method="position").targets[0].text
 
     def of(category: str) -> Iterator[tuple[str, Question, list[int]]]:
         for seed, example in enumerate(load("planted").examples):
             if example.category != category or example.meta["sentences"] != SENTENCES:
                 continue
             said, alone = says(example.prompt), says(str(example.without))
-            if not said.strip() or not example.target.startswith(said.strip()):
-                continue
-            if alone.strip() and example.target.startswith(alone.strip()):
-                continue
-            spans = sorted(span for places in example.spans.values() for span in places)
-            gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
-            yield example.id, Question(example.prompt, [list(span) for span in spans], said, seed), gold
+            right, known = (s.strip() and example.target.startswith(s.strip()) for s in (said, alone))
+            if right and not known:
+                spans = sorted(span for places in example.spans.values() for span in places)
+                gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
+                yield example.id, Question(example.prompt, [list(span) for span in spans], said, seed), gold
 
     turns = [of(category) for category in CATEGORIES]
     for _ in range(count):
-        for turn in turns:
-            if (found := next(turn, None)) is not None:
-                yield found
+        yield from (found for turn in turns if (found := next(turn, None)))
 
 
-class Judge:
-    """Our metrics of any scores of one prompt; what the model says of masks is computed once."""
+def judged(lm: Any, question: Question, scores: Sequence[float], gold: list[int]) -> dict[str, float]:
+    """LDS under two removals, and whether the gold sentences are first (equal scores share their places)."""
+    import torch
 
-    def __init__(self, lm: Any, question: Question) -> None:
-        import noiser as library
+    import noiser as library
 
-        self.lm = lm
-        spans = [tuple(span) for span in question.spans]
-        self.att = library.attribute(lm, question.prompt, method="position", unit=spans)
-
-    def measure(self, scores: Sequence[float], gold: list[int]) -> dict[str, Any]:
-        """LDS under two removals, and whether the gold sentences are first (equal scores share their places)."""
-        import torch
-
-        import noiser as library
-
-        att = dataclasses.replace(self.att, scores=torch.tensor([list(scores)], dtype=torch.float32))
-        numbers: dict[str, Any] = {}
-        for removal in ("zero", "delete"):
-            measured = library.measure(self.lm, att, "lds", masks=MASKS, removal=removal)
-            numbers[f"lds_{removal}"] = round(measured["lds"], 4)
-        places = {"gold": [(att.units[i].start, att.units[i].end) for i in gold]}
-        measured = library.measure(self.lm, att, "gold_spans", spans=places, k=(len(gold),))
-        numbers["recall"] = round(measured[f"recall@{len(gold)}"], 4)
-        return numbers
+    spans = [tuple(span) for span in question.spans]
+    att = library.attribute(lm, question.prompt, method="position", unit=spans)
+    att = dataclasses.replace(att, scores=torch.tensor([list(scores)], dtype=torch.float32))
+    columns = {"gold": [spans[i] for i in gold]}
+    found = library.measure(lm, att, "gold_spans", spans=columns, k=(len(gold),))
+    numbers = {"recall": round(found[f"recall@{len(gold)}"], 4)}
+    for removal in ("zero", "delete"):
+        numbers[f"lds_{removal}"] = round(library.measure(lm, att, "lds", masks=MASKS, removal=removal)["lds"], 4)
+    return numbers
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -415,7 +379,6 @@ def run(chosen: argparse.Namespace) -> None:
     workers = {peer: Worker(peer, pythons.get(peer, sys.executable), chosen.model) for peer in chosen.peers}
     lm = library.load_model(chosen.model, device="cpu", dtype="float32")
     for prompt, question, gold in questions(lm, chosen.prompts):
-        judge = Judge(lm, question)
         for peer, worker in workers.items():
             for way in WAYS[peer]:
                 if (peer, way, prompt) in done:
@@ -423,7 +386,7 @@ def run(chosen: argparse.Namespace) -> None:
                 row: dict[str, Any] = {"peer": peer, "way": way, "prompt": prompt, "budget": BUDGET}
                 row |= worker.ask(question, way)
                 if "scores" in row:
-                    row |= judge.measure(row["scores"], gold)
+                    row |= judged(lm, question, row["scores"], gold)
                     row["scores"] = [float(f"{score:.5g}") for score in row["scores"]]
                 with chosen.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
