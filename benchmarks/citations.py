@@ -1,6 +1,5 @@
 """Citations: what they cost, whether they predict removal, and whether they find the source that was used.
 
-    python benchmarks/citations.py RESULTS.jsonl cost --tokens 2000
     python benchmarks/citations.py RESULTS.jsonl cost --tokens 400 --sources 4 --answers 5 --texts 5
     python benchmarks/citations.py RESULTS.jsonl truth --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/citations.py RESULTS.jsonl memory --models smollm2-135m-instruct gemma-3-270m
@@ -8,20 +7,20 @@
 
 `cost` cites an answer of several sentences, each copied from one of many made-up sentences in several sources: by
 `noiser.cite` as it is, with every sentence of every source hidden, and by the full computation, in which every
-sentence's rows become zeros and everything after it is run again; then as where tokens cannot be hidden. LDS is the
-rank correlation, over random halves of the sentences that are removed (`--removal`: their rows are zeros, or they are
-hidden), of the summed scores of the kept sentences with an answer sentence's log-probability; mean over answer
-sentences. *Found* counts the answer sentences whose own sentence has the largest score.
+sentence's rows become zeros; then as where tokens cannot be hidden. LDS is the rank correlation, over random halves of
+the sentences that are removed (`--removal`), of the summed scores of the kept sentences with an answer sentence's
+log-probability; mean over answer sentences. *Found* is the share of the answer's sentences whose own sentence has the
+largest score.
 
 `truth` takes planted facts (`noiser.data`), with every sentence a source: prompts whose answer the model gives, and
 does not give without the gold sentences. Recall@1 is the share of them on which a gold sentence has the largest score.
 
 `memory` asks questions whose answer is known to come from the sources, or not to: invented facts, and capitals that a
-source gets wrong, against capitals of which the sources say nothing. It counts a prompt if the model's own answer has
-the right word. What the sentence with that word loses when all sources are removed is compared with a threshold, which
+source gets wrong, against capitals of which the sources say nothing. A prompt counts if the model's own answer has the
+right word. The loss of the sentence with that word, when all sources are removed, is compared with a threshold, which
 is chosen on one seed and reported on another, with other capitals.
 
-Each line of the file is one text and way; those that are there are not run again. Seconds are of the processor.
+Each line of the file is one text and way, and is not run again. Seconds are processor time.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,22 +40,23 @@ from scipy.stats import binomtest, spearmanr
 
 import noiser
 from noiser.data.planted import draw
-from noiser.engine import Effects, LocalEngine, Values, run_interleaved, without
+from noiser.engine import Ask, Steps, prepare, remover, run_all, run_one
+from noiser.engine import Game as LiveGame
 from noiser.explain.cite import MEMORY
-from noiser.model import LanguageModel, build_query
-from noiser.model.clean import Passes
+from noiser.model import LanguageModel
+from noiser.question import Question
 
-PEOPLE = (
-    *("Anna", "Boris", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jacob", "Karen", "Louis"),
-    *("Maria", "Nadia", "Oscar", "Paula", "Quinn", "Robert", "Sarah", "Thomas", "Ursula", "Victor", "Wendy", "Zachary"),
+_WORDS = (
+    "Anna Boris Clara David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nadia Oscar Paula Quinn Robert Sarah "
+    "Thomas Ursula Victor Wendy Zachary",
+    "guitar hammer lantern blanket bicycle mirror camera basket ladder kettle violin helmet compass umbrella suitcase "
+    "telescope trumpet carpet bottle candle drum",
+    "attic garage kitchen cellar garden office library bedroom hallway barn",
 )
-THINGS = (
-    *("guitar", "hammer", "lantern", "blanket", "bicycle", "mirror", "camera", "basket", "ladder", "kettle", "violin"),
-    *("helmet", "compass", "umbrella", "suitcase", "telescope", "trumpet", "carpet", "bottle", "candle", "drum"),
-)
-ROOMS = ["attic", "garage", "kitchen", "cellar", "garden", "office", "library", "bedroom", "hallway", "barn"]
+PEOPLE, THINGS, ROOMS = (words.split() for words in _WORDS)
 TAILS = ("", " before breakfast", " during the long winter", " next to the window", " under a grey cloth")
 QUESTION = "Where do these people keep their things?"
+CATEGORIES = ("once", "twice", "conflict", "combined")
 
 WAYS: dict[str, dict[str, Any]] = {
     "noiser.cite": {},
@@ -65,7 +64,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "full: every sentence zero": {"unit": "sentence", "method": noiser.Occlusion(score="logprob")},
     "noiser.cite, zero rows": {"method": noiser.Occlusion(score="logprob")},
 }
-CATEGORIES = ("once", "twice", "conflict", "combined")
+
+
+def cite_question(lm: LanguageModel, question: str, sources: list[str], **more: Any) -> Question:
+    """The question of `noiser.cite`, with every sentence of the sources a unit."""
+    message: Any = [{"role": "user", "content": question}] if lm.tokenizer.chat_template else question
+    prompt = noiser.place_sources(message, sources)
+    units: dict[str, Any] = {"target_unit": "sentence", "unit": "sentence", "continuation_units": False}
+    return Question(prompt=prompt, sources=sources, **units, **more)
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
@@ -101,62 +107,33 @@ def cost_rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each way."""
     text = case(lm, chosen.tokens, chosen.sources, chosen.answers, seed)
-    probe = _Probe(lm, text, chosen.masks, seed, chosen.removal)
+    query = run_one(lm, prepare(lm, cite_question(lm, QUESTION, text.sources, target=text.answer)))
+    kept = torch.rand(chosen.masks, len(query.units), generator=torch.Generator().manual_seed(seed)) < 0.5
+    values = run_one(lm, LiveGame(query, "logprob", remover(query, chosen.removal))(kept))
     for way in ways:
         options = {"answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
         begin = time.process_time()
-        citations = noiser.cite(lm, QUESTION, text.sources, **options)
+        att = noiser.cite(lm, QUESTION, text.sources, **options).attribution
         seconds = time.process_time() - begin
-        att = citations.attribution
         best = [att.units[int(row.argmax())].text.strip() for row in att.scores]
         yield {
             "way": way,
             "seconds": round(seconds, 1),
             "token_forwards": att.info["token_forwards"],
-            "lds": round(probe.lds(att), 4),
+            "lds": round(lds(att, query.units, kept, values), 4),
             "found": sum(a == b for a, b in zip(best, text.gold, strict=True)) / len(text.gold),
             "units": len(att.units),
         }
 
 
-def cite_query(lm: LanguageModel, case: Case | Memory) -> dict[str, Any]:
-    """Options of the query of `noiser.cite`, with every sentence of the sources a unit."""
-    question = case.question if isinstance(case, Memory) else QUESTION
-    message: Any = [{"role": "user", "content": question}] if lm.tokenizer.chat_template else question
-    return {
-        "prompt": noiser.place_sources(message, case.sources),
-        "target_unit": "sentence",
-        "unit": "sentence",
-        "sources": case.sources,
-        "continuation_units": False,
-    }
-
-
-class _Probe:
-    """Log-probabilities of the answer's sentences without random halves of the sources' sentences."""
-
-    def __init__(self, lm: LanguageModel, text: Case, masks: int, seed: int, removal: Any) -> None:
-        query = build_query(lm, **cite_query(lm, text), target=text.answer)
-        self.units = query.units
-        self.kept = torch.rand(masks, len(query.units), generator=torch.Generator().manual_seed(seed)) < 0.5
-        gone = [
-            tuple(sorted(i for u, k in zip(query.units, row, strict=True) if not k for i in u.token_indices))
-            for row in self.kept.tolist()
-        ]
-        removed = [without(positions, None, removal) for positions in gone]
-        table = LocalEngine(lm).ask(query, Values(removed, "logprob"))
-        self.values = torch.cat(table.values)
-
-    def lds(self, att: noiser.Attribution) -> float:
-        """Mean over the answer's sentences; of a source that was not split counts what part of its tokens is kept."""
-        tokens = [torch.tensor(unit.token_indices) for unit in self.units]
-        marks = torch.zeros(len(self.kept), max(int(t.max()) for t in tokens) + 1, dtype=torch.float64)
-        for column, positions in enumerate(tokens):
-            marks[:, positions] = self.kept[:, column, None].double()
-        shares = torch.stack([marks[:, list(unit.token_indices)].mean(1) for unit in att.units], 1)
-        sums = shares @ att.scores.double().T
-        pairs = zip(sums.T.tolist(), self.values.T.tolist(), strict=True)
-        return statistics.mean(float(spearmanr(a, b).statistic) for a, b in pairs)
+def lds(att: noiser.Attribution, units: Sequence[noiser.Span], kept: torch.Tensor, values: torch.Tensor) -> float:
+    """Mean over the answer's sentences; of a source that was not split, the kept part of its tokens counts."""
+    marks = torch.zeros(len(kept), 1 + max(unit.token_indices[-1] for unit in units), dtype=torch.float64)
+    for unit, column in zip(units, kept.T, strict=True):
+        marks[:, list(unit.token_indices)] = column[:, None].double()
+    shares = torch.stack([marks[:, list(unit.token_indices)].mean(1) for unit in att.units], 1)
+    pairs = zip(att.scores.double() @ shares.T, values, strict=True)
+    return statistics.mean(float(spearmanr(sums, row).statistic) for sums, row in pairs)
 
 
 # ---- whether the source is found -------------------------------------------------------------------------------------
@@ -184,12 +161,8 @@ def similarities(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[s
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectors: Any = TfidfVectorizer().fit_transform([*sources, said])
-    means = torch.stack(
-        [
-            lm.embed(torch.tensor(lm.tokenizer(text, add_special_tokens=False)["input_ids"])).detach().float().mean(0)
-            for text in (*sources, said)
-        ]
-    )
+    ids = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*sources, said)]
+    means = torch.stack([lm.embed(torch.tensor(tokens)).detach().float().mean(0) for tokens in ids])
     means = torch.nn.functional.normalize(means, dim=-1)
     return {
         "similarity, TF-IDF": (vectors[:-1] @ vectors[-1].T).toarray()[:, 0].tolist(),
@@ -197,62 +170,42 @@ def similarities(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[s
     }
 
 
-def truth_rows(
-    lm: LanguageModel, category: str, sentences: int, seed: int, done: Callable[[str], bool]
-) -> Iterator[dict[str, Any]]:
-    """A row for each prompt of a category, length and seed that counts, and each method."""
-    examples = [e for e in draw(category, sentences, seed) if e.meta["sentences"] == sentences]
-    said, alone = _says(lm, [e.prompt for e in examples]), _says(lm, [str(e.without) for e in examples])
-    used = [e for e, a, b in zip(examples, said, alone, strict=True) if _begins(e.target, a) > _begins(e.target, b)]
-    spans = [sorted(span for places in e.spans.values() for span in places) for e in used]
-    sources = [[e.prompt[a:b] for a, b in places] for e, places in zip(used, spans, strict=True)]
-    gold = [
-        [i for i, span in enumerate(places) if span in e.spans["gold"]] for e, places in zip(used, spans, strict=True)
-    ]
+def truth_rows(lm: LanguageModel, category: str, sentences: int, seed: int, methods: Sequence[str]) -> Iterator[Any]:
+    """Rows of each method, one for each prompt that counts."""
+    examples = [example for example in draw(category, sentences, seed) if example.meta["sentences"] == sentences]
+    said = noiser.attribute(lm, [example.prompt for example in examples], method="position")
+    alone = noiser.attribute(lm, [str(example.without) for example in examples], method="position")
+    right, known = (
+        [_answers(att, example.target) for att, example in zip(atts, examples, strict=True)] for atts in (said, alone)
+    )
+    used = [example for example, a, b in zip(examples, right, known, strict=True) if a and not b]
+    if not used:
+        return
+    spans = [sorted(span for places in example.spans.values() for span in places) for example in used]
+    sources = [[example.prompt[a:b] for a, b in places] for example, places in zip(used, spans, strict=True)]
 
     def row(way: str, number: int, scores: Sequence[float], forwards: float) -> dict[str, Any]:
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
-        best = gold[number]
-        return {
-            "way": way,
-            "example": used[number].id,
-            "first": order[0] in best,
-            "all_first": set(order[: len(best)]) == set(best),
-            "token_forwards": forwards,
-            "of": len(examples),
-        }
+        gold = {i for i, span in enumerate(spans[number]) if span in used[number].spans["gold"]}
+        hits = {"first": order[0] in gold, "all_first": set(order[: len(gold)]) == gold}
+        return {"way": way, "example": used[number].id, **hits, "token_forwards": forwards, "of": len(examples)}
 
-    for way, options in METHODS.items():
-        if done(way) or not used:
-            continue
-        atts = noiser.attribute(
-            lm,
-            [e.prompt for e in used],
-            sources=sources,
-            unit="source",
-            target=[e.target for e in used],
-            target_unit="all",
-            continuation_units=False,
-            **options,
-        )
-        for number, att in enumerate(atts):
-            yield row(way, number, att.scores[0].tolist(), att.info["token_forwards"])
-    for number, example in enumerate(used):
-        said = f"{example.prompt[spans[number][-1][1] :]} {example.target}"
-        for way, scores in similarities(lm, sources[number], said).items():
-            if not done(way):
-                yield row(way, number, scores, 0)
+    shared: dict[str, Any] = {"unit": "source", "target_unit": "all", "continuation_units": False}
+    shared |= {"sources": sources, "target": [example.target for example in used]}
+    for way in methods:
+        atts = noiser.attribute(lm, [example.prompt for example in used], **shared, **METHODS[way])
+        yield [row(way, i, att.scores[0].tolist(), att.info["token_forwards"]) for i, att in enumerate(atts)]
+    found: dict[str, list[Any]] = {}
+    for i, example in enumerate(used):
+        asked = f"{example.prompt[spans[i][-1][1] :]} {example.target}"
+        for way, scores in similarities(lm, sources[i], asked).items():
+            found.setdefault(way, []).append(row(way, i, scores, 0))
+    yield from found.values()
 
 
-def _begins(answer: str, token: str) -> bool:
-    return bool(token) and answer.startswith(token)
-
-
-def _says(lm: LanguageModel, prompts: Sequence[str]) -> list[str]:
-    """The first token that the model writes after each."""
-    engine = LocalEngine(lm, many=True)
-    queries = dict(outcome[:2] for outcome in run_interleaved(engine, [engine.query(prompt) for prompt in prompts]))
-    return [queries[number].target_texts[0].strip() for number in range(len(prompts))]
+def _answers(att: noiser.Attribution, target: Any) -> bool:
+    said = att.targets[0].text.strip()
+    return bool(said) and str(target).startswith(said)
 
 
 # ---- written from the sources, or from memory ------------------------------------------------------------------------
@@ -267,14 +220,7 @@ _PAIRS = (
     "Ethiopia:Addis Colombia:Bogotá Venezuela:Caracas Nepal:Kathmandu Pakistan:Islamabad Bangladesh:Dhaka"
 )
 CAPITALS = dict(pair.split(":") for pair in _PAIRS.split())
-REMOVALS = tuple(MEMORY)
-USED: dict[str, bool | None] = {
-    "invented": True,
-    "contradicted": True,
-    "unrelated": False,
-    "related": False,
-    "stated": None,
-}
+USED = {"invented": True, "contradicted": True, "unrelated": False, "related": False, "stated": None}
 """Whether the answer comes from the sources; None where it may come from either."""
 
 INVENTED = 3
@@ -310,114 +256,131 @@ def memory_case(kind: str, number: int, seed: int) -> Memory:
     return Memory(f"What is the capital of {country}?", sources, word)
 
 
-def memory_passes(engine: LocalEngine, case: Memory) -> Passes[dict[str, Any]]:
-    """What the sentence with the word loses without all sources, by removal; no losses if the model does not say it."""
-    stop = None if engine.lm.tokenizer.chat_template else "\n"
-    query = yield from engine.query(**cite_query(engine.lm, case), max_new_tokens=20, stop=stop)
+def memory_row(lm: LanguageModel, case: Memory) -> Steps[dict[str, Any]]:
+    """The losses of the sentence with the word without all sources, by removal; none if the model does not say it."""
+    stop = None if lm.tokenizer.chat_template else "\n"
+    query = yield from prepare(lm, cite_question(lm, case.question, case.sources, max_new_tokens=20, stop=stop))
     row: dict[str, Any] = {"answer": "".join(query.target_texts), "word": case.word}
     index = next((i for i, text in enumerate(query.target_texts) if case.word in text), None)
     if index is None:
         return row
-    positions = tuple(sorted(position for unit in query.units for position in unit.token_indices))
-    effects = Effects([without(positions, None, removal) for removal in REMOVALS], "logprob")
-    table = yield from engine.session(query).answer(effects)
-    losses = table.score[:, index].tolist()
-    return row | {removal: round(loss, 3) for removal, loss in zip(REMOVALS, losses, strict=True)}
+    positions = [position for unit in query.units for position in unit.token_indices]
+    read, removals = query.score("logprob"), list(MEMORY)
+    values = yield Ask(query, [remover(query, removal)(positions, [index]) for removal in removals], read)
+    clean = float(query.read_clean(read)[index])
+    return row | {removal: round(clean - float(value), 3) for removal, value in zip(removals, values, strict=True)}
 
 
 def best_threshold(used: Sequence[float], remembered: Sequence[float]) -> float:
     """Where the mean of both error rates is least; of several such places the middle of the widest gap."""
-    values = sorted({*used, *remembered})
 
-    def errors(threshold: float) -> float:
+    def errors(gap: tuple[float, float]) -> float:
+        threshold = sum(gap) / 2
         return sum(v < threshold for v in used) / len(used) + sum(v >= threshold for v in remembered) / len(remembered)
 
-    gaps = list(itertools.pairwise(values))
-    return sum(min(gaps, key=lambda gap: (errors(sum(gap) / 2), gap[0] - gap[1]))) / 2
+    gaps = itertools.pairwise(sorted({*used, *remembered}))
+    return sum(min(gaps, key=lambda gap: (errors(gap), gap[0] - gap[1]))) / 2
 
 
 def memory_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The threshold chosen on even seeds, and error rates of it and of the default on odd ones; then losses by kind."""
+
+    def losses(removal: str, odd: int, used: bool) -> list[float]:
+        return [row[removal] for row in rows if row["seed"] % 2 == odd and removal in row and USED[row["kind"]] is used]
+
     lines = ["| removal | threshold | from sources, called memory | from memory, called sourced |", "|" + "---|" * 4]
-    for removal in REMOVALS:
-
-        def losses(odd: int, used: bool, removal: str = removal) -> list[float]:
-            return [r[removal] for r in rows if r["seed"] % 2 == odd and removal in r and USED[r["kind"]] is used]
-
-        chosen = best_threshold(losses(0, True), losses(0, False))
-        for name, threshold in (
-            (f"{chosen:.2f} (chosen)", chosen),
-            (f"{MEMORY[removal]:g} (default)", MEMORY[removal]),
-        ):
-            missed = _share([loss < threshold for loss in losses(1, True)])
-            wrong = _share([loss >= threshold for loss in losses(1, False)])
-            lines.append(f"| {removal} | {name} | {missed} | {wrong} |")
-    lines += ["", f"| model | kind | n | {' | '.join(REMOVALS)}: 5 %, median, 95 % |", "|" + "---|" * 6]
-    for model, kind in itertools.product(dict.fromkeys(r["model"] for r in rows), USED):
-        some = [r for r in rows if (r["model"], r["kind"]) == (model, kind) and REMOVALS[0] in r]
-        cells = [_quantiles([r[removal] for r in some]) for removal in REMOVALS]
+    for removal, default in MEMORY.items():
+        chosen = best_threshold(losses(removal, 0, True), losses(removal, 0, False))
+        for threshold, name in ((chosen, "chosen"), (default, "default")):
+            missed = _share([loss < threshold for loss in losses(removal, 1, True)])
+            wrong = _share([loss >= threshold for loss in losses(removal, 1, False)])
+            lines.append(f"| {removal} | {threshold:.2f} ({name}) | {missed} | {wrong} |")
+    lines += ["", f"| model | kind | n | {' | '.join(MEMORY)}: 5 %, median, 95 % |", "|" + "---|" * 6]
+    for model, kind in itertools.product(dict.fromkeys(row["model"] for row in rows), USED):
+        some = [row for row in rows if (row["model"], row["kind"]) == (model, kind) and "hidden" in row]
+        columns = [torch.tensor([row[removal] for row in some]) for removal in MEMORY] if some else []
+        quantiles = [column.quantile(torch.tensor([0.05, 0.5, 0.95])).tolist() for column in columns]
+        cells = [", ".join(f"{value:.1f}" for value in values) for values in quantiles]
         lines.append(f"| {model} | {kind} | {len(some)} | {' | '.join(cells)} |")
     return lines
-
-
-def _quantiles(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    quantiles = torch.tensor(values).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
-    return ", ".join(f"{value:.1f}" for value in quantiles)
 
 
 # ---- rows and tables -------------------------------------------------------------------------------------------------
 
 
+def _groups(rows: Sequence[dict[str, Any]], *names: str) -> Mapping[tuple[Any, ...], list[dict[str, Any]]]:
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: costs by size and way, then recall by method, model and category."""
+    """Markdown: costs by size and way, then recall by method, model and category, then thresholds of memory."""
+    costs, truths, memories = ([row for row in rows if row["part"] == part] for part in ("cost", "truth", "memory"))
     head = "| model | tokens | texts | halves | way | processor seconds | token-forwards | LDS | found |"
     lines = [head, "|" + "---|" * 9]
-    costs = [row for row in rows if row["part"] == "cost"]
-    for key in dict.fromkeys(map(_cost_key, costs)):
-        some = [r for r in costs if _cost_key(r) == key]
-        middle = {
-            name: statistics.mean(r[name] for r in some) for name in ("seconds", "token_forwards", "lds", "found")
-        }
-        lines.append(
-            f"| {key[0]} | {key[1]:,} | {len(some)} | {key[2]} | {key[3]} | {middle['seconds']:.1f} "
-            f"| {middle['token_forwards']:,.0f} | {middle['lds']:.3f} | {middle['found']:.2f} |"
+    for (model, tokens, removal, way), some in _groups(costs, "model", "tokens", "removal", "way").items():
+        seconds, forwards, rank, found = (
+            statistics.mean(row[name] for row in some) for name in ("seconds", "token_forwards", "lds", "found")
         )
-    truths = [row for row in rows if row["part"] == "truth"]
-    columns = [(*key, "first") for key in dict.fromkeys((r["model"], r["category"]) for r in truths)]
-    columns += [(*column[:2], "all_first") for column in columns if column[1] in ("twice", "combined")]
-    counts = {column: len({r["example"] for r in truths if _is_in(r, column)}) for column in columns}
+        lines.append(
+            f"| {model} | {tokens:,} | {len(some)} | {removal} | {way} | {seconds:.1f} | {forwards:,.0f} "
+            f"| {rank:.3f} | {found:.2f} |"
+        )
+    sets = _groups(truths, "model", "category")
+    columns = [(*key, "first") for key in sets]
+    columns += [(*key, "all_first") for key in sets if key[1] in ("twice", "combined")]
+    counts = {key: len({row["example"] for row in some}) for key, some in sets.items()}
     heads = [
-        f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {counts[model, category, name]})"
+        f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {counts[model, category]})"
         for model, category, name in columns
     ]
     lines += ["", f"| method | {' | '.join(heads)} | token-forwards |", "|" + "---|" * (len(columns) + 2)]
-    for way in dict.fromkeys(r["way"] for r in truths):
-        some = [r for r in truths if r["way"] == way]
-        cells = [_share([r[column[2]] for r in some if _is_in(r, column)], counts[column]) for column in columns]
-        forwards = statistics.mean(r["token_forwards"] for r in some)
+    for (way,), some in _groups(truths, "way").items():
+        own = _groups(some, "model", "category")
+        cells = [_share([row[name] for row in own.get((m, c), [])], counts[m, c]) for m, c, name in columns]
+        forwards = statistics.mean(row["token_forwards"] for row in some)
         lines.append(f"| {way} | {' | '.join(cells)} | {forwards:,.0f} |")
-    if memories := [row for row in rows if row["part"] == "memory"]:
-        lines += ["", *memory_table(memories)]
-    return "\n".join(lines)
-
-
-def _cost_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["model"], row["tokens"], row["removal"], row["way"]
-
-
-def _is_in(row: dict[str, Any], column: tuple[str, str, str]) -> bool:
-    return (row["model"], row["category"]) == column[:2]
+    return "\n".join(lines + (["", *memory_table(memories)] if memories else []))
 
 
 def _share(hits: Sequence[bool], expected: int | None = None) -> str:
-    """A share with Wilson's 95 % interval over prompts; how many there are, where it is not as many as expected."""
+    """A share with Wilson's 95 % interval over prompts, and the number of prompts where it is not as expected."""
     if not hits:
         return ""
     low, high = binomtest(sum(hits), len(hits)).proportion_ci(method="wilson")
     missing = "" if len(hits) == expected else f" (n = {len(hits)})"
     return f"{statistics.mean(map(float, hits)):.2f} [{low:.2f}, {high:.2f}]{missing}"
+
+
+def made(lm: LanguageModel, name: str, chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """The key that rows share, and the rows that `rows` lacks, as they come."""
+
+    def ways(key: dict[str, Any], wanted: Sequence[str]) -> list[str]:
+        done = {row["way"] for row in rows if key.items() <= row.items()}
+        return [way for way in wanted if way not in done]
+
+    common = {"part": chosen.part, "model": name}
+    if chosen.part == "cost":
+        for seed in range(chosen.texts):
+            key = common | {"tokens": chosen.tokens, "removal": chosen.removal, "seed": seed}
+            if left := ways(key, chosen.ways):
+                yield from ((key, [row]) for row in cost_rows(lm, chosen, seed, left))
+    elif chosen.part == "truth":
+        for category, sentences, seed in itertools.product(CATEGORIES, chosen.sentences, chosen.seeds):
+            key = common | {"category": category, "sentences": sentences, "seed": seed}
+            if left := ways(key, chosen.methods):
+                for some in truth_rows(lm, category, sentences, seed, left):
+                    yield key, [row for row in some if ways(key, [row["way"]])]
+    else:
+        for seed, kind in itertools.product((0, 1), USED):
+            key = common | {"seed": seed, "kind": kind}
+            done = {row["example"] for row in rows if key.items() <= row.items()}
+            count = chosen.repeats * (INVENTED if kind == "invented" else 1)
+            numbers = [number for number in range(count) if number not in done]
+            found = run_all(lm, (memory_row(lm, memory_case(kind, number, seed)) for number in numbers))
+            yield key, [{"example": number, **row} for number, row in zip(numbers, found, strict=True)]
 
 
 def main() -> None:
@@ -436,53 +399,16 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of planted prompts")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--repeats", type=int, default=24, help="of each kind of question about memory")
-    parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    stored = chosen.results.read_text() if chosen.results.exists() else ""
-    if not stored.endswith("\n"):  # killed while it wrote
-        stored = stored[: stored.rfind("\n") + 1]
-        chosen.results.write_text(stored)
-    rows = [json.loads(line) for line in stored.splitlines()]
-    torch.set_num_threads(chosen.threads)
-
-    def keep(key: dict[str, Any], *more: dict[str, Any]) -> None:
-        """Stores rows that are only worth something together."""
-        rows.extend(key | row for row in more)
-        with chosen.results.open("a") as file:
-            file.write("".join(json.dumps(key | row) + "\n" for row in more))
-        print(*(key | row for row in more), sep="\n", flush=True)
-
+    torch.set_num_threads(1)
+    lines = chosen.results.read_text(encoding="utf-8").splitlines() if chosen.results.exists() else []
+    rows = [json.loads(line) for line in lines]
     for name in chosen.models if chosen.part != "table" else ():
         lm = noiser.load_model(name, dtype="bfloat16", device="cpu")
-        lm.packs  # noqa: B018 - measured once, and not here
-        if chosen.part == "truth":
-            for category, sentences, seed in itertools.product(CATEGORIES, chosen.sentences, chosen.seeds):
-                key = {"part": "truth", "model": name, "category": category, "sentences": sentences, "seed": seed}
-                done = {row["way"] for row in rows if key.items() <= row.items()}
-                done |= METHODS.keys() - set(chosen.methods)
-                made = truth_rows(lm, category, sentences, seed, done.__contains__)
-                for _, group in itertools.groupby(made, itemgetter("way")):
-                    keep(key, *group)
-            continue
-        if chosen.part == "memory":
-            engine = LocalEngine(lm, many=True)
-            for seed, kind in itertools.product((0, 1), USED):
-                key = {"part": "memory", "model": name, "seed": seed, "kind": kind}
-                done = {row["example"] for row in rows if key.items() <= row.items()}
-                count = chosen.repeats * (INVENTED if kind == "invented" else 1)
-                numbers = [number for number in range(count) if number not in done]
-                cases = (memory_passes(engine, memory_case(kind, number, seed)) for number in numbers)
-                for index, row, error in run_interleaved(engine, cases):
-                    if error:
-                        raise error
-                    keep(key, {"example": numbers[index], **row})
-            continue
-        for seed in range(chosen.texts):
-            key = {"part": "cost", "model": name, "tokens": chosen.tokens, "removal": chosen.removal, "seed": seed}
-            done = {row["way"] for row in rows if key.items() <= row.items()}
-            ways = [way for way in chosen.ways if way not in done]
-            for row in cost_rows(lm, chosen, seed, ways) if ways else ():
-                keep(key, row)
+        for key, some in made(lm, name, chosen, tuple(rows)):
+            rows += [key | row for row in some]
+            with chosen.results.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(key | row) + "\n" for row in some))
     print(table(rows))
 
 
