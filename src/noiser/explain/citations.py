@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,8 @@ from noiser.attribution.display import label, number_format, provenance, visible
 from noiser.attribution.markdown import escaped_line
 from noiser.attribution.store import SavedNumber, read_saved, to_jsonable, validated
 from noiser.errors import ParameterError, StoredFileError, UnitError
-from noiser.explain import citations_html
+from noiser.explain.citations_html import Content, fragment, page
+from noiser.explain.sentences import Citation, Quote, Sentence
 from noiser.files import json_text, write_text
 from noiser.types import Prompt, Source
 
@@ -30,71 +31,6 @@ FORMAT, SCHEMA = "noiser.citations", 1
 
 _QUOTED = 3
 """Quotes that the text shows of a source."""
-
-
-class Quote(NamedTuple):
-    """A part of a source that a sentence was written from: a sentence of it, or all of it where it was not split.
-
-    Attributes:
-        text: without the whitespace around it.
-        start: offset of its first character in the attribution's text.
-        end: offset after its last character.
-        score: its part of the source's score.
-    """
-
-    text: str
-    start: int
-    end: int
-    score: float
-
-
-class Citation(NamedTuple):
-    """A source that a sentence was written from.
-
-    Attributes:
-        number: of the source, from 1 on, as in "[1]".
-        score: what the sentence loses without the source; with the default method, of its log-probability, in nats.
-        stderr: standard error of the score; NaN if the method has none.
-        share: of all positive scores of the sentence's sources, 0 to 1.
-        quotes: parts of the source with a positive score, best first.
-    """
-
-    number: int
-    score: float
-    stderr: float
-    share: float
-    quotes: tuple[Quote, ...]
-
-
-class Sentence(NamedTuple):
-    """A sentence of the answer.
-
-    Attributes:
-        text: as it stands in the answer, with the whitespace before it.
-        log_probability: of all its tokens, in nats, given everything before it.
-        loss: what its log-probability loses when all sources are removed at once, in nats.
-        from_memory: whether it loses so little that the model says it without the sources.
-        citations: the sources that it was written from, best first; none if it is from memory.
-    """
-
-    text: str
-    log_probability: float
-    loss: float
-    from_memory: bool
-    citations: tuple[Citation, ...]
-
-    @property
-    def mark(self) -> str:
-        """What follows it: "[1][3]", "(from memory)", or "(no source)" where sources matter but none by itself."""
-        if self.from_memory:
-            return "(from memory)"
-        return "".join(f"[{citation.number}]" for citation in self.citations) or "(no source)"
-
-    @property
-    def numbers(self) -> str:
-        """Its log-probability with all sources and with none."""
-        without = self.log_probability - self.loss
-        return f"log-probability {self.log_probability:.2f}, without any source {without:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,17 +78,6 @@ class Citations:
     def _by_source(self) -> Attribution:
         return self.attribution.aggregate([(source.start, source.end) for source in self.sources])
 
-    def _sentence(self, row: int) -> Sentence:
-        target, loss = self.attribution.targets[row], self.losses[row]
-        from_memory = loss < self.memory
-        return Sentence(
-            text=target.text,
-            log_probability=len(target.token_ids) * math.log(max(target.probability, 1e-300)),
-            loss=loss,
-            from_memory=from_memory,
-            citations=() if from_memory else tuple(self._cited(row)),
-        )
-
     @cached_property
     def _stderr(self) -> Float[Tensor, "sentences sources"]:
         stderr = self._by_source.stderr
@@ -164,20 +89,20 @@ class Citations:
         positive = self.scores.nan_to_num(0.0).clamp_min(0)
         return positive / positive.sum(1, keepdim=True).clamp_min(torch.finfo(positive.dtype).tiny)
 
-    def _cited(self, row: int) -> list[Citation]:
-        scores, errors, shares = self.scores[row].nan_to_num(0.0), self._stderr[row], self._shares[row]
-        order: list[int] = scores.argsort(descending=True, stable=True).tolist()
-        return [
-            Citation(
-                number=index + 1,
-                score=float(scores[index]),
-                stderr=float(errors[index]),
-                share=float(shares[index]),
-                quotes=self._quotes(row, self.sources[index]),
-            )
-            for index in order
-            if scores[index] > 0 and shares[index] >= self.least_share
+    def _sentence(self, row: int) -> Sentence:
+        target, loss = self.attribution.targets[row], self.losses[row]
+        from_memory = loss < self.memory
+        log_probability = len(target.token_ids) * math.log(max(target.probability, 1e-300))
+        return Sentence(target.text, log_probability, loss, from_memory, () if from_memory else self._cited(row))
+
+    def _cited(self, row: int) -> tuple[Citation, ...]:
+        columns = zip(*(table[row].tolist() for table in (self.scores, self._stderr, self._shares)), strict=True)
+        citations = [
+            Citation(number, score, error, share, self._quotes(row, self.sources[number - 1]))
+            for number, (score, error, share) in enumerate(columns, 1)
+            if score > 0 and share >= self.least_share
         ]
+        return tuple(sorted(citations, key=lambda citation: -citation.score))
 
     def _quotes(self, row: int, source: Source) -> tuple[Quote, ...]:
         pairs = zip(self.attribution.units, self.attribution.scores[row].tolist(), strict=True)
@@ -206,30 +131,18 @@ class Citations:
         """
         import pandas as pd
 
-        rows: list[dict[str, Any]] = []
-        for index, sentence in enumerate(self.sentences):
-            cited = {citation.number for citation in sentence.citations}
-            columns = (self.scores[index], self._stderr[index], self._shares[index])
-            values = zip(self.sources, *(column.tolist() for column in columns), strict=True)
-            for number, (source, score, stderr, share) in enumerate(values, 1):
-                rows.append(
-                    {
-                        "sentence_index": index,
-                        "sentence": sentence.text,
-                        "log_probability": sentence.log_probability,
-                        "loss": sentence.loss,
-                        "from_memory": sentence.from_memory,
-                        "number": number,
-                        "title": source.title,
-                        "start": source.start,
-                        "end": source.end,
-                        "score": score,
-                        "stderr": stderr,
-                        "share": share,
-                        "cited": number in cited,
-                    }
-                )
-        return pd.DataFrame(rows)
+        rows = [
+            (row, s.text, s.log_probability, s.loss, s.from_memory, number, source.title, source.start, source.end)
+            for row, s in enumerate(self.sentences)
+            for number, source in enumerate(self.sources, 1)
+        ]
+        names = "sentence_index sentence log_probability loss from_memory number title start end"
+        frame = pd.DataFrame(rows, columns=names.split())
+        for name, values in {"score": self.scores, "stderr": self._stderr, "share": self._shares}.items():
+            frame[name] = values.flatten().tolist()
+        cited = {(row, citation.number) for row, s in enumerate(self.sentences) for citation in s.citations}
+        frame["cited"] = [(row[0], row[5]) in cited for row in rows]
+        return frame
 
     def to_markdown(self) -> str:
         """The same as Markdown, to be pasted into an issue or a page; no text is taken for mark-up."""
@@ -280,37 +193,25 @@ class Citations:
         Raises:
             OSError: the file cannot be written.
         """
-        page = citations_html.page(self)
+        text = page(self._content)
         if path is not None:
-            write_text(path, page)
-        return page
+            write_text(path, text)
+        return text
 
     def _repr_html_(self) -> str:
-        return citations_html.fragment(self)
+        return fragment(self._content)
+
+    @property
+    def _content(self) -> Content:
+        texts = self.answer, self.answer_without, self.footnotes
+        return Content(self.sentences, self.sources, self.attribution, self.scores.tolist(), *texts)
 
     def to_dict(self) -> dict[str, Any]:
         """What `save` writes: the citations of each sentence, and everything that they are made from."""
-        sentences = [
-            sentence._asdict() | {"citations": [_plain(citation) for citation in sentence.citations]}
-            for sentence in self.sentences
-        ]
-        return {
-            "format": FORMAT,
-            "schema": SCHEMA,
-            **to_jsonable(
-                {
-                    "question": self.question,
-                    "answer": self.answer,
-                    "answer_without": self.answer_without,
-                    "sentences": sentences,
-                    "sources": [source._asdict() for source in self.sources],
-                    "memory": self.memory,
-                    "least_share": self.least_share,
-                    "losses": self.losses,
-                }
-            ),
-            "attribution": self.attribution.to_dict(),
-        }
+        names = ("question", "answer", "answer_without", "memory", "least_share", "losses")
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values |= {"sentences": _plain(self.sentences), "sources": _plain(self.sources)}
+        return {"format": FORMAT, "schema": SCHEMA, **to_jsonable(values), "attribution": self.attribution.to_dict()}
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -367,5 +268,8 @@ class _Saved(BaseModel):
     least_share: SavedNumber
 
 
-def _plain(citation: Citation) -> dict[str, Any]:
-    return citation._asdict() | {"quotes": [quote._asdict() for quote in citation.quotes]}
+def _plain(value: Any) -> Any:
+    """The value with tuples that have names as dicts, also within others."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -10,20 +10,17 @@ import math
 import secrets
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from noiser.attribution import Attribution
 from noiser.attribution.display import label, visible
 from noiser.attribution.html import css, page_of_card
+from noiser.explain.sentences import Sentence
 from noiser.pages import html_table
+from noiser.types import Source
 
-if TYPE_CHECKING:
-    from noiser.explain.citations import Citations, Sentence
-    from noiser.types import Source
-
-_AT_ONCE = 8
-"""Sources that are all shown."""
-_LINES, _LINE = 18, 40
-"""Lines of a source that fit the height that the style gives one, and characters of a line on a phone."""
+_AT_ONCE = 8  # sources that are all shown
+_LINES, _LINE = 18, 40  # lines of a source that fit the height of the style, and characters of a line on a phone
 
 _STYLE = """
 .noiser-cite { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 2rem; margin: .4rem 0; }
@@ -46,17 +43,29 @@ _STYLE = """
 """
 
 
-def page(citations: Citations) -> str:
+class Content(NamedTuple):
+    """The content of a page; `scores` are [sentences, sources], the others as in `Citations`."""
+
+    sentences: tuple[Sentence, ...]
+    sources: tuple[Source, ...]
+    attribution: Attribution
+    scores: list[list[float]]
+    answer: str
+    answer_without: str | None
+    footnotes: list[str]
+
+
+def page(citations: Content) -> str:
     """A complete page."""
     return page_of_card(_card(citations, "noiser"), f"{label(citations.answer)[:80]} – citations", _STYLE)
 
 
-def fragment(citations: Citations) -> str:
+def fragment(citations: Content) -> str:
     """A piece of a page, such as a notebook's output; several can stand on one page."""
     return f"<style>{css()}{_STYLE}</style>{_card(citations, f'noiser-{secrets.token_hex(6)}')}"
 
 
-def _card(citations: Citations, identifier: str) -> str:
+def _card(citations: Content, identifier: str) -> str:
     answer = "".join(_sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)).strip()
     sources = _sources(citations, identifier)
     without = ""
@@ -75,17 +84,13 @@ def _card(citations: Citations, identifier: str) -> str:
 def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     text = visible(sentence.text)
     body = text.lstrip()
-    if sentence.citations:
-        links = (f'<a href="#{identifier}-{c.number}">[{c.number}]</a>' for c in sentence.citations)
-        mark = "".join(links)
-    else:
-        mark = f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
-    title = sentence.numbers
+    links = "".join(f'<a href="#{identifier}-{c.number}">[{c.number}]</a>' for c in sentence.citations)
+    mark = links or f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
     space = escape(text[: len(text) - len(body)])
-    return f'{space}<span class="s s{row}" title="{escape(title)}">{escape(body)} {mark}</span>'
+    return f'{space}<span class="s s{row}" title="{escape(sentence.numbers)}">{escape(body)} {mark}</span>'
 
 
-def _sources(citations: Citations, identifier: str) -> str:
+def _sources(citations: Content, identifier: str) -> str:
     """All sources; of a long list, those that are not cited are folded."""
     cited = {citation.number for sentence in citations.sentences for citation in sentence.citations}
     shown = folded = ""
@@ -104,13 +109,12 @@ def _sources(citations: Citations, identifier: str) -> str:
     return shown + folded
 
 
-def _source(citations: Citations, source: Source, number: int) -> Iterator[str]:
+def _source(citations: Content, source: Source, number: int) -> Iterator[str]:
     """A source's text, each unit of the attribution by itself."""
     yield f"<b>[{number}] {escape(label(source.title)) if source.title else ''}</b>"
     text, position = citations.attribution.text, source.start
-    start = (
-        position + len(source.title) + 1 if source.title and source.text.startswith(source.title + "\n") else position
-    )
+    titled = bool(source.title) and source.text.startswith(source.title + "\n")  # the heading above has it
+    start = position + len(source.title) + 1 if titled else position
     for column, unit in enumerate(citations.attribution.units):
         begin, end = max(unit.start, start), min(unit.end, source.end)
         if begin < end and unit.start < source.end and source.start < unit.end:
@@ -120,7 +124,7 @@ def _source(citations: Citations, source: Source, number: int) -> Iterator[str]:
     yield escape(visible(text[max(position, start) : source.end]))
 
 
-def _rules(citations: Citations, identifier: str) -> Iterator[str]:
+def _rules(citations: Content, identifier: str) -> Iterator[str]:
     """For each sentence and each unit that it was written from, the two rules that tie them."""
     starts = {(unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)}
     for row, sentence in enumerate(citations.sentences):
@@ -133,13 +137,13 @@ def _rules(citations: Citations, identifier: str) -> Iterator[str]:
             yield f"#{identifier}:has(.q{column}:hover) .s{row}{colour}"
 
 
-def _numbers(citations: Citations) -> str:
+def _numbers(citations: Content) -> str:
     head = ["sentence", "all sources", *(f"[{number}]" for number in range(1, len(citations.sources) + 1))]
     rows = [
         [
             escape(label(sentence.text)),
             *("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores)),
         ]
-        for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True)
+        for sentence, scores in zip(citations.sentences, citations.scores, strict=True)
     ]
     return f"<details><summary>scores in numbers</summary>{html_table(head, rows)}</details>"

@@ -99,12 +99,15 @@ def cite(
         contrast=contrast,
         seed=check_seed(seed),
     )
-    question, sources = plain(question), plain(sources)
-    if not is_many(question):
-        return run_one(lm, citations(lm, question, sources, answer, settings), progress)
-    columns = one_for_each("sources", sources, len(question)), one_for_each("answer", answer, len(question))
-    works = (citations(lm, q, documents, text, settings) for q, documents, text in zip(question, *columns, strict=True))
-    return run_many(lm, works, len(question), progress)
+    asked: Any = plain(question)
+    documents: Any = plain(sources)
+    texts: Any = answer
+    if not is_many(asked):
+        return run_one(lm, citations(lm, asked, documents, texts, settings), progress)
+    count = len(asked)
+    columns = one_for_each("sources", documents, count), one_for_each("answer", texts, count)
+    works = (citations(lm, *one, settings) for one in zip(asked, *columns, strict=True))
+    return run_many(lm, works, count, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
