@@ -11,10 +11,10 @@ import torch
 import transformers
 
 import noiser
+from engine_for_tests import query_of
 from noiser.errors import UnsupportedModelError
 from noiser.methods import AttentionRollout, LastAttention
 from noiser.methods.attention import rollout
-from noiser.model import build_query
 from noiser.model.attention import attention_maps
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -49,7 +49,7 @@ def over_units(scores, units):
 def test_equal_the_models_own_weights(family, unit):
     lm = tiny(family)
     question = {"unit": unit, "max_new_tokens": 3}
-    query = build_query(lm, PROMPT, **question)
+    query = query_of(lm, PROMPT, **question)
     maps = reference_maps(lm, query.token_ids)
     last = noiser.attribute(lm, PROMPT, method=LastAttention(), **question)
     rolled = noiser.attribute(lm, PROMPT, method=AttentionRollout(), **question)
@@ -154,7 +154,7 @@ def test_models_without_attention_say_so(method):
 @pytest.mark.slow
 def test_on_real_models(real):
     before = real.model.config._attn_implementation
-    query = build_query(real, "LeBron James professionally plays the sport of")
+    query = query_of(real, "LeBron James professionally plays the sport of")
     maps = reference_maps(real, query.token_ids)
     last = noiser.attribute(real, query.prompt, method="last_attention")
     rolled = noiser.attribute(real, query.prompt, method="attention_rollout")

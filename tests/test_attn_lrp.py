@@ -14,12 +14,11 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import noiser
-from engine_for_tests import run_method
-from noiser.engine import LocalEngine, Relevance, Session
+from engine_for_tests import query_of, run_method
+from noiser.engine import Relevance, ask
 from noiser.engine.rules import Rules, ruled
 from noiser.errors import UnsupportedModelError
 from noiser.methods.attn_lrp import AttnLrp, identity, raw_logit
-from noiser.model import build_query
 from small_networks import Gated, GatedByHand, Network, RMSNorm, wrapped
 from tiny import tiny, tiny_model, tiny_tokenizer
 
@@ -34,9 +33,9 @@ def no_attention(monkeypatch):
 
 
 def relevance_of(lm):
-    query = build_query(lm, PROMPT, target=5)
-    found = LocalEngine(lm).ask(query, Relevance(Rules(identity, (4, 2)), raw_logit))
-    return Session(lm, query).embeddings, float(found.values[0, 0]), found.contributions[0]
+    query = query_of(lm, PROMPT, target=5)
+    found = ask(lm, Relevance(query, Rules(identity, (4, 2)), raw_logit))
+    return query.context.rows, float(found.values[0, 0]), found.contributions[0]
 
 
 @pytest.mark.usefixtures("no_attention")
@@ -111,7 +110,7 @@ def test_equals_a_second_implementation(implementation):
     model.config._attn_implementation = implementation
     lm = noiser.wrap(model, tiny_tokenizer())
     att = noiser.attribute(lm, PROMPT, method=AttnLrp(), max_new_tokens=2)
-    query = build_query(lm, PROMPT, max_new_tokens=2)
+    query = query_of(lm, PROMPT, max_new_tokens=2)
     for g, (row, token) in enumerate(zip(query.logit_positions, query.target_ids, strict=True)):
         second = SecondLlama(model)
         x = lm.embed(query.token_ids)[None].detach().requires_grad_()
@@ -164,10 +163,10 @@ def test_eager_and_fused_attention_agree(family):
 def test_attention_by_other_kernels_is_made_eager_for_the_call():
     model = tiny_model("llama").eval()
     lm = noiser.wrap(model, tiny_tokenizer())
-    query = build_query(lm, PROMPT)  # its continuation has run already
-    _, expected = run_method(lm, query, AttnLrp())
+    query = query_of(lm, PROMPT)  # its continuation has run already
+    expected = run_method(lm, query, AttnLrp())
     model.config._attn_implementation_internal = "flex_attention"
-    _, found = run_method(lm, query, AttnLrp())
+    found = run_method(lm, query, AttnLrp())
     assert model.config._attn_implementation == "flex_attention"
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)

@@ -10,14 +10,13 @@ import torch
 import transformers
 
 import noiser
-from engine_for_tests import clean, distributions
-from noiser.engine import LocalEngine, Path, Relevance, Replace, Session
+from engine_for_tests import clean, distributions, query_of
+from noiser.engine import Path, Relevance, ask, replace
+from noiser.engine.baselines import baseline_row
 from noiser.engine.rules import Rules, derivative
-from noiser.engine.runs import baseline_row
 from noiser.methods.attn_lrp import raw_logit
 from noiser.methods.deeplift import DeepLift, rescale
 from noiser.methods.gradients import InputXGradient
-from noiser.model import build_query
 from small_networks import Chain, Gated, GatedByHand, Network, wrapped
 from tiny import FAMILIES, tiny, tiny_tokenizer
 
@@ -35,7 +34,7 @@ def softmax(logits):
 def test_equals_a_gated_network_worked_out_by_hand(score, baseline, foil):
     lm = wrapped(Gated())
     att = noiser.attribute(lm, PROMPT, method=DeepLift(score=score, baseline=baseline), target=5, foil=foil)
-    rows = Session(lm, build_query(lm, PROMPT)).embeddings.double().numpy()
+    rows = query_of(lm, PROMPT).context.rows.double().numpy()
     free = [i for unit in att.units for i in unit.token_indices]
     other = rows.copy()
     other[free] = baseline_row(lm, baseline).double().numpy()
@@ -61,9 +60,9 @@ def test_equals_a_gated_network_worked_out_by_hand(score, baseline, foil):
 @pytest.mark.parametrize(("slope", "exact"), [(rescale, True), (lambda f, x, _: derivative(f, x), False)])
 def test_contributions_of_a_chain_of_activations_add_up_exactly(slope, exact):
     lm = wrapped(Chain())
-    query = build_query(lm, PROMPT, target=5)
+    query = query_of(lm, PROMPT, target=5)
     everything = Path(tuple(range(len(query.token_ids))))
-    found = LocalEngine(lm).ask(query, Relevance(Rules(slope), raw_logit, everything))
+    found = ask(lm, Relevance(query, Rules(slope), raw_logit, everything))
     delta = float(found.values[0, 0] - found.values[0, 1] - found.contributions.sum())
     assert abs(delta) < 1e-6 if exact else abs(delta) > 1e-3
 
@@ -75,9 +74,9 @@ def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
     plain = noiser.attribute(lm, PROMPT, method=InputXGradient(reduce="sum"), max_new_tokens=2).scores.nan_to_num(0)
     scores = found.scores.nan_to_num(0)
     assert (scores - plain).abs().max() > 1e-2 * plain.abs().max()
-    query = build_query(lm, PROMPT, max_new_tokens=2)
+    query = query_of(lm, PROMPT, max_new_tokens=2)
     free = tuple(i for unit in query.units for i in unit.token_indices)
-    (gone,), own = distributions(Session(lm, query), [Replace(free)]), clean(lm, query)
+    (gone,), own = distributions(lm, query, [replace(free, query.baseline("zero"))]), clean(query)
     expected = [float(own[g, t] - gone[0, g, t]) for g, t in enumerate(query.target_ids)]
     assert found.info["difference"] == pytest.approx(expected, abs=1e-5)
     missing = torch.tensor(found.info["difference"]) - torch.tensor(found.info["delta"])

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import noiser
-from engine_for_tests import clean, distributions, run_method
-from noiser.engine import Replace, Session
+from engine_for_tests import clean, distributions, query_of, run_method
+from noiser.engine import replace
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.methods import (
     AttnLrp,
@@ -27,7 +27,6 @@ from noiser.methods import (
     SequentialIntegratedGradients,
 )
 from noiser.methods.protocol import movable_positions
-from noiser.model import build_query
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -125,7 +124,7 @@ REFERENCES = dict(zip(NAMES, [input_x_gradient, integrated_gradients, gradient_s
 def check(lm, method, *, atol=2e-5, rtol=1e-3, **question):
     """A method's scores, target by target, against the slow reference."""
     att = noiser.attribute(lm, PROMPT, method=method, **question)
-    query = build_query(lm, PROMPT, **question)
+    query = query_of(lm, PROMPT, **question)
     plain = Plain(lm, score=method.score, foil=query.foil_id)
     for g in range(len(query.logit_positions)):
         expected = over_units(REFERENCES[type(method).__name__](plain, query, g, method), query.units)
@@ -173,8 +172,8 @@ def test_integrated_gradients_are_complete_and_say_what_is_left():
     lm = tiny("gpt2")
     for steps, most in ((50, 1e-4), (2, 1)):
         att = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2)
-        query = build_query(lm, PROMPT, max_new_tokens=2)
-        (p,) = distributions(Session(lm, query), [Replace(movable_positions(query))])
+        query = query_of(lm, PROMPT, max_new_tokens=2)
+        (p,) = distributions(lm, query, [replace(movable_positions(query), query.baseline("zero"))])
         for g, target in enumerate(att.targets):
             difference = target.probability - float(p[0, g, target.token_id])
             assert att.info["difference"][g] == pytest.approx(difference, abs=1e-6)
@@ -207,9 +206,9 @@ def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
     lm = tiny("gpt2")
     method = SequentialIntegratedGradients(n_steps=100)
     att = noiser.attribute(lm, PROMPT, method=method, unit="word", max_new_tokens=2)
-    query = build_query(lm, PROMPT, unit="word", max_new_tokens=2)
-    ends = [Replace(unit.token_indices) for unit in query.units]
-    for u, p in enumerate(distributions(Session(lm, query), ends)):
+    query = query_of(lm, PROMPT, unit="word", max_new_tokens=2)
+    ends = [replace(unit.token_indices, query.baseline("zero")) for unit in query.units]
+    for u, p in enumerate(distributions(lm, query, ends)):
         for g, target in enumerate(att.targets):
             if query.causal_mask[g, u]:
                 drop = target.probability - float(p[0, g, target.token_id])
@@ -242,7 +241,7 @@ def test_only_the_input_gets_gradients_and_flags_come_back():
 def test_half_precision_is_near(family, dtype):
     lm = tiny(family)
     half = noiser.wrap(copy.deepcopy(lm.model).to(dtype), lm.tokenizer)
-    target = int(clean(lm, build_query(lm, PROMPT))[0].argsort(descending=True)[40])
+    target = int(clean(query_of(lm, PROMPT))[0].argsort(descending=True)[40])
     method = InputXGradient(reduce="l2")  # of an improbable token: its slope is below what float16 can hold
     expected = noiser.attribute(lm, PROMPT, method=method, target=target).scores[0]
     found = noiser.attribute(half, PROMPT, method=method, target=target).scores[0]
@@ -263,8 +262,8 @@ def test_out_of_memory_halves_the_batch(monkeypatch):
     monkeypatch.setattr(noiser.LanguageModel, "_keeps_rows", True)
     monkeypatch.setattr(lm.model, "forward", tight)
     limit = 2
-    query = build_query(lm, PROMPT)
-    _, found = run_method(lm, query, IntegratedGradients(n_steps=6))
+    query = query_of(lm, PROMPT)
+    found = run_method(lm, query, IntegratedGradients(n_steps=6))
     torch.testing.assert_close(found.scores, expected, atol=1e-6, rtol=1e-5)
     assert max(sizes) > 2
     limit = 0

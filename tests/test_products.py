@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import noiser
-from noiser.model import build_query, products
+from engine_for_tests import query_of
+from noiser.model import products
 from noiser.model.products import fast_products, precise_logits
 from tiny import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -192,7 +193,7 @@ def test_other_heads_and_calls_with_gradients_are_left_alone():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_family_rounds_what_its_head_returns(family):
     lm = noiser.wrap(tiny_model(family).bfloat16(), tiny_tokenizer())
-    query = build_query(lm, "The quick fox sings")
+    query = query_of(lm, "The quick fox sings")
     with lm.running():
         logits = lm.logits(lm.embed(query.token_ids[None]), positions=[len(query.token_ids) - 1])
     best = logits[0, 0].topk(8).values

@@ -40,7 +40,7 @@ def by_torchao(family, name, **options):
 def test_int8_weights_give_nearly_the_scores_of_float(family):
     lm, plain = by_torchao(family, "Int8WeightOnlyConfig")
     assert lm.embedding_scale == pytest.approx(plain.embedding_scale)
-    assert (lm.reuses_prefix(9), lm.packs) == (plain.reuses_prefix(9), plain.packs)
+    assert lm.packs == plain.packs
     assert lm.identity.dtype == "float32, Int8Tensor"
     for method in [*WITHOUT_GRADIENTS, *WITH_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3)]:
         found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))

@@ -100,7 +100,7 @@ def assert_same_records(found, expected, atol):
 
 def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, local):
     lm = noiser.wrap(local.model, local.tokenizer)
-    lm.hides_tokens = lambda length: False
+    lm.abilities.packs = False
     found, expected = (noiser.cite(each, "Who sings?", SOURCES, max_new_tokens=3) for each in (served, lm))
     assert found.answer == expected.answer
     assert found.losses == pytest.approx(expected.losses, abs=1e-4)
@@ -260,7 +260,7 @@ def test_vllm_cites_and_evaluates(both):
     options = {"answer": " LeBron James plays basketball.", "contrast": False}
     served, local = both
     local = noiser.wrap(local.model, local.tokenizer)
-    local.hides_tokens = lambda length: False
+    local.abilities.packs = False
     question = "What sport does LeBron James play?"
     found, expected = (noiser.cite(lm, question, sources, **options) for lm in (served, local))
     assert found.losses == pytest.approx(expected.losses, abs=2e-3)
