@@ -116,12 +116,6 @@ def test_a_result_names_what_makes_its_method_again(name):
         assert parameters or said == METHODS.get(name).versioned_name
 
 
-def test_a_method_that_equals_a_registered_one_has_its_name_and_no_other():
-    assert describe(noiser.Noiser(bounding="relative", score="hellinger"))[0] == "noiser_relative@1"
-    assert describe(noiser.Noiser(bounding="relative"))[0] == "noiser@2"
-    assert describe(noiser.Noiser(bounding="relative", score="hellinger", samples=3))[0] == "noiser@2"
-
-
 @each_method
 def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
     lm = tiny("gemma3")

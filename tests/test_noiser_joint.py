@@ -166,19 +166,6 @@ def test_standard_errors_are_the_spread_over_seeds():
         assert 0.85 < float((claimed / spread).mean()) < 1.15
 
 
-def test_more_samples_come_nearer_to_the_truth():
-    value = lambda kept: (len(kept & {0, 1, 2}) * len(kept & {3, 4}) + (5 in kept)) ** 0.5
-    numbers = {
-        kept: value(kept) for size in range(9) for kept in map(frozenset, itertools.combinations(range(8), size))
-    }
-    truth = banzhaf(numbers, 8)
-    errors = [
-        sum(float((play(value, 8, pairs, seed).scores - truth).square().sum()) for seed in range(20))
-        for pairs in (8, 24, 96)
-    ]
-    assert errors[0] > 2 * errors[1] > 4 * errors[2]
-
-
 def test_scores_have_the_order_of_the_mean_and_the_sizes_of_the_middle():
     """The ends exchange units 1 and 2: the sizes of both become 2.5, and what is left of the mean tells them apart."""
     ends, middle = torch.tensor([0.0, 5.0, 1.0, 4.0]).double(), torch.tensor([0.0, 2.0, 3.0, 5.0]).double()

@@ -11,8 +11,6 @@ import noiser
 from noiser.attribution.display import label
 from noiser.errors import ParameterError
 from noiser.explain import tolerance
-from noiser.explain.tolerance import GRID
-from noiser.methods import make_method
 from noiser.methods.noise import draw_noise
 from noiser.text import token_texts
 from tiny import tiny, tiny_model, tiny_tokenizer
@@ -79,15 +77,6 @@ def test_uses_the_noise_that_the_scores_were_made_with():
         att = attribution(method=noiser.Noiser(samples=4, bounding=bounding), max_new_tokens=1)
         found = tolerance(tiny("llama"), att, 1, (att.info["k"][0][1],)).probabilities[0, 0]
         assert found.item() == pytest.approx(att.targets[0].probability - att.scores[0, 1].item(), abs=1e-5)
-
-
-def test_no_noise_changes_nothing_and_the_grid_begins_with_it():
-    att = attribution()
-    found = tolerance(tiny("llama"), att, 1)
-    assert GRID[0] == 0
-    assert GRID[-1] == 1
-    assert found.probabilities[:, 0].tolist() == pytest.approx([t.probability for t in att.targets], abs=1e-5)
-    assert not found.flips[:, 0].any()
 
 
 def test_targets_that_the_unit_does_not_stand_before_have_no_values():
@@ -193,12 +182,3 @@ def test_own_noise_comes_back_from_a_file(tmp_path):
     expected, found = (tolerance(tiny("llama"), each, 1, KS).probabilities for each in (att, stored))
     assert torch.equal(found, expected)
     assert torch.equal(expected, tolerance(tiny("llama"), att, 1, KS, noise=noise).probabilities)
-
-
-def test_noiser_relative_has_its_own_noise_too():
-    noise = torch.randn(10, 1, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
-    method = make_method("noiser_relative", noise=noise)
-    att = attribution(method=method)
-    assert att.method == "noiser_relative@1"
-    found, given = tolerance(tiny("llama"), att, 1, KS), tolerance(tiny("llama"), att, 1, KS, noise=noise)
-    assert torch.equal(found.probabilities, given.probabilities)

@@ -39,7 +39,8 @@ class StoredGame:
         score: ScoreName | None,
         values: Mapping[Key, float] | None = None,
     ) -> None:
-        self.mask, self.whole, self.score = mask, whole, score
+        self.mask, self.whole = mask, whole
+        self.score: ScoreName | None = score
         self.units = [row.nonzero().flatten() for row in mask]
         every = b"\1" * mask.shape[1]
         self.table: dict[Key, float] = {**(values or {}), **{(g, every): v for g, v in enumerate(whole.tolist())}}
