@@ -2,7 +2,6 @@
 
     python benchmarks/citations.py RESULTS.jsonl cost --tokens 400 --sources 4 --answers 5 --texts 5
     python benchmarks/citations.py RESULTS.jsonl truth --models smollm2-135m-instruct gemma-3-270m
-    python benchmarks/citations.py RESULTS.jsonl memory --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/citations.py RESULTS.jsonl table
 
 `cost` cites an answer of several sentences, each copied from one of many made-up sentences in several sources: by
@@ -14,11 +13,6 @@ largest score.
 
 `truth` takes planted facts (`noiser.data`), with every sentence a source: prompts whose answer the model gives, and
 does not give without the gold sentences. Recall@1 is the share of them on which a gold sentence has the largest score.
-
-`memory` asks questions whose answer is known to come from the sources, or not to: invented facts, and capitals that a
-source gets wrong, against capitals of which the sources say nothing. A prompt counts if the model's own answer has the
-right word. The loss of the sentence with that word, when all sources are removed, is compared with a threshold, which
-is chosen on one seed and reported on another, with other capitals.
 
 Each line of the file is one text and way, and is not run again. Seconds are processor time.
 """
@@ -40,9 +34,7 @@ from scipy.stats import binomtest, spearmanr
 
 import noiser
 from noiser.data.planted import draw
-from noiser.engine import Ask, Steps, prepare, remover, run_all, run_one
-from noiser.engine import Game as LiveGame
-from noiser.explain.cite import MEMORY
+from noiser.engine import Game, prepare, remover, run_one
 from noiser.model import LanguageModel
 from noiser.question import Question
 
@@ -64,14 +56,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "full: every sentence zero": {"unit": "sentence", "method": noiser.Occlusion(score="logprob")},
     "noiser.cite, zero rows": {"method": noiser.Occlusion(score="logprob")},
 }
-
-
-def cite_question(lm: LanguageModel, question: str, sources: list[str], **more: Any) -> Question:
-    """The question of `noiser.cite`, with every sentence of the sources a unit."""
-    message: Any = [{"role": "user", "content": question}] if lm.tokenizer.chat_template else question
-    prompt = noiser.place_sources(message, sources)
-    units: dict[str, Any] = {"target_unit": "sentence", "unit": "sentence", "continuation_units": False}
-    return Question(prompt=prompt, sources=sources, **units, **more)
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
@@ -107,9 +91,18 @@ def cost_rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each way."""
     text = case(lm, chosen.tokens, chosen.sources, chosen.answers, seed)
-    query = run_one(lm, prepare(lm, cite_question(lm, QUESTION, text.sources, target=text.answer)))
+    message: Any = [{"role": "user", "content": QUESTION}] if lm.tokenizer.chat_template else QUESTION
+    asked = Question(
+        prompt=noiser.place_sources(message, text.sources),
+        target=text.answer,
+        target_unit="sentence",
+        unit="sentence",
+        sources=text.sources,
+        continuation_units=False,
+    )
+    query = run_one(lm, prepare(lm, asked))
     kept = torch.rand(chosen.masks, len(query.units), generator=torch.Generator().manual_seed(seed)) < 0.5
-    values = run_one(lm, LiveGame(query, "logprob", remover(query, chosen.removal))(kept))
+    values = run_one(lm, Game(query, "logprob", remover(query, chosen.removal))(kept))
     for way in ways:
         options = {"answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
         begin = time.process_time()
@@ -208,103 +201,6 @@ def _answers(att: noiser.Attribution, target: Any) -> bool:
     return bool(said) and str(target).startswith(said)
 
 
-# ---- written from the sources, or from memory ------------------------------------------------------------------------
-
-_PAIRS = (
-    "France:Paris Italy:Rome Germany:Berlin Spain:Madrid Japan:Tokyo Russia:Moscow China:Beijing Egypt:Cairo "
-    "England:London Greece:Athens Austria:Vienna Poland:Warsaw Portugal:Lisbon Ireland:Dublin Norway:Oslo "
-    "Sweden:Stockholm Denmark:Copenhagen Finland:Helsinki Hungary:Budapest Cuba:Havana Peru:Lima Chile:Santiago "
-    "Kenya:Nairobi Iran:Tehran Iraq:Baghdad Turkey:Ankara Canada:Ottawa Australia:Canberra Thailand:Bangkok "
-    "Vietnam:Hanoi Indonesia:Jakarta Belgium:Brussels Netherlands:Amsterdam Switzerland:Bern Romania:Bucharest "
-    "Bulgaria:Sofia Ukraine:Kyiv Syria:Damascus Lebanon:Beirut Libya:Tripoli Ghana:Accra Uganda:Kampala "
-    "Ethiopia:Addis Colombia:Bogotá Venezuela:Caracas Nepal:Kathmandu Pakistan:Islamabad Bangladesh:Dhaka"
-)
-CAPITALS = dict(pair.split(":") for pair in _PAIRS.split())
-USED = {"invented": True, "contradicted": True, "unrelated": False, "related": False, "stated": None}
-"""Whether the answer comes from the sources; None where it may come from either."""
-
-INVENTED = 3
-"""Times as many questions about invented facts, of which small models get fewer right."""
-
-
-class Memory(NamedTuple):
-    """A question, six sources of one sentence, and the word of the answer that counts."""
-
-    question: str
-    sources: list[str]
-    word: str
-
-
-def memory_case(kind: str, number: int, seed: int) -> Memory:
-    """An invented fact among others; or a capital that the sources get wrong, say nothing of, or state."""
-    chance = random.Random(f"memory/{kind}/{number}/{seed}")
-    facts = chance.sample([(person, thing) for person in PEOPLE for thing in THINGS], 6)
-    sources = [f"{person} keeps the {thing} in the {chance.choice(ROOMS)}." for person, thing in facts]
-    if kind == "invented":
-        (person, thing), source = facts[0], sources[0]
-        chance.shuffle(sources)
-        return Memory(f"Where does {person} keep the {thing}?", sources, source.removesuffix(".").split()[-1])
-    countries = random.Random("capitals").sample(list(CAPITALS), len(CAPITALS))[seed % 2 :: 2]
-    country = countries[number % len(countries)]
-    others = chance.sample([other for other in CAPITALS if other != country], 6)
-    word = CAPITALS[others[0] if kind == "contradicted" else country]
-    if kind != "unrelated":
-        sources = [f"The capital of {other} is {CAPITALS[other]}." for other in others]
-    if kind in ("contradicted", "stated"):
-        sources[0] = f"The capital of {country} is {word}."
-    chance.shuffle(sources)
-    return Memory(f"What is the capital of {country}?", sources, word)
-
-
-def memory_row(lm: LanguageModel, case: Memory) -> Steps[dict[str, Any]]:
-    """The losses of the sentence with the word without all sources, by removal; none if the model does not say it."""
-    stop = None if lm.tokenizer.chat_template else "\n"
-    query = yield from prepare(lm, cite_question(lm, case.question, case.sources, max_new_tokens=20, stop=stop))
-    row: dict[str, Any] = {"answer": "".join(query.target_texts), "word": case.word}
-    index = next((i for i, text in enumerate(query.target_texts) if case.word in text), None)
-    if index is None:
-        return row
-    positions = [position for unit in query.units for position in unit.token_indices]
-    read, removals = query.score("logprob"), list(MEMORY)
-    values = yield Ask(query, [remover(query, removal)(positions, [index]) for removal in removals], read)
-    clean = float(query.read_clean(read)[index])
-    return row | {removal: round(clean - float(value), 3) for removal, value in zip(removals, values, strict=True)}
-
-
-def best_threshold(used: Sequence[float], remembered: Sequence[float]) -> float:
-    """Where the mean of both error rates is least; of several such places the middle of the widest gap."""
-
-    def errors(gap: tuple[float, float]) -> float:
-        threshold = sum(gap) / 2
-        return sum(v < threshold for v in used) / len(used) + sum(v >= threshold for v in remembered) / len(remembered)
-
-    gaps = itertools.pairwise(sorted({*used, *remembered}))
-    return sum(min(gaps, key=lambda gap: (errors(gap), gap[0] - gap[1]))) / 2
-
-
-def memory_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The threshold chosen on even seeds, and error rates of it and of the default on odd ones; then losses by kind."""
-
-    def losses(removal: str, odd: int, used: bool) -> list[float]:
-        return [row[removal] for row in rows if row["seed"] % 2 == odd and removal in row and USED[row["kind"]] is used]
-
-    lines = ["| removal | threshold | from sources, called memory | from memory, called sourced |", "|" + "---|" * 4]
-    for removal, default in MEMORY.items():
-        chosen = best_threshold(losses(removal, 0, True), losses(removal, 0, False))
-        for threshold, name in ((chosen, "chosen"), (default, "default")):
-            missed = _share([loss < threshold for loss in losses(removal, 1, True)])
-            wrong = _share([loss >= threshold for loss in losses(removal, 1, False)])
-            lines.append(f"| {removal} | {threshold:.2f} ({name}) | {missed} | {wrong} |")
-    lines += ["", f"| model | kind | n | {' | '.join(MEMORY)}: 5 %, median, 95 % |", "|" + "---|" * 6]
-    for model, kind in itertools.product(dict.fromkeys(row["model"] for row in rows), USED):
-        some = [row for row in rows if (row["model"], row["kind"]) == (model, kind) and "hidden" in row]
-        columns = [torch.tensor([row[removal] for row in some]) for removal in MEMORY] if some else []
-        quantiles = [column.quantile(torch.tensor([0.05, 0.5, 0.95])).tolist() for column in columns]
-        cells = [", ".join(f"{value:.1f}" for value in values) for values in quantiles]
-        lines.append(f"| {model} | {kind} | {len(some)} | {' | '.join(cells)} |")
-    return lines
-
-
 # ---- rows and tables -------------------------------------------------------------------------------------------------
 
 
@@ -316,8 +212,8 @@ def _groups(rows: Sequence[dict[str, Any]], *names: str) -> Mapping[tuple[Any, .
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: costs by size and way, then recall by method, model and category, then thresholds of memory."""
-    costs, truths, memories = ([row for row in rows if row["part"] == part] for part in ("cost", "truth", "memory"))
+    """Markdown: costs by size and way, then recall by method, model and category."""
+    costs, truths = ([row for row in rows if row["part"] == part] for part in ("cost", "truth"))
     head = "| model | tokens | texts | halves | way | processor seconds | token-forwards | LDS | found |"
     lines = [head, "|" + "---|" * 9]
     for (model, tokens, removal, way), some in _groups(costs, "model", "tokens", "removal", "way").items():
@@ -342,7 +238,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [_share([row[name] for row in own.get((m, c), [])], counts[m, c]) for m, c, name in columns]
         forwards = statistics.mean(row["token_forwards"] for row in some)
         lines.append(f"| {way} | {' | '.join(cells)} | {forwards:,.0f} |")
-    return "\n".join(lines + (["", *memory_table(memories)] if memories else []))
+    return "\n".join(lines)
 
 
 def _share(hits: Sequence[bool], expected: int | None = None) -> str:
@@ -367,26 +263,18 @@ def made(lm: LanguageModel, name: str, chosen: argparse.Namespace, rows: Sequenc
             key = common | {"tokens": chosen.tokens, "removal": chosen.removal, "seed": seed}
             if left := ways(key, chosen.ways):
                 yield from ((key, [row]) for row in cost_rows(lm, chosen, seed, left))
-    elif chosen.part == "truth":
-        for category, sentences, seed in itertools.product(CATEGORIES, chosen.sentences, chosen.seeds):
-            key = common | {"category": category, "sentences": sentences, "seed": seed}
-            if left := ways(key, chosen.methods):
-                for some in truth_rows(lm, category, sentences, seed, left):
-                    yield key, [row for row in some if ways(key, [row["way"]])]
-    else:
-        for seed, kind in itertools.product((0, 1), USED):
-            key = common | {"seed": seed, "kind": kind}
-            done = {row["example"] for row in rows if key.items() <= row.items()}
-            count = chosen.repeats * (INVENTED if kind == "invented" else 1)
-            numbers = [number for number in range(count) if number not in done]
-            found = run_all(lm, (memory_row(lm, memory_case(kind, number, seed)) for number in numbers))
-            yield key, [{"example": number, **row} for number, row in zip(numbers, found, strict=True)]
+        return
+    for category, sentences, seed in itertools.product(CATEGORIES, chosen.sentences, chosen.seeds):
+        key = common | {"category": category, "sentences": sentences, "seed": seed}
+        if left := ways(key, chosen.methods):
+            for some in truth_rows(lm, category, sentences, seed, left):
+                yield key, [row for row in some if ways(key, [row["way"]])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("part", choices=["cost", "truth", "memory", "table"])
+    parser.add_argument("part", choices=["cost", "truth", "table"])
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct"])
     parser.add_argument("--tokens", type=int, default=2000, help="of all sources together")
     parser.add_argument("--sources", type=int, default=12)
@@ -398,7 +286,6 @@ def main() -> None:
     parser.add_argument("--sentences", nargs="+", type=int, default=[3, 6, 12], help="of planted prompts")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of planted prompts")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--repeats", type=int, default=24, help="of each kind of question about memory")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     lines = chosen.results.read_text(encoding="utf-8").splitlines() if chosen.results.exists() else []

@@ -169,15 +169,8 @@ def main() -> None:
     tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
     top, rows = peak(chosen.device, chosen.dtype), list[dict[str, Any]]()
     for shape in chosen.shapes:
-        rows += measured(
-            shape,
-            tokenizer,
-            chosen.device,
-            chosen.dtype,
-            PROMPTS[: chosen.prompts],
-            top,
-            limit=chosen.longest,
-        )
+        prompts = PROMPTS[: chosen.prompts]
+        rows += measured(shape, tokenizer, chosen.device, chosen.dtype, prompts, top, limit=chosen.longest)
         gc.collect()
         free_memory()
     cuda = torch.device(chosen.device).type == "cuda"

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 import noiser
-from measuring import Claim, Part, Setting, main, say
+from measuring import TEXT, Claim, Part, Setting, main, say
 from noiser.model import LanguageModel
 
 METHODS = ("noiser", "noiser_relative", "occlusion", "lime")
@@ -26,56 +26,8 @@ NOTE = (
     "of {repeats} runs, the two ways in turns; times faster is the median of their ratios."
 )
 
-PROMPTS = (
-    "The capital of the country that borders only Spain is",
-    "A carpenter works mostly with",
-    "Two plus three equals",
-    "The opposite of cold is",
-    "She opened her umbrella because it had started to",
-    "The largest planet that goes around our sun is",
-    "In the evening the baker sets the alarm early because the bread must be ready before",
-    "Bees make",
-    "The violin, the viola and the cello belong to the family of",
-    "Water freezes at a temperature of zero degrees",
-    "My grandmother was born in Lisbon, so her first language was",
-    "The tower that Gustave built for the fair in Paris is called the",
-    "A group of wolves is called a",
-    "After the long flight from Tokyo they were tired, and went straight to",
-    "The author of the play about Romeo and Juliet was William",
-    "If today is Monday, then tomorrow is",
-    "Cats like to chase",
-    "The currency that people use in Japan is the",
-    "He put the letter into an envelope, wrote the address on it and glued on a",
-    "Photosynthesis takes place in the leaves of",
-    "The first person who walked on the moon was Neil",
-    "To see things that are far away in the sky, astronomers use a",
-    "The river that flows through Cairo is the",
-    "A triangle has three",
-    "At the end of the concert the audience stood up and began to",
-    "The chemical symbol H stands for",
-    "Oranges, lemons and limes are kinds of",
-    "The ship was sinking, so the captain told everyone to climb into the",
-    "The painter mixed blue and yellow to get",
-    "In chess, the piece that may move any distance along a diagonal is the",
-    "The mechanic lifted the bonnet of the car, looked at the engine and shook his",
-    "The language that most people in Brazil speak is",
-    "Snow is",
-    "The seventh month of the year is",
-    "When the traffic light turns red, drivers must",
-    "The Great Wall is a famous sight in",
-    "The surgeon washed her hands, put on her gloves and asked the nurse for the",
-    "Bread is made of flour, water, salt and",
-    "The fastest animal on land is the",
-    "The museum closes at five, so we should arrive before",
-)
-
-Found = TypeVar("Found")
-
-
-def timed(run: Callable[[], Found]) -> tuple[float, Found]:
-    begin = time.perf_counter()
-    found = run()
-    return time.perf_counter() - begin, found
+PROMPTS = [" ".join(TEXT.split()[4 * i : 4 * i + 4 + i % 12]) for i in range(40)]
+"""Passages of 4 to 15 words."""
 
 
 def check(ones: Sequence[noiser.Attribution], many: Sequence[noiser.Attribution]) -> float:
@@ -98,10 +50,12 @@ def row_of(lm: LanguageModel, method: str, prompts: Sequence[str], repeats: int)
     for prompt in prompts[:2]:
         noiser.attribute(lm, prompt, method=method)
     for _ in range(repeats):
-        seconds, ones = timed(lambda: [noiser.attribute(lm, prompt, method=method) for prompt in prompts])
-        alone.append(seconds)
-        seconds, many = timed(lambda: noiser.attribute(lm, list(prompts), method=method))
-        together.append(seconds)
+        begin = time.perf_counter()
+        ones = [noiser.attribute(lm, prompt, method=method) for prompt in prompts]
+        middle = time.perf_counter()
+        many = noiser.attribute(lm, list(prompts), method=method)
+        alone.append(middle - begin)
+        together.append(time.perf_counter() - middle)
         worst = max(worst, check(ones, many))
     return {
         "method": f"`{method}`",

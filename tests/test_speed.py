@@ -10,8 +10,9 @@ import torch
 import transformers
 
 import devices
-import everything
+import many_prompts
 import measuring
+import methods_speed
 import noiser
 import noiser_speed
 from measuring import Claim, Setting
@@ -29,12 +30,12 @@ def setting():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", everything.PARTS)
+@pytest.mark.parametrize("benchmark", [noiser_speed, methods_speed, many_prompts])
 @pytest.mark.filterwarnings("ignore")  # Inseq's and Captum's own
-def test_every_part_runs(name, setting):
-    if name == "methods":
+def test_every_part_runs(benchmark, setting):
+    if benchmark is methods_speed:
         pytest.importorskip("sklearn", reason="Captum's LIME needs it")
-    part = everything.PARTS[name](setting)
+    part = benchmark.run(setting)
     numbers = [value for row in part.rows for value in row.values() if isinstance(value, float)]
     assert numbers
     assert all(math.isfinite(value) for value in numbers)
