@@ -135,6 +135,7 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
         case Relevance():
             return relevance(lm, request.query, request)
         case Attentions():
+            request.query.spent.add(len(request.query.token_ids))
             return attention_maps(lm, request.query.token_ids)
         case Call():
             return request.function(lm, request.query)
