@@ -21,12 +21,7 @@ class Arc(NamedTuple):
 
 
 def arcs(lines: Sequence[tuple[str, str]], links: Sequence[Arc]) -> str:
-    """The lines below each other, with an arc on their left for each link.
-
-    Args:
-        lines: a number and a text each, both plain.
-        links: the arcs; those of most weight are drawn last.
-    """
+    """The lines, each a number and a plain text, below each other, with an arc on their left for each link."""
     longest = max((abs(link.end - link.start) for link in links), default=1)
     paths = "".join(_path(link, longest) for link in sorted(links, key=lambda link: link.weight))
     height = _LINE * len(lines)

@@ -44,12 +44,8 @@ _MOST_CELLS = 20_000
 def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = None) -> str:
     """A complete page with one attribution, or with several of one prompt: a row per method, target by target.
 
-    Args:
-        attributions: what is shown.
-        targets: indices of the targets to show; None for the first ones, as many as a page holds.
-
-    Raises:
-        ParameterError: no attribution, different prompts, or no such target.
+    `targets` are indices of the targets to show; None for the first ones, as many as a page holds. Raises
+    ParameterError without an attribution or target, or for different prompts.
     """
     card = _card(attributions, "noiser", targets)
     first, count = attributions[0], len(attributions)

@@ -29,12 +29,7 @@ def _section(att: Attribution, row: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """A table, in which nothing is markup.
-
-    Args:
-        rows: cells, the heading first.
-        numbers: columns that are aligned to the right.
-    """
+    """A table of the rows, the heading first, in which nothing is markup; columns in `numbers` align to the right."""
     rule = "".join("---:|" if column in numbers else "---|" for column in range(len(rows[0])))
     head, *lines = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
     return "\n".join([head, f"|{rule}", *lines])

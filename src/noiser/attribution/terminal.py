@@ -39,15 +39,10 @@ _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
 
 
 def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
-    """One attribution, or several of one prompt below each other, as text.
+    """One attribution, or several of one prompt below each other, as text. Raises ParameterError for different prompts.
 
-    Args:
-        attributions: what is shown.
-        plain: for a file: without escape sequences, in Unicode whatever stdout is, and with all targets. Otherwise
-            there are escape sequences if stdout is a terminal and NO_COLOR is not set.
-
-    Raises:
-        ParameterError: no attribution, or different prompts.
+    There are escape sequences if stdout is a terminal and NO_COLOR is not set. `plain` text is for a file: it has none,
+    is in Unicode whatever stdout is, and has all targets.
     """
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)

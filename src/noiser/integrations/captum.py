@@ -7,7 +7,6 @@ after the clean prefix.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Call, Query, Steps
-from noiser.errors import DependencyError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded, split
+from noiser.errors import UnknownNameError
+from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
 from noiser.integrations.engine import TargetFunction
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
@@ -62,8 +61,7 @@ class CaptumMethod:
         settings: of Captum's class and its `attribute`, such as `{"n_samples": 50}`.
 
     Raises:
-        DependencyError: Captum is not installed. UnknownNameError: no such method, or an unknown value.
-        ParameterError: no such setting; when called, a refused one. ModelError: Captum failed (when called).
+        UnknownNameError: no such method or value. ParameterError: a setting that Captum lacks, or refuses when called.
     """
 
     looks_inside: ClassVar[bool] = True
@@ -140,11 +138,7 @@ def _as_tuple(value: Any) -> Any:
 
 def captum_methods() -> list[str]:
     """Names of the offered methods of the installed Captum. Raises DependencyError without Captum."""
-    try:
-        from captum import attr
-    except ImportError as error:
-        raise DependencyError("Captum's methods need Captum: pip install 'noiser[captum]'.") from error
-    return sorted(name for name in _OFFERED if name in attr.__all__)
+    return sorted(name for name in _OFFERED if name in imported("captum.attr", "captum").__all__)
 
 
 def _class_of(name: str) -> Any:
@@ -152,7 +146,7 @@ def _class_of(name: str) -> Any:
     if name not in names:
         hint = "Methods for layers and neurons, and methods that rewrite torch modules, are not offered."
         raise UnknownNameError("method", f"captum:{name}", [f"captum:{other}" for other in names], hint)
-    return getattr(importlib.import_module("captum.attr"), name)
+    return getattr(imported("captum.attr", "captum"), name)
 
 
 def factory(name: str) -> Callable[..., CaptumMethod]:

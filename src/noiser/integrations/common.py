@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -13,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from noiser.errors import ModelError, NoiserError, ParameterError
+from noiser.checks import random_state_kept
+from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError
 from noiser.model.memory import is_out_of_memory
 
 T = TypeVar("T")
@@ -25,6 +28,17 @@ def flat(make: Callable[..., T], library_name: str, /, **given: Any) -> T:
     settings = {**given.pop("settings", {}), **{key: value for key, value in given.items() if key not in own}}
     settings.pop("name", None)  # what a result keeps has it
     return make(library_name, settings=settings, **{key: value for key, value in given.items() if key in own})
+
+
+def imported(module: str, extra: str) -> Any:
+    """A module of another library. Raises DependencyError where it is not installed."""
+    try:
+        with random_state_kept(), warnings.catch_warnings(action="ignore"):
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise DependencyError(
+            f"{module} could not be imported ({error}); install it with: pip install 'noiser[{extra}]'."
+        ) from error
 
 
 def names_of(function: Any, *without: str) -> tuple[str, ...]:

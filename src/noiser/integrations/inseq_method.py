@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from noiser.checks import check_choice
 from noiser.engine import Call, Query, Steps
-from noiser.errors import DependencyError, ParameterError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded, split
+from noiser.errors import ParameterError, UnknownNameError
+from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
@@ -54,8 +54,7 @@ class InseqMethod:
         settings: of Inseq's class and attribution step, such as `{"n_steps": 50}`.
 
     Raises:
-        DependencyError: Inseq is not installed. UnknownNameError: no such method or step function.
-        ParameterError: no such setting, or a refused one (when called). ModelError: Inseq failed (when called).
+        UnknownNameError: no such method or step function. ParameterError: a setting that Inseq refuses, when called.
     """
 
     looks_inside: ClassVar[bool] = True
@@ -178,30 +177,24 @@ def _batch(theirs: Any, query: Query, device: torch.device) -> Any:
 
 def import_inseq() -> Any:
     """The package. Raises DependencyError where it is not installed."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # it leaves a file open
-            import inseq
-    except ImportError as error:
-        raise DependencyError(f"Inseq could not be imported ({error}): pip install 'noiser[inseq]'.") from error
-    return inseq
+    return imported("inseq", "inseq")
 
 
 def inseq_methods() -> list[str]:
     """Names of Inseq's own methods. Raises DependencyError without Inseq."""
-    import_inseq()
-    from inseq.attr.feat import FeatureAttribution  # pyright: ignore
+    return sorted(_classes())
 
-    classes = FeatureAttribution.available_classes().items()
-    return sorted(name for name, cls in classes if cls.__module__.startswith("inseq.") and name != "dummy")
+
+def _classes() -> dict[str, Any]:
+    classes: dict[str, Any] = imported("inseq.attr.feat", "inseq").FeatureAttribution.available_classes()
+    return {name: cls for name, cls in classes.items() if cls.__module__.startswith("inseq.") and name != "dummy"}
 
 
 def _class_of(name: str) -> Any:
-    names = inseq_methods()
-    if name not in names:
-        raise UnknownNameError("method", f"inseq:{name}", [f"inseq:{other}" for other in names])
-    from inseq.attr.feat import FeatureAttribution  # pyright: ignore
-
-    return FeatureAttribution.available_classes()[name]
+    classes = _classes()
+    if name not in classes:
+        raise UnknownNameError("method", f"inseq:{name}", [f"inseq:{other}" for other in classes])
+    return classes[name]
 
 
 def factory(name: str) -> Callable[..., InseqMethod]:

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, random_state_kept, set_count
+from noiser.checks import check_choice, set_count
 from noiser.engine import ABSENCES, SCORES, Absence, Call, Game, Query, ScoreName, Steps, remover
-from noiser.errors import DependencyError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, names_of, seeded, split
+from noiser.errors import UnknownNameError
+from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
 from noiser.integrations.engine import target_game
 from noiser.methods.coalitions import table
 from noiser.methods.protocol import Scores
@@ -48,8 +48,7 @@ class ShapiqMethod:
         settings: of shapiq's class and its `approximate`, such as `{"pairing_trick": True}`.
 
     Raises:
-        DependencyError: shapiq is not installed. UnknownNameError: no such method, or an unknown value.
-        ParameterError: no such setting; when called, a refused one. ModelError: shapiq failed (when called).
+        UnknownNameError: no such method or value. ParameterError: a setting that shapiq lacks, or refuses when called.
     """
 
     name: str
@@ -111,14 +110,7 @@ def factory(name: str) -> Callable[..., ShapiqMethod]:
 
 
 def _classes() -> dict[str, Any]:
-    try:
-        with random_state_kept():
-            from shapiq.approximator import SV_APPROXIMATORS  # pyright: ignore
-    except ImportError as error:
-        raise DependencyError(
-            f"shapiq could not be imported ({error}); install it with: pip install 'noiser[shapiq]'."
-        ) from error
-    return {cls.__name__: cls for cls in SV_APPROXIMATORS}
+    return {cls.__name__: cls for cls in imported("shapiq.approximator", "shapiq").SV_APPROXIMATORS}
 
 
 def _class_of(name: str) -> Any:

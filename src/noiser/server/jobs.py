@@ -74,6 +74,9 @@ class Job(Generic[T]):
         self.check()
         self._share = min(1.0, done / expected) if expected else None
 
+    def __str__(self) -> str:
+        return self._label
+
     @property
     def state(self) -> State:
         """Where the work is."""
@@ -104,6 +107,7 @@ class Models:
         self._named, self._load = named, load
         self._loaded: dict[str, LanguageModel] = {}
         self._turn = threading.RLock()
+        self._running: object = ""
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -123,10 +127,10 @@ class Models:
         chosen = name or next(iter(self.names))
         if chosen not in self.names:
             raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
-        job.step("Waiting for other questions")
         while not self._turn.acquire(timeout=0.1):
-            job.check()
+            job.step(f"Waiting ({self._running})")
         try:
+            self._running = job
             if chosen not in self._loaded:
                 job.step(f"Loading {chosen}")
                 self._loaded[chosen] = self._load(self.names[chosen])

@@ -10,7 +10,8 @@ from typing import Any
 from noiser.pages import html_table
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="page.css"></head>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<link rel="stylesheet" href="page.css"></head>
 <body class="docs"><main><h1>Noiser: API</h1>
 <p>JSON in, JSON out; errors are <code>{"error": {"type", "message"}}</code>.
 With <code>Accept: text/event-stream</code>, events <code>progress</code>, then <code>answer</code> or

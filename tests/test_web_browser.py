@@ -1,0 +1,278 @@
+"""The web page in a browser: what a visitor does, with a pointer and with keys, and who is turned away."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import noiser
+from noiser.attribution.display import number_format
+from web_for_tests import PROMPT, chatty, served
+
+pytestmark = pytest.mark.slow
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+sync_api.expect.set_options(timeout=40_000)  # two cores may be busy with other tests
+expect = sync_api.expect
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+NAMES = "--host-resolver-rules=MAP *.example 127.0.0.1"  # names that an attacker lets point here
+SOURCES = "The trains to the coast run late.\n---\nThe lazy dog sleeps."
+
+
+@pytest.fixture(scope="module")
+def web():
+    with served() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            found = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", NAMES])
+        except sync_api.Error as error:
+            pytest.skip(f"no chromium could be started: {str(error).splitlines()[0]}")
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visit(web, browser):
+    """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere or failed."""
+    visitors = []
+
+    def open_page(query="", **options):
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+        context.set_default_timeout(40_000)
+        page = context.new_page()
+        seen = SimpleNamespace(requests=[], errors=[])
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.on("pageerror", lambda error: seen.errors.append(str(error)))
+        page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
+        page.goto(web.address + query)
+        visitors.append((context, seen))
+        return page
+
+    yield open_page
+    for context, seen in visitors:
+        context.close()
+        assert [url for url in seen.requests if not url.startswith((web.address, "data:", "blob:"))] == []
+        assert [error for error in seen.errors if "422" not in error] == []  # the browser reports a refusal, too
+
+
+def field(page, name):
+    return page.locator(f"[name={name}]").first
+
+
+def done(page):
+    expect(page.locator("#status")).to_contain_text("Done in")
+    expect(page.locator("#after")).to_be_visible()
+
+
+def ask(page, prompt=PROMPT, method="occlusion"):
+    done(page)  # with the example
+    page.get_by_text("Settings", exact=True).click()
+    field(page, "prompt").fill(prompt)
+    field(page, "methods").select_option(method)
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#after")).to_be_hidden()
+    done(page)
+
+
+def test_ask_hover_and_draw_the_tolerance(visit):
+    page = visit()
+    expect(page.locator("#example")).to_be_visible()
+    ask(page)
+    expect(page.locator("#example")).to_be_hidden()
+    att = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
+    units = page.locator("#answer .map .u")
+    assert units.all_inner_texts() == [unit.text.strip() for unit in att.units]
+    score = number_format([float(att.scores[0, 1])])(float(att.scores[0, 1]))
+    assert score in units.nth(1).get_attribute("title")
+    units.nth(1).click()
+    expect(page.locator("#chart svg .point")).not_to_have_count(0)
+    expect(page.locator("#chart h3")).to_contain_text(att.units[1].text.strip())
+
+
+def test_compare_measure_and_save(visit, tmp_path):
+    page = visit()
+    done(page)
+    page.get_by_text("Settings", exact=True).click()
+    page.get_by_label("Beside it").select_option("random")
+    page.get_by_label("Tokens to explain").fill("2")
+    page.get_by_label("A score for every").select_option("word")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#answer section.t2 .row")).to_have_count(2)
+    done(page)
+    page.locator("#answer section.t2 .row").nth(1).locator(".u").first.click()  # the second method's, second token
+    expect(page.locator("#chart h3")).to_be_visible()
+    field(page, "metrics").select_option("lds")
+    page.get_by_role("button", name="Measure").click()
+    expect(page.locator("#measured thead")).to_contain_text("random@1")
+    with page.expect_download() as download:
+        page.get_by_text("Save as JSON").click()
+    records = json.loads(download.value.path().read_text(encoding="utf-8"))
+    loaded = [noiser.Attribution.from_dict(record) for record in records]
+    assert [(att.method.partition("@")[0], len(att.targets)) for att in loaded] == [("noiser", 2), ("random", 2)]
+
+
+def test_a_foil(visit):
+    page = visit("?prompt=The trains run late.&target= rain&foil= river&methods=occlusion")
+    done(page)
+    att = noiser.attribute(chatty("llama"), "The trains run late.", method="occlusion", target=" rain", foil=" river")
+    score = number_format([float(att.scores[0, 0])])(float(att.scores[0, 0]))
+    assert score in page.locator("#answer .u").first.get_attribute("title")
+    assert page.get_by_label("Foil").input_value() == " river"
+
+
+def test_citations(visit):
+    page = visit()
+    done(page)
+    page.get_by_text("Answer from sources").click()
+    field(page, "sources").fill(SOURCES)
+    field(page, "prompt").fill("When do the trains run?")
+    page.get_by_text("Settings", exact=True).click()
+    page.get_by_label("Target").fill(" The trains run late. The dog sleeps.")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#answer .source")).to_have_count(2)
+    done(page)
+    assert page.locator("#answer .s").count() == 2
+    expect(page.locator("#probes")).to_be_hidden()
+    reference = page.locator("#answer .s a").first
+    if reference.count():  # a click leads to the source, on the same page
+        reference.click()
+        expect(page.locator("#answer .source:target")).to_have_count(1)
+
+
+def test_stop_and_ask_again(visit):
+    page = visit()
+    done(page)
+    prompt = field(page, "prompt")
+    prompt.fill("The trains to the coast run late and the children sing. " * 3)
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#status progress")).to_be_visible()
+    began = time.monotonic()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text(re.compile("^Stopped"))
+    assert time.monotonic() - began < 5
+    expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+    prompt.fill("The")
+    prompt.press("Shift+Enter")
+    done(page)
+    assert page.locator("#answer .u").all_inner_texts() == ["The"]
+
+
+def test_a_link_asks_the_same_question_again(visit):
+    page = visit()
+    ask(page, PROMPT + " & <b>", "random")
+    link = page.locator("#link").get_attribute("href")
+    assert page.url.endswith(link)
+    scores = page.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)")
+    other = visit(link)
+    done(other)
+    assert other.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)") == scores
+    assert field(other, "prompt").input_value() == PROMPT + " & <b>"
+    assert field(other, "methods").is_visible()  # the settings are open, as one differs
+    other.close()
+
+
+def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
+    page = visit(f"?prompt={PROMPT}&methods=occlusion,random,position&other=1")
+    done(page)
+    expect(page.locator("#answer .row")).to_have_count(3)
+    wrong = visit(f"?prompt={PROMPT}&max_new_tokens=99")
+    expect(wrong.get_by_role("alert")).to_contain_text("max_new_tokens")
+    ask_again = wrong.get_by_label("Tokens to explain")
+    ask_again.fill("1")
+    ask_again.press("Enter")
+    done(wrong)
+
+
+def test_all_of_it_with_the_keyboard(visit):
+    page = visit()
+    done(page)
+    field(page, "prompt").focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type(PROMPT)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Ask"
+    page.keyboard.press("Enter")
+    expect(page.locator("#after")).to_be_hidden()
+    done(page)
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('.u')"):
+            break
+    for key in ("ArrowRight", "End", "Home", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    unit = page.evaluate("document.activeElement.textContent")
+    assert unit == page.locator("#answer .u").nth(1).inner_text()
+    expect(page.locator("#chart h3")).to_contain_text(unit)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing_and_it_fits(visit, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
+    ask(page)
+    page.locator("#answer .u").first.click()
+    expect(page.locator("#chart svg")).to_be_visible()
+    page.get_by_text("Answer from sources").click()
+    page.get_by_role("button", name="Measure").click()
+    expect(page.locator("#measured table").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = [axe.run(page)]
+    field(page, "sources").fill(SOURCES)
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#answer .source")).to_have_count(2)
+    found.append(axe.run(page))
+    page.goto(page.url.partition("?")[0] + "docs")
+    found.append(axe.run(page))
+    assert [each.generate_report() for each in found if each.violations_count] == []
+
+
+def test_a_name_that_is_made_to_point_here_is_refused(web, browser):
+    page = browser.new_page()
+    assert page.goto(f"http://evil.example:{web.port}/").status == 400
+    assert page.goto(f"http://noiser.example:{web.port}/").status == 200  # an allowed name
+    page.close()
+
+
+def test_a_page_of_another_site_can_neither_ask_read_nor_frame(web, browser):
+    page = browser.new_page()
+    page.route("http://site.example/", lambda route: route.fulfill(body="<h1>Another</h1>", content_type="text/html"))
+    page.goto("http://site.example/")
+    send = """async ([address, type, mode]) => {
+      try {
+        const options = { method: "POST", headers: { "Content-Type": type }, body: '{"prompt": "x"}', mode };
+        return (await fetch(address, options)).status;
+      } catch (error) { return error.name; }
+    }"""
+    seen = []
+    page.on("response", lambda response: seen.append((response.request.method, response.status)))
+    assert page.evaluate(send, [f"{web.address}ask", "application/json", "cors"]) == "TypeError"
+    assert page.evaluate(send, [f"{web.address}v1/attribute", "text/plain", "no-cors"]) in (0, "TypeError")
+    assert all(status in (403, 405) for _, status in seen), seen
+    page.set_content(f'<iframe src="{web.address}" width=500 height=500></iframe>')
+    page.wait_for_timeout(1000)
+    assert [frame.locator("#question").count() for frame in page.frames] == [0] * len(page.frames)
+    page.close()
+
+
+def test_a_password_is_asked_for(browser):
+    with served(auth="me:secret word") as web:
+        page = browser.new_page()
+        with pytest.raises(sync_api.Error, match="AUTH"):
+            page.goto(web.address)
+        page.close()
+        context = browser.new_context(http_credentials={"username": "me", "password": "secret word"})
+        page = context.new_page()
+        page.goto(web.address)
+        done(page)
+        context.close()
