@@ -20,9 +20,9 @@ def execute(path: Path, seconds: int = 600) -> Any:
         CellExecutionError: a cell raised. CellTimeoutError: a cell took longer than `seconds`.
     """
     notebook = nbformat.read(path, as_version=4)
-    environment = os.environ | {"PYTHONWARNINGS": "ignore:IProgress not found"}  # no widgets here
+    quiet = {"PYTHONWARNINGS": "ignore:IProgress not found", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # no widgets here
     client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", record_timing=False)
-    client.execute(cwd=str(path.parent), env=environment)
+    client.execute(cwd=str(path.parent), env=os.environ | quiet)
     return notebook
 
 
