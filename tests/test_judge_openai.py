@@ -16,16 +16,12 @@ from pathlib import Path
 
 import openai
 import pytest
-from typer.testing import CliRunner
 
-import noiser.model
 from chat_server import CUT, ChatServer, Step, completion
-from noiser.cli import app
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, Usage, make_judge
 from noiser.judges.openai import OpenAIJudge
 from noiser.judges.protocol import PAPER_V1, render
-from tiny import tiny
 
 KEY = "sk-proj-0123456789abcdef"
 
@@ -316,18 +312,6 @@ def test_the_environments_key_goes_only_to_the_environments_address(monkeypatch)
         assert key_sent(server, base_url=None) == key_sent(server) == KEY
         assert other.total == 0
         assert key_sent(other) == "none"
-
-
-def test_an_address_on_the_command_line_gets_the_environments_key(monkeypatch, tmp_path):
-    """Who types an address may send the key there, if nobody can read it on the way."""
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(noiser.model, "load_model", lambda name, **options: tiny("llama"))
-    made = []
-    monkeypatch.setattr("noiser.judges.make_judge", lambda judge, *, lm, **settings: made.append(settings))
-    command = ["evaluate", "The quick fox", "--method", "random", "--metrics", "answerability", "--judge", "openai@1:m"]
-    for address in ("http://10.0.0.5:8000/v1", "https://host.example/v1", "http://localhost:8000/v1"):
-        CliRunner().invoke(app, [*command, "--judge-set", f"base_url={address}"])
-    assert [settings.get("api_key") for settings in made] == [None, KEY, KEY]
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_command_writes_a_folder(folder, tmp_path):
     ("arguments", "said"),
     [
         (["--confidence", "95"], "expected a number between 0 and 1"),
-        (["-o", "taken.md"], "is a file; expected a folder"),
+        (["-o", "taken.md"], "is a file"),
     ],
 )
 def test_command_refuses(folder, tmp_path, monkeypatch, arguments, said):

