@@ -17,15 +17,11 @@ def cite(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")],
     source: Annotated[list[Path], typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable.")],
     model: o.Model = "gemma-3-270m",
-    method: Annotated[
-        str | None, typer.Option("--method", help="A method's name; hides one source at a time unless given.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="Hides one source at a time unless given.")] = None,
     set_: o.MethodSettings = None,
     answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")] = 128,
-    unit: Annotated[
-        CitedUnit, typer.Option("--unit", help="auto: sources, then sentences of those that carry the score.")
-    ] = "auto",
+    unit: Annotated[CitedUnit, typer.Option(help="auto: sources, then sentences of those that matter.")] = "auto",
     contrast: Annotated[bool, typer.Option(help="Also ask without the sources.")] = True,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,

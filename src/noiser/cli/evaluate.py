@@ -26,9 +26,7 @@ _STYLE = (
 
 
 def evaluate(
-    prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads one per line from stdin.")
-    ] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="-: one per line of stdin.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set in place of prompts; see: noiser data list.")] = None,
     data_dir: o.DataFolder = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most prompts to take.")] = None,

@@ -37,10 +37,7 @@ Model = Annotated[
     typer.Option("--model", "-m", help="Built-in name, folder, .gguf file, hub id, vllm:NAME or a server's address."),
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the greedy continuation to explain.")]
-TargetUnitName = Annotated[
-    types.TargetUnitName,
-    typer.Option("--target-unit", help="What is explained: each of these of the continuation, or all of it."),
-]
+TargetUnitName = Annotated[types.TargetUnitName, typer.Option(help="Parts of the continuation to explain.")]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
 DataFolder = Annotated[
     Path | None,
@@ -86,10 +83,7 @@ class PromptOptions:
     foil_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     unit: Annotated[
         Literal[types.UnitName, types.AutoUnit],
-        typer.Option(
-            help="What gets a score; turn: each message of a chat; auto: sentences, then parts of those that carry the "
-            "score. For sources see: noiser cite."
-        ),
+        typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
     ] = "token"
     chat: Chat = False
 

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", help="A model, as for noiser attribute; repeatable, the first is chosen."),
-    ] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", "-m", help="Repeatable; first is chosen.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; any that others can reach needs --auth.")] = (
         "127.0.0.1"
     ),
