@@ -174,8 +174,11 @@ class Engine:
         items = self._fill()
         contexts = {id(_context(item)): i for i, item in reversed(list(enumerate(items)))}
         items.sort(key=lambda item: (contexts[id(_context(item))], -item.start))
+        branches: list[Branch] = []
         try:
-            logits = self.lm.run([_branch(self.lm, item) for item in items])
+            for item in items:
+                branches.append(_branch(self.lm, item))
+            logits = self.lm.run(branches)
         except Exception as error:  # of any kind: it ends the generators whose sequences these were
             if is_out_of_memory(error):
                 free_memory()
@@ -187,6 +190,10 @@ class Engine:
                     f"Not enough memory on {self.lm.device} to run one sequence of {items[0].stop} tokens. Shorten the "
                     "prompt, attribute fewer targets at once, or load the model in a smaller dtype."
                 )
+            if len(branches) < len(items):  # a change's own rows failed: the other sequences wait for the next pass
+                culprit = items.pop(len(branches))
+                self._queue.extendleft(reversed(items))
+                items = [culprit]
             return self._fail(items, error)
         self._count(items)
         return [item.work for item, part in zip(items, logits, strict=True) if self._take(item, part)]

@@ -252,13 +252,17 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         raise TargetError("A foil needs target_unit='token': the first token in which both differ is explained.")
     targets = _readings(lm, encoding, question.target, "target")
     foils = _readings(lm, encoding, question.foil, "foil")
-    context = lm.context(encoding.token_ids)
-    (row,) = yield Prefill(context, [prompt_tokens - 1], [tuple(ids[0] for ids in (*targets, *foils))])
+    ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
+    check_length(lm, prompt_tokens + max(0, len(ahead) - 1))
+    context = lm.context((*encoding.token_ids, *ahead[:-1]))
+    exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
+    logits = yield Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
+    row = logits[0]
     check_finite(row.softmax(-1), lm.dtype)
     if question.target is None:
         ids, logits = yield from _greedy(lm, context, row, question)
     else:
-        ids, logits = _likeliest(targets, row), row[None]
+        ids = _likeliest(targets, row)
     first, foil_id = 0, None
     if question.foil is not None:
         ids, first, foil_id = _first_difference(lm, ids, _likeliest(foils, row))
