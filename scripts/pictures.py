@@ -40,7 +40,7 @@ def served() -> Iterator[str]:
 
 def done(page: Page) -> None:
     """Waits for the whole answer."""
-    page.wait_for_function("document.querySelector('#status').innerText.startsWith('Done in')")
+    page.locator("#status", has_text="Done in").wait_for()
     # The seconds are those of the machine that takes the pictures, and of what else it does.
     page.evaluate("document.querySelector('#status span').textContent = 'Done.'")
 
