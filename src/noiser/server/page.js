@@ -134,6 +134,7 @@ form.addEventListener("submit", (event) => {
   $("example").hidden = true;
   if (link().length < 60000) history.replaceState(null, "", link());
   answer();
+  $("status").scrollIntoView({ block: "nearest" }); // on a phone it is below the form
 });
 form.elements.prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.shiftKey) event.preventDefault() || form.requestSubmit();

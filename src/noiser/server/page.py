@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,25 +55,24 @@ class Ask(BaseModel):
             "seed": self.seed,
         }
 
-    def answer(self, models: Models, job: Job[Any]) -> Answer:
+    def run(self, models: Models, job: Job[Any]) -> Answer:
         """A heat map, several side by side, or citations."""
         asked, documents = self.question(), [text.strip() for text in _RULE.split(self.sources) if text.strip()]
         with models.use(self.model, job) as lm:
-            began = time.monotonic()
             if documents:
                 from noiser import cite
 
                 job.step(f"Answering from {len(documents)} sources")
                 options: dict[str, Any] = {"answer": self.target or None, "max_new_tokens": LONGEST_ANSWER}
                 cited = cite(lm, asked["prompt"], documents, seed=self.seed, progress=job.progress, **options)
-                return Answer.of(cited._repr_html_(), [cited.to_dict()], began)  # pyright: ignore[reportPrivateUsage]
+                return Answer(cited._repr_html_(), [cited.to_dict()])  # pyright: ignore[reportPrivateUsage]
             attributions, failures = self._attributions(lm, asked, job)
         if not attributions:
             raise ParameterError(" ".join(failures) or "No method is chosen; expected at least one, such as noiser.")
         from noiser.attribution.html import fragment
 
         html = "".join(map(problem, failures)) + fragment(attributions)
-        return Answer.of(html, [att.to_dict() for att in attributions], began)
+        return Answer(html, [att.to_dict() for att in attributions])
 
     def _attributions(self, lm: Any, asked: dict[str, Any], job: Job[Any]) -> tuple[list[Attribution], list[str]]:
         """One attribution for each method, and what failed; the others stay."""
@@ -95,24 +93,23 @@ class Tolerate(BaseModel):
     """How much noise does a unit tolerate?"""
 
     model: str = ""
-    answer_: dict[str, Any] = Field(alias="answer", description="The attribution that the page shows.")
+    answer: dict[str, Any] = Field(description="The attribution that the page shows.")
     unit: int
     target: int = 0
 
-    def answer(self, models: Models, job: Job[Any]) -> Answer:
+    def run(self, models: Models, job: Job[Any]) -> Answer:
         """A chart."""
         from noiser import tolerance
         from noiser.attribution import Attribution
         from noiser.server.chart import tolerance_html
 
-        att = Attribution.from_dict(self.answer_)
+        att = Attribution.from_dict(self.answer)
         if not 0 <= self.target < len(att.targets):
             raise ParameterError(f"target is {self.target}; expected 0 to {len(att.targets) - 1}.")
         with models.use(self.model, job) as lm:
-            began = time.monotonic()
             job.step("Adding noise")
             curve = tolerance(lm, att, self.unit, progress=job.progress)
-        return Answer.of(tolerance_html(att, curve, self.target), [], began)
+        return Answer(tolerance_html(att, curve, self.target))
 
 
 class Measure(BaseModel):
@@ -123,7 +120,7 @@ class Measure(BaseModel):
     metrics: list[str] = ["faithfulness"]
     seed: int = 0
 
-    def answer(self, models: Models, job: Job[Any]) -> Answer:
+    def run(self, models: Models, job: Job[Any]) -> Answer:
         """A table of numbers with a column for each attribution."""
         from noiser import evaluate
         from noiser.attribution import Attribution
@@ -131,27 +128,20 @@ class Measure(BaseModel):
         attributions = [Attribution.from_dict(answer) for answer in self.answers]
         evaluations: list[Evaluation] = []
         with models.use(self.model, job) as lm:
-            began = time.monotonic()
             for att in attributions:
                 job.step(f"Measuring {att.method}")
                 options: dict[str, Any] = {"metrics": self.metrics, "seed": self.seed}
                 evaluations.append(evaluate(lm, att, progress=job.progress, **options))
         without = "<p>These numbers are about the target alone, without the foil.</p>"
         foils = any(att.foil is not None for att in attributions)
-        return Answer.of(without * foils + numbers_html(evaluations), [], began)
+        return Answer(without * foils + numbers_html(evaluations))
 
 
 class Answer(NamedTuple):
     """What the page shows and can save."""
 
     html: str
-    saved: list[dict[str, Any]]
-    seconds: float
-
-    @classmethod
-    def of(cls, html: str, saved: list[dict[str, Any]], began: float) -> Answer:
-        """An answer to a question that began at a time of `time.monotonic`."""
-        return cls(html, saved, time.monotonic() - began)
+    saved: Sequence[dict[str, Any]] = ()
 
 
 def problem(text: str) -> str:

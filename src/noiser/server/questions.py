@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from noiser.server.jobs import Job, Models
 from noiser.types import AutoUnit, CitedUnit, SpanUnit, TargetUnitName, UnitName
-
-if TYPE_CHECKING:
-    from noiser.methods import Method
 
 Message = dict[str, Any]
 Spans = list[tuple[int, int]]
@@ -27,17 +24,19 @@ class Question(BaseModel):
     parameters: dict[str, Any] = Field({}, description="The method's hyper-parameters.")
     seed: int = Field(0, description="Of all random numbers.")
 
-    def chosen(self) -> dict[str, Method]:
-        """The method as an argument, if one is named."""
+    def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
+        """What the library's function of the class's name answers, as `save` writes it."""
+        import noiser
         from noiser.methods import make_method
 
-        return {} if self.method is None else {"method": make_method(self.method, **self.parameters)}
-
-    def arguments(self) -> dict[str, Any]:
-        """The other fields."""
-        return {
-            name: getattr(self, name) for name in type(self).model_fields.keys() - {"model", "method", "parameters"}
-        }
+        name = type(self).__name__.lower()
+        arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - {"model", "parameters"}}
+        method = arguments.pop("method")
+        if method is not None:
+            arguments["method"] = make_method(method, **self.parameters)
+        with models.use(self.model, job) as lm:
+            job.step(name)
+            return getattr(noiser, name)(lm, **arguments, progress=job.progress).to_dict()
 
 
 class Attribute(Question):
@@ -52,33 +51,15 @@ class Attribute(Question):
     sources: list[str | tuple[str, str]] | None = Field(None, description="Documents that stand in the prompt.")
     continuation_units: bool = Field(True, description="Whether earlier tokens of the continuation are units.")
 
-    def answer(self, models: Models, job: Job[Any]) -> dict[str, Any]:
-        """The attribution as `save` writes it."""
-        from noiser import attribute
-
-        with models.use(self.model, job) as lm:
-            job.step("Attributing")
-            return attribute(lm, **self.chosen(), **self.arguments(), progress=job.progress).to_dict()
-
 
 class Cite(Question):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
     question: str | list[Message] = Field(description="A text, or chat messages, whose last one gets the sources.")
     sources: list[str | tuple[str, str]] = Field(description="Texts, or (title, text) pairs.")
-    answer_: str | None = Field(None, alias="answer", description="A text to cite in place of the model's answer.")
+    answer: str | None = Field(None, description="A text to cite in place of the model's answer.")
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
-
-    def answer(self, models: Models, job: Job[Any]) -> dict[str, Any]:
-        """The citations as `save` writes them."""
-        from noiser import cite
-
-        arguments = self.arguments()
-        arguments["answer"] = arguments.pop("answer_")
-        with models.use(self.model, job) as lm:
-            job.step("Answering from the sources")
-            return cite(lm, **self.chosen(), **arguments, progress=job.progress).to_dict()
 
 
 class Example(BaseModel):
@@ -101,11 +82,3 @@ class Evaluate(Question):
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
     masks: int | None = Field(None, description="Mask samples per prompt.")
     removal: Removal = Field("zero", description="How metrics remove whole units.")
-
-    def answer(self, models: Models, job: Job[Any]) -> dict[str, Any]:
-        """The evaluation as `save` writes it."""
-        from noiser import evaluate
-
-        with models.use(self.model, job) as lm:
-            job.step("Measuring")
-            return evaluate(lm, **self.chosen(), **self.arguments(), progress=job.progress).to_dict()

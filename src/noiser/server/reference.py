@@ -20,45 +20,29 @@ With <code>Accept: text/event-stream</code>, events <code>progress</code>, then 
 
 def reference_html(schema: Mapping[str, Any]) -> str:
     """A section for each route of an OpenAPI schema, with the fields of its body."""
-    routes = [
-        _route(schema, f"{method.upper()} {path}", route)
-        for path, methods in schema["paths"].items()
-        for method, route in methods.items()
-    ]
-    return f"{_HEAD}{''.join(routes)}</main></body></html>"
+    parts = [_HEAD]
+    for path, methods in schema["paths"].items():
+        for method, route in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(route['summary'])}</p>")
+            if "requestBody" in route:
+                name = route["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                parts.append(_fields(schema["components"]["schemas"][name]))
+    return f"{''.join(parts)}</main></body></html>"
 
 
-def _route(schema: Mapping[str, Any], name: str, route: Mapping[str, Any]) -> str:
-    text = f"<h2><code>{escape(name)}</code></h2><p>{escape(route['summary'])}</p>"
-    if "requestBody" not in route:
-        return text
-    body = _resolved(schema, route["requestBody"]["content"]["application/json"]["schema"])
-    required = body.get("required", [])
-    rows = [
-        [
-            f"<code>{escape(field)}</code>",
-            escape(_type(schema, about)),
-            "needed" if field in required else f"<code>{escape(json.dumps(about.get('default')))}</code>",
-            escape(about.get("description", "")),
-        ]
-        for field, about in body["properties"].items()
-    ]
-    return text + html_table(["field", "type", "default", ""], rows)
+def _fields(body: Mapping[str, Any]) -> str:
+    rows: list[list[str]] = []
+    for field, about in body["properties"].items():
+        default = "needed" if field in body["required"] else json.dumps(about.get("default"))
+        cells = [f"<code>{escape(field)}</code>", escape(_type(about)), escape(default)]
+        rows.append([*cells, escape(about.get("description", ""))])
+    return html_table(["field", "type", "default", ""], rows)
 
 
-def _resolved(schema: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = part.get("$ref", "").rpartition("/")[2]
-    return schema["components"]["schemas"][name] if name else part
-
-
-def _type(schema: Mapping[str, Any], part: Mapping[str, Any]) -> str:
-    part = _resolved(schema, part)
+def _type(part: Mapping[str, Any]) -> str:
     if options := part.get("anyOf"):
-        return " | ".join(_type(schema, option) for option in options)
-    if "enum" in part:
-        return " | ".join(map(json.dumps, part["enum"]))
-    if "prefixItems" in part:
-        return f"[{', '.join(_type(schema, item) for item in part['prefixItems'])}]"
-    if part.get("type") == "array":
-        return f"list of {_type(schema, part.get('items', {}))}"
-    return str(part.get("title") if "properties" in part else part.get("type", "any"))
+        return " | ".join(map(_type, options))
+    if values := part.get("enum") or ([part["const"]] if "const" in part else []):
+        return " | ".join(map(json.dumps, values))
+    inner = f" of {_type(part['items'])}" if part.get("items") else ""
+    return f"{part.get('type') or part.get('$ref', 'any').rpartition('/')[2]}{inner}"

@@ -45,8 +45,7 @@ def application(models: Models, *, auth: str | None = None, hosts: Collection[st
 
 def _answer_errors(app: FastAPI) -> None:
     async def refuse(_request: Request, error: Exception) -> Response:
-        status = 500 if isinstance(error, ServerError) else 400
-        return JSONResponse(_error(error), status)
+        return JSONResponse(_error(error), 500 if isinstance(error, ServerError) else 400)
 
     async def refuse_fields(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -70,7 +69,7 @@ def _add_page(app: FastAPI, models: Models) -> None:
     def first_answer(job: Job[Answer]) -> Answer:
         with models.use("", job):  # one of two that come together waits here for the other's answer
             if not example:
-                example.append(EXAMPLE.answer(models, job))
+                example.append(EXAMPLE.run(models, job))
         return example[0]
 
     ahead = Job(first_answer)  # loads the model, so that no question waits for that
@@ -78,27 +77,25 @@ def _add_page(app: FastAPI, models: Models) -> None:
     async def page() -> Response:
         return HTMLResponse(_asset("page.html"))
 
-    async def script() -> Response:
-        return Response(_asset("page.js"), media_type="text/javascript")
-
-    async def style() -> Response:
-        return Response(_asset("page.css"), media_type="text/css")
+    async def asset(request: Request) -> Response:
+        name = request.url.path[1:]
+        return Response(_asset(name), media_type="text/css" if name.endswith("css") else "text/javascript")
 
     async def ask(question: Ask) -> Response:
         if question == EXAMPLE:
             return _stream(Job(first_answer))
         ahead.stop()
-        return _stream(Job(lambda job: question.answer(models, job)))
+        return _stream(Job(lambda job: question.run(models, job)))
 
     async def tolerate(question: Tolerate) -> Response:
-        return _stream(Job(lambda job: question.answer(models, job)))
+        return _stream(Job(lambda job: question.run(models, job)))
 
     async def measure(question: Measure) -> Response:
-        return _stream(Job(lambda job: question.answer(models, job)))
+        return _stream(Job(lambda job: question.run(models, job)))
 
     for path, function in {"/ask": ask, "/tolerate": tolerate, "/measure": measure}.items():
         app.add_api_route(path, function, methods=["POST"], include_in_schema=False)
-    for path, function in {"/": page, "/page.js": script, "/page.css": style}.items():
+    for path, function in {"/": page, "/page.js": asset, "/page.css": asset}.items():
         app.add_api_route(path, function, include_in_schema=False)
 
 
@@ -118,15 +115,15 @@ def _add_api(app: FastAPI, models: Models) -> None:
 
     @app.post("/v1/attribute", summary="Which parts of the prompt made the model say that?")
     async def attribute(question: Attribute, request: Request) -> Response:
-        return await _reply(request, Job(lambda job: question.answer(models, job)))
+        return await _reply(request, Job(lambda job: question.run(models, job)))
 
     @app.post("/v1/cite", summary="An answer from sources, with citations")
     async def cite(question: Cite, request: Request) -> Response:
-        return await _reply(request, Job(lambda job: question.answer(models, job)))
+        return await _reply(request, Job(lambda job: question.run(models, job)))
 
     @app.post("/v1/evaluate", summary="Can attributions of these prompts be believed?")
     async def evaluate(question: Evaluate, request: Request) -> Response:
-        return await _reply(request, Job(lambda job: question.answer(models, job)))
+        return await _reply(request, Job(lambda job: question.run(models, job)))
 
     @app.get("/docs", include_in_schema=False)
     def reference() -> Response:
@@ -156,7 +153,8 @@ async def _events(job: Job[Any]) -> AsyncIterator[str]:
         while not await job.ended():
             yield _event("progress", job.state._asdict())
         result = job.result()
-        yield _event("answer", result._asdict() if isinstance(result, Answer) else result)
+        shown = result._asdict() | {"seconds": job.state.seconds} if isinstance(result, Answer) else result
+        yield _event("answer", shown)
     except NoiserError as error:
         yield _event("error", _error(error))
     finally:
@@ -204,7 +202,7 @@ def serve(
     hosts = ["*"] if host in ("0.0.0.0", "::") else ["localhost", "127.0.0.1", host, *allowed_hosts]
     app = application(Models(named, load), auth=auth, hosts=hosts)
     print(f"Noiser is at http://{host}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True)
-    config = uvicorn.Config(app, log_level="warning", ws="none", server_header=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_level="critical", ws="none", server_header=False, timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listening])
 
 
