@@ -11,7 +11,6 @@ import noiser
 from noiser.errors import ParameterError, UnitError
 from engine_for_tests import query_of
 from noiser.text import without_sources
-from noiser.types import Source
 from test_pages import chat_model
 from tiny import tiny
 
@@ -97,18 +96,15 @@ def test_sources_of_a_chat_are_found_in_its_messages():
 
 def test_a_prompt_without_its_sources():
     """They are cut where they stand, and not where the same words stand first."""
-    lm, sources = tiny("llama"), ["A fox sings.", "the dog plays."]
-    text = "Is it so that the dog plays. today?\n\nA fox sings. the dog plays.\nSo:"
-    found = query_of(lm, text, sources=sources, unit="source").sources
-    assert without_sources(text, None, text, [], found) == "Is it so that the dog plays. today?\n\n \nSo:"
-    chat = [{"role": "user", "content": " A fox sings. Why? "}, {"role": "user", "content": "A fox sings."}]
-    rendered = "<|user|>A fox sings. Why?\n<|user|>A fox sings.\n"
-    places, at = [(8, 25), (34, 46)], rendered.rfind("A fox")
-    found = (Source("", "A fox sings.", at, at + 12),)
-    assert without_sources(chat, None, rendered, places, found) == [
-        {"role": "user", "content": "A fox sings. Why?"},
-        {"role": "user", "content": ""},
-    ]
+    lm, sources = chat_model(), ["The user sings.", "the user sings."]
+    text = "Is it so that the user sings. now?\n\nThe user sings. the user sings.\nSo:"
+    query = query_of(lm, text, sources=sources, unit="source")
+    assert without_sources(text, None, query.encoding, query.sources) == "Is it so that the user sings. now?\n\n \nSo:"
+    chat = [{"role": "user", "content": "The user sings. Why?"}, {"role": "user", "content": "The user sings."}]
+    query = query_of(lm, chat, sources=[chat[0]["content"], sources[0]], unit="source")
+    left = without_sources(chat, None, query.encoding, query.sources[1:])
+    assert left == [chat[0], {"role": "user", "content": ""}]
+    assert without_sources(chat, None, query.encoding, query.sources) is None
 
 
 def test_a_text_that_stands_twice_is_two_sources():
@@ -124,8 +120,6 @@ def test_auto_begins_with_sources_and_their_parts_add_up():
     again = att.aggregate("source")
     assert texts(again.units) == texts(coarse.units)
     torch.testing.assert_close(again.scores, coarse.scores, atol=1e-5, rtol=1e-4)
-    unsplit = noiser.attribute(lm, prompt, method="occlusion", unit="auto", sources=SOURCES, max_forwards=1)
-    assert unsplit.units == coarse.units
     noiser.measure(lm, att, "soft_scores", masks=1, normalization="positive")  # the question is built again from it
 
 
@@ -139,7 +133,7 @@ def test_many_prompts_have_sources_of_their_own():
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        (["A cat."], "Source 1, 'A cat.', is not in the prompt; expected every source"),
+        (["A cat."], "Source 1, 'A cat.', is not in the prompt, word for word"),
         (["The fox sings.", "sings. A dog"], r"Sources 1 and 2 overlap in the prompt, at character 8"),
         (["The fox sings.", " \n"], "Source 2 is empty"),
         ([("a", "b", "c")], r"Source 1 is \('a', 'b', 'c'\); expected a text, or a pair"),

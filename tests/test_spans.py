@@ -91,7 +91,8 @@ def grouped(text, words, tokens):
     position = 0
     for token in tokens:
         cuts.append((position, position := position + len(token)))
-    return [(text[slice(*span)], members) for span, members in snap(text, spans, cuts)]
+    groups = [tuple(group) for group in snap(text, spans, cuts)]
+    return [(text[cuts[group[0]][0] : cuts[group[-1]][1]], group) for group in groups]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_snap_keeps_tokens_whole(words, tokens, expected):
 
 
 def test_a_gap_between_tokens_ends_a_group():
-    assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [((0, 2), (0,)), ((4, 6), (1,))]
+    assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]
 
 
 @given(text=TEXTS.filter(bool), cuts=st.sets(st.integers(1, 39)))
@@ -120,16 +121,13 @@ def test_snapped_groups_are_a_partition_into_whole_tokens(text, cuts):
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
     tokens = list(zip([0, *ends[:-1]], ends, strict=True))
     groups = snap(text, word_spans(text), tokens)
-    assert [token for _, members in groups for token in members] == list(range(len(tokens)))
-    assert "".join(text[start:end] for (start, end), _ in groups) == text
-    for (start, end), members in groups:
-        assert (start, end) == (tokens[members[0]][0], tokens[members[-1]][1])
+    assert [token for group in groups for token in group] == list(range(len(tokens)))
 
 
 @given(text=TEXTS)
 def test_one_token_a_character_gives_the_words_back(text):
     tokens = [(index, index + 1) for index in range(len(text))]
-    assert [group.span for group in snap(text, word_spans(text), tokens)] == word_spans(text)
+    assert [(group[0], group[-1] + 1) for group in snap(text, word_spans(text), tokens)] == word_spans(text)
 
 
 @pytest.mark.parametrize("text", ["." * 40_000 + "x", " " * 40_000 + "x", "a" + "\n" * 40_000 + "x", "a. " * 20_000])
@@ -144,5 +142,5 @@ def test_long_texts_take_linear_time(segment, text):
 def test_many_tokens_of_one_word_take_linear_time():
     began = time.process_time()
     (group,) = snap("a" * 60_000, [(0, 60_000)], [(at, at + 1) for at in range(60_000)])
-    assert len(group.tokens) == 60_000
+    assert len(group) == 60_000
     assert time.process_time() - began < 2

@@ -92,7 +92,7 @@ def test_units_stay_in_their_region():
     encoding = by_hand("user:", "play", "\n", "bot:", "basket", "ball", frozen={0, 2, 3}, regions=((5, 9), (14, 24)))
     assert shown(make_units(encoding, "word")) == [("play", (1,)), ("basketball", (4, 5))]
     assert shown(make_units(encoding, [(0, 24)])) == [(encoding.text, (1, 4, 5))]  # the caller's own may span them
-    with pytest.raises(UnitError, match="no token of your text"):
+    with pytest.raises(UnitError, match="tokens there are none"):
         make_units(encoding, [(0, 4)])
 
 
@@ -111,11 +111,11 @@ def test_a_continuation_is_apart_from_the_prompt():
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([], "one or more"),
+        ([], "pairs of integers"),
         (3, "unit is 3; expected .*a name such as 'word'"),
         ([(0, 3), (2, 5)], r"\(0, 3\) and \(2, 5\) of unit overlap.*End the first at 2"),
-        ([(2, 2)], r"\(2, 2\) of unit is empty"),
-        ([(4, 2)], r"\(4, 2\) of unit is reversed"),
+        ([(2, 2)], r"\(2, 2\) of unit is empty or reversed"),
+        ([(4, 2)], r"\(4, 2\) of unit is empty or reversed"),
         ([(-1, 2)], r"\(-1, 2\) of unit leaves the prompt"),
         ([(0, 99)], r"\(0, 99\) of unit leaves the prompt; expected 0 <= start < end <= 12"),
         ([(0.0, 2.0)], "pairs of integers"),
@@ -123,7 +123,7 @@ def test_a_continuation_is_apart_from_the_prompt():
         ([(0, 1, 2)], "pairs of integers"),
         (["ab"], "pairs of integers"),
         ([3], "pairs of integers"),
-        ([(0, 6), (6, 7), (7, 12)], r"\(6, 7\), ' ', holds no whole token: the tokens there are .*\(6, 12\)"),
+        ([(0, 6), (6, 7), (7, 12)], r"\(6, 7\), ' ', holds no whole token: .* tokens there are .*\(6, 12\)"),
         ([(2, 3), (3, 6)], r"\(2, 3\), 'B', holds no whole token.*\(2, 6\)"),
     ],
 )

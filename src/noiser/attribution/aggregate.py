@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.errors import UnitError
-from noiser.text import segments
+from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
@@ -22,14 +22,7 @@ Members = Float[Tensor, "targets members"]
 Reduced = Float[Tensor, " targets"]
 Columns = tuple[int, ...]
 
-_SPLITS = {
-    "word": segments.word_spans,
-    "sentence": segments.sentence_spans,
-    "line": segments.line_spans,
-    "paragraph": segments.paragraph_spans,
-}
-"""Partitions of a text, from fine to coarse."""
-_ORDER = ("token", *_SPLITS)
+_ORDER = ("token", *SEGMENTATIONS)
 
 
 def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
@@ -68,15 +61,15 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
     for run in _runs(att, [column for column in range(len(att.units)) if not alone[column]]):
         tokens = [(att.units[column].start, att.units[column].end) for column in run]
         first, last = tokens[0][0], max(end for _, end in tokens)
-        spans = [(first + start, first + end) for start, end in _SPLITS[unit](att.text[first:last])]
-        groups += [tuple(run[index] for index in group.tokens) for group in segments.snap(att.text, spans, tokens)]
+        spans = [(first + start, first + end) for start, end in SEGMENTATIONS[unit](att.text[first:last])]
+        groups += [tuple(run[index] for index in group) for group in snap(att.text, spans, tokens)]
     return sorted(groups)
 
 
 def _is_finer(att: Attribution, unit: str) -> bool:
     """Whether units of this kind can be made of the attribution's."""
     if att.unit == "auto" and unit != "token":
-        return not any(len(span.token_indices) > 1 and len(_SPLITS[unit](span.text)) > 1 for span in att.units)
+        return not any(len(span.token_indices) > 1 and len(SEGMENTATIONS[unit](span.text)) > 1 for span in att.units)
     kind = "word" if att.unit == "spans" else att.unit
     return kind in _ORDER and _ORDER.index(kind) <= _ORDER.index(unit) and (att.unit, unit) != ("spans", "word")
 
@@ -96,9 +89,9 @@ def _runs(att: Attribution, columns: Sequence[int]) -> list[list[int]]:
 
 def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list[Columns]:
     """The units of which each span has more than any other span; units in no span are left out."""
-    spans = segments.checked_spans(spans, len(att.text), name="unit", of="text")
+    spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
-    found = segments.owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
+    found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
     groups: list[Columns] = []
     for place, (start, end) in enumerate(spans):
         if start < att.prompt_length < end:

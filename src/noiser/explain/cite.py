@@ -142,7 +142,7 @@ def citations(
             target_unit="sentence",
             unit=settings.unit,
             sources=sources,
-            sources_begin=0 if template is None else begin_of_sources(asked, prompt, template, read.text),
+            sources_begin=0 if template is None else begin_of_sources(asked, template, read),
             continuation_units=False,
             **writing,
         ),
@@ -161,7 +161,7 @@ def citations(
     attribution = yield from attribution_of(lm, query, settings.method or default, settings.seed, rule)
     other = None
     if settings.contrast:
-        alone = without_sources(asked, template, read.text, read.contents, query.sources)
+        alone = without_sources(asked, template, read, query.sources)
         if alone is not None:
             other = yield from prepare(lm, Question(prompt=alone, target_unit="all", **writing))
     return Citations(

@@ -83,7 +83,7 @@ def token_scores(
     frozen: Any,
 ) -> Float[Tensor, " length"]:
     """Scores of tokens for the one after them, NaN for special tokens; pieces of a character share its score."""
-    nothing = Encoding(text="", token_ids=(), offsets=(), frozen=(), regions=())
+    nothing = Encoding(text="", token_ids=(), offsets=(), frozen=(), regions=(), tokens=())
     encoding = extend(lm.tokenizer, nothing, ids.tolist())
     units = make_units(encoding, "token", special_tokens=frozen)
     tokens = torch.full((len(ids),), torch.nan)

@@ -21,7 +21,7 @@ from noiser.model.abilities import Abilities, embedding_table, find_abilities
 from noiser.model.packing import Branch, Context, packed_logits
 from noiser.model.products import fast_products, is_plain, precise_logits
 from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu, uncompiled
-from noiser.text import Encoding, check_template_kwargs, check_template_reads, encode
+from noiser.text import Encoding, check_template_kwargs, encode
 from noiser.types import ModelIdentity, Prompt
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ class LanguageModel:
 
     @chat_template_kwargs.setter
     def chat_template_kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        checked = check_template_kwargs(kwargs)
-        check_template_reads(self.tokenizer, checked)
-        self._chat_template_kwargs = checked
+        self._chat_template_kwargs = check_template_kwargs(kwargs, self.tokenizer)
 
     def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""

@@ -1,7 +1,6 @@
 """Prompts and chats as tokens with their characters; units and sources in them."""
 
 from noiser.text.chat import check_template_kwargs as check_template_kwargs
-from noiser.text.chat import check_template_reads as check_template_reads
 from noiser.text.encoding import Encoding as Encoding
 from noiser.text.encoding import encode as encode
 from noiser.text.encoding import encode_target as encode_target

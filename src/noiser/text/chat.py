@@ -9,32 +9,29 @@ from typing import Any
 from noiser.errors import ParameterError, PromptError
 from noiser.text.segments import Offset
 
-_EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text'
+_EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
 _LEAD = 16  # characters of the template before a content, by which it is found
+_OURS = {"tokenize", "add_generation_prompt", "continue_final_message"}
 
 
-def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Further arguments of a chat template. Raises ParameterError unless they are a mapping without our own ones."""
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ParameterError(
-            f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'enable_thinking': False}}."
-        )
-    if ours := sorted({"tokenize", "add_generation_prompt", "continue_final_message"} & {*(kwargs or {})}):
-        raise ParameterError(
-            f"chat_template_kwargs has {ours[0]!r}, which is set here: a last message by the assistant is continued, "
-            "and after any other the assistant's turn begins. Leave it out."
-        )
-    return dict(kwargs or {})
+def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = None) -> dict[str, Any]:
+    """Further arguments of a chat template.
 
-
-def check_template_reads(tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raises ParameterError for an argument whose name is not in the tokenizer's chat template."""
+    Raises:
+        ParameterError: no mapping, an argument that is set here, or one that the tokenizer's template does not read.
+    """
+    if not isinstance(kwargs, Mapping | None):
+        raise ParameterError(f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'style': 'brief'}}.")
     template = str(getattr(tokenizer, "chat_template", None) or "")
-    if unread := [name for name in kwargs if not re.search(rf"\b{re.escape(str(name))}\b", template)]:
-        raise ParameterError(
-            f"chat_template_kwargs has {unread[0]!r}, which the chat template of this {type(tokenizer).__name__} does "
-            "not read; expected names that stand in tokenizer.chat_template. Correct the name, or leave it out."
-        )
+    for name in kwargs or {}:
+        if name in _OURS:
+            raise ParameterError(f"chat_template_kwargs has {name!r}, which is set here. Leave it out.")
+        if tokenizer is not None and not re.search(rf"\b{re.escape(str(name))}\b", template):
+            raise ParameterError(
+                f"chat_template_kwargs has {name!r}, which the chat template of this {type(tokenizer).__name__} does "
+                "not read. Correct the name, or leave it out."
+            )
+    return dict(kwargs or {})
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -48,17 +45,22 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     checked: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise PromptError(f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}.")
+            raise PromptError(f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}")
         content = message.get("content")
         if isinstance(content, list):
             parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else None for part in content]
             content = "\n".join(parts) if all(isinstance(part, str) for part in parts) else content
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-            raise PromptError(f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}.")
+            raise PromptError(f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}")
         checked.append(dict(message) if content is None else {**message, "content": content})
-    if not any((message.get("content") or "").strip() for message in checked):
-        raise PromptError(f"The chat has no message with text; {_EXPECTED}. Write something in one.")
+    if not is_said(checked):
+        raise PromptError(f"The chat has no message with text; {_EXPECTED}")
     return checked
+
+
+def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a message has a visible character."""
+    return any((message.get("content") or "").strip() for message in messages)
 
 
 def render_chat(
@@ -70,8 +72,8 @@ def render_chat(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(
-            f"The prompt is chat messages, but {type(tokenizer).__name__} has no chat template; expected an "
-            "instruction-tuned model. Give the prompt as one string, or set tokenizer.chat_template."
+            f"The prompt is chat messages, but {type(tokenizer).__name__} has no chat template. Give the prompt as one "
+            "string, or set tokenizer.chat_template."
         )
     continued = messages[-1]["role"] == "assistant"
     options = {"tokenize": False, "add_generation_prompt": not continued, **options}
@@ -79,16 +81,13 @@ def render_chat(
         return tokenizer.apply_chat_template(messages, continue_final_message=continued, **options, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
-        raise PromptError(
-            f"The chat template refuses these messages: {error}. Roles were {roles[:200]}; see the model's page for "
-            "what it accepts."
-        ) from error
+        raise PromptError(f"The chat template refuses these messages, by {roles:.200}: {error}.") from error
 
 
-def content_offsets(
+def content_places(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], text: str, kwargs: Mapping[str, Any]
-) -> list[Offset]:
-    """(start, end) of each message's content in the rendered text, in order; one that the template omits has none.
+) -> list[tuple[int, int, int]]:
+    """(message, start, end) of each content in the rendered text, in order; one that the template omits has none.
 
     The chat is rendered once more with marks for contents, so that a content such as "user" is looked for after the
     template's own text, not in it.
@@ -96,31 +95,29 @@ def content_offsets(
     Raises:
         PromptError: the template rewrites a content.
     """
-    contents = {f"NOISERMARK{index:06d}": message.get("content") for index, message in enumerate(messages)}
     marked = [
-        message if content is None else {**message, "content": mark}
-        for message, (mark, content) in zip(messages, contents.items(), strict=True)
+        message if message.get("content") is None else {**message, "content": f"NOISERMARK{index:06d}"}
+        for index, message in enumerate(messages)
     ]
     try:
-        pieces = re.split(r"(NOISERMARK\d{6})", render_chat(tokenizer, marked, kwargs), flags=re.IGNORECASE)
+        pieces = re.split(r"NOISERMARK(\d{6})", render_chat(tokenizer, marked, kwargs), flags=re.IGNORECASE)
     except PromptError:  # a template that looks into contents
         pieces = [""]
     if len(pieces) == 1:
-        pieces = [part for mark in contents for part in ("", mark)]
-    offsets: list[Offset] = []
+        pieces = [part for index in range(len(messages)) for part in ("", str(index))]
+    places: list[tuple[int, int, int]] = []
     end = 0
-    for lead, mark in zip(pieces[::2], pieces[1::2], strict=False):
-        content = contents[mark.upper()] or ""
+    for lead, index in zip(pieces[::2], map(int, pieces[1::2]), strict=False):
+        content = messages[index].get("content") or ""
         place = _find(text, lead[-_LEAD:], content, end)
         if place is None:
             raise PromptError(
-                f"The chat template rewrites the content of message {list(contents).index(mark.upper())}, "
-                f"{content[:40]!r}; expected it unchanged. Write the message as the template shows it, or render the "
-                "chat yourself and give it as one string."
+                f"The chat template rewrites the content of message {index}, {content[:40]!r}. Write it as the "
+                "template shows it, or render the chat yourself and give it as one string."
             )
-        offsets.append(place)
+        places.append((index, *place))
         end = place[1]
-    return offsets
+    return places
 
 
 def _find(text: str, lead: str, content: str, begin: int) -> Offset | None:

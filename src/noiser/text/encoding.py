@@ -7,11 +7,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
-from noiser.text.chat import check_messages, content_offsets, render_chat
+from noiser.text.chat import check_messages, content_places, render_chat
 from noiser.text.segments import Offset, join_overlapping
 from noiser.text.tokens import Tokens, continuation, cover, settings_kept, special_tokens, tokenise
 from noiser.types import Prompt, Span
@@ -28,14 +27,13 @@ class Encoding:
         token_ids: what the model reads, special tokens included.
         offsets: (start, end) of each token in `text`. The tokens of a region that are not frozen cover it without
             holes: whitespace and characters that the tokenizer drops belong to the token after them, at the end to
-            the last one. Byte-level pieces of one character overlap in it. Tokens that the tokenizer adds, such as
-            BOS, are empty: (i, i).
+            the last one. Byte-level pieces of one character overlap in it. Tokens that the tokenizer adds are empty.
         frozen: whether each token is never perturbed, masked or scored: special tokens, added or typed (but never
             the unknown token), and chat-template text.
         regions: (start, end) of the user's own text: one for a text, one for each message's content, one for a
             continuation. A special token typed in it divides it; one without any token has no region.
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
-        contents: (start, end) of the whole prompt, or of the content of each message that the chat template shows.
+        contents: (message, start, end) of the whole prompt, or of each content as the chat template shows it.
     """
 
     text: str
@@ -43,11 +41,11 @@ class Encoding:
     offsets: tuple[Offset, ...]
     frozen: tuple[bool, ...]
     regions: tuple[Offset, ...]
-    tokens: tuple[str, ...] = ()
-    contents: tuple[Offset, ...] = ()
+    tokens: tuple[str, ...]
+    contents: tuple[tuple[int, int, int], ...] = ()
 
     @cached_property
-    def region_pieces(self) -> list[list[Span]]:
+    def pieces(self) -> list[list[Span]]:
         """The smallest units of each region, in order: one token, or tokens that share a character."""
         starts = [start for start, _ in self.regions]
         members: list[list[int]] = [[] for _ in starts]
@@ -65,9 +63,9 @@ class Encoding:
         return pieces
 
     @cached_property
-    def pieces(self) -> list[Span]:
-        """The smallest units of all regions, in order."""
-        return list(chain.from_iterable(self.region_pieces))
+    def piece_at(self) -> dict[int, Span]:
+        """From the first token of each piece to the piece."""
+        return {piece.token_indices[0]: piece for region in self.pieces for piece in region}
 
 
 def encode(
@@ -83,49 +81,53 @@ def encode(
     Args:
         tokenizer: a Hugging Face tokenizer with a Rust backend; its settings are left as they are.
         prompt: a text, tokenised with the tokenizer's own special tokens but those that end a text, such as "</s>",
-            as the model is to go on from there, and a BOS that is in the text already; or chat messages, rendered with
-            the chat template and tokenised without further special tokens.
+            and a BOS that is in the text already; or chat messages, rendered with the chat template.
         context_length: the most tokens that the model can read.
         rendered: the chat as it was rendered before; a template may print the date.
         chat_template_kwargs: further arguments of the chat template.
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
-        UnsupportedModelError: a tokenizer in pure Python, which does not say where its tokens stand.
+        UnsupportedModelError: a tokenizer in pure Python.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModelError(
             f"{type(tokenizer).__name__} is a tokenizer in pure Python, which does not say where its tokens stand in a "
-            "text; expected one with a Rust backend (tokenizer.is_fast). Load the model with its tokenizer.json."
+            "text. Load the model with its tokenizer.json."
         )
     if isinstance(prompt, str):
-        text, contents = prompt, [(0, len(prompt))]
+        text, contents = prompt, [(0, 0, len(prompt))]
         _check_text(text, context_length, "prompt", PromptError)
         tokens = _without_ends(tokenizer, tokenise(tokenizer, text, add_special_tokens=True))
     else:
         messages, kwargs = check_messages(prompt), chat_template_kwargs or {}
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
         _check_text(text, context_length, "prompt", PromptError)
-        contents = content_offsets(tokenizer, messages, text, kwargs)
+        contents = content_places(tokenizer, messages, text, kwargs)
         tokens = tokenise(tokenizer, text)
         if rendered is None:
             with settings_kept(tokenizer):
                 ids = list(render_chat(tokenizer, messages, kwargs, tokenize=True, return_dict=False))
             if ids != tokens.ids:
                 raise PromptError(
-                    f"{type(tokenizer).__name__} makes other tokens of these messages than of the text it renders; "
-                    "expected the same. Render the chat yourself and give it as one string."
+                    f"{type(tokenizer).__name__} makes other tokens of these messages than of the text it renders. "
+                    "Render the chat yourself and give it as one string."
                 )
     count = len(tokens.ids)
     if context_length is not None and count > context_length:
         raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
-    special = special_tokens(tokenizer, text, tokens)
-    regions, offsets, frozen = cover(text, tokens.offsets, special, contents)
-    if not any(text[start:end].strip() for start, end in regions):
+    encoding = _encoding(tokenizer, text, tokens, contents)
+    if not any(text[start:end].strip() for start, end in encoding.regions):
         raise PromptError(
             f"The prompt {text[:60]!r} holds only special tokens, whitespace or characters that the tokenizer drops; "
-            "expected text that is more than whitespace. Write something."
+            "expected text."
         )
+    return encoding
+
+
+def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]) -> Encoding:
+    special = special_tokens(tokenizer, text, tokens)
+    regions, offsets, frozen = cover(text, tokens.offsets, special, [(start, end) for _, start, end in contents])
     return Encoding(
         text=text,
         token_ids=tuple(tokens.ids),
@@ -150,10 +152,10 @@ def _without_ends(tokenizer: Any, tokens: Tokens) -> Tokens:
 def encode_target(
     tokenizer: Any, encoding: Encoding, text: str, *, context_length: int | None = None
 ) -> tuple[int, ...]:
-    """The token ids of a text as it follows the prompt.
+    """The token ids of a text as it follows the prompt, taken literally.
 
     Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised after
-    another character, or alone. The text is taken literally: no space is added where the tokenizer can do without.
+    another character, or alone.
 
     Raises:
         TargetError: the text is not valid Unicode, too long, or has no token.
@@ -181,16 +183,15 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
     if not token_ids:
         return encoding
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
-    special = special_tokens(tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)))
-    regions, offsets, frozen = cover(text, offsets, special, [(0, len(text))])
+    added = _encoding(tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)), [(0, 0, len(text))])
     shift = len(encoding.text)
     return Encoding(
         text=encoding.text + text,
-        token_ids=(*encoding.token_ids, *token_ids),
-        offsets=(*encoding.offsets, *((start + shift, end + shift) for start, end in offsets)),
-        frozen=(*encoding.frozen, *frozen),
-        regions=(*encoding.regions, *((start + shift, end + shift) for start, end in regions)),
-        tokens=(*encoding.tokens, *map(str, tokenizer.convert_ids_to_tokens([*token_ids]))),
+        token_ids=encoding.token_ids + added.token_ids,
+        offsets=(*encoding.offsets, *((start + shift, end + shift) for start, end in added.offsets)),
+        frozen=encoding.frozen + added.frozen,
+        regions=(*encoding.regions, *((start + shift, end + shift) for start, end in added.regions)),
+        tokens=encoding.tokens + added.tokens,
         contents=encoding.contents,
     )
 
@@ -199,7 +200,7 @@ def _check_text(text: str, context_length: int | None, name: str, error: type[No
     if half := re.search("[\ud800-\udfff]", text):
         raise error(
             f"The {name} has half of a surrogate pair, {half[0]!r}, at character {half.start()}; expected valid "
-            "Unicode. Decode it with the right encoding, or remove the character."
+            "Unicode. Remove the character."
         )
     if context_length is not None and len(text) > context_length * _CHARACTERS:
         raise error(

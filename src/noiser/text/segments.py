@@ -1,16 +1,16 @@
-"""Words, sentences, lines and paragraphs as character spans of a text, and groups of tokens that fit them.
+"""Words, sentences, lines and paragraphs as character spans of a text, and the tokens that belong to spans.
 
-A segmentation is a *partition*: the first span starts at 0, each starts where the one before it ends, and the last ends
-at the end of the text. Leading whitespace belongs to the span after it, trailing whitespace to the last one.
+A segmentation is a *partition*: spans side by side from 0 to the end of the text. Whitespace belongs to the span after
+it, at the end of the text to the last one.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from itertools import pairwise
+from typing import Any, cast
 
 import regex
 
@@ -49,9 +49,8 @@ def word_spans(text: str) -> list[Offset]:
     """The words of a text, as a partition.
 
     A word is a run of letters, marks, digits and underscores, with single inner apostrophes, hyphens, dots, slashes,
-    `@`, `&`, `:` between such characters, and commas between digits. A run of other symbols is a word of its own; an
-    emoji sequence stays whole. In scripts written without spaces each character with its marks is a word, so that
-    snapping tokens to them leaves the tokens unchanged.
+    `@`, `&`, `:` between such characters, and commas between digits. A run of other symbols is a word of its own. In
+    scripts written without spaces each character with its marks is a word.
 
     >>> text = "Don't walk, play sport."
     >>> [text[start:end] for start, end in word_spans(text)]
@@ -74,21 +73,11 @@ def sentence_spans(text: str) -> list[Offset]:
     return _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
 
 
-def line_spans(text: str) -> list[Offset]:
-    """The lines of a text that are not blank, as a partition."""
-    return _partition(text, (match.end() for match in regex.finditer(r"\n\s*", text)))
-
-
-def paragraph_spans(text: str) -> list[Offset]:
-    """The parts of a text between blank lines, as a partition."""
-    return _partition(text, (match.end() for match in regex.finditer(r"\n[^\S\n]*\n\s*", text)))
-
-
 SEGMENTATIONS: dict[str, Callable[[str], list[Offset]]] = {
     "word": word_spans,
     "sentence": sentence_spans,
-    "line": line_spans,
-    "paragraph": paragraph_spans,
+    "line": lambda text: _partition(text, (match.end() for match in regex.finditer(r"\n\s*", text))),
+    "paragraph": lambda text: _partition(text, (match.end() for match in regex.finditer(r"\n[^\S\n]*\n\s*", text))),
 }
 """From the name of a unit to the function that cuts a text into such units, finest first."""
 
@@ -100,7 +89,7 @@ def _partition(text: str, starts: Iterable[int]) -> list[Offset]:
         cut = cuts[-1] + len(text[cuts[-1] : start].rstrip())
         if cuts[-1] < cut < last:
             cuts.append(cut)
-    return list(zip(cuts, [*cuts[1:], len(text)], strict=True)) if text else []
+    return list(pairwise([*cuts, len(text)])) if text else []
 
 
 def checked_spans(
@@ -118,22 +107,17 @@ def checked_spans(
     except (TypeError, ValueError):
         pairs = []
     if not pairs:
-        raise UnitError(
-            f"{name} is {spans!r:.200}; expected one or more (start, end) pairs of integers, in characters of the "
-            f"{of}{also}."
-        )
+        raise UnitError(f"{name} is {spans!r:.200}; expected pairs of integers, in characters of the {of}{also}.")
     for start, end in pairs:
         if not 0 <= start < end <= length:
-            fault = "is empty" if start == end else "is reversed" if start > end else f"leaves the {of}"
+            fault = "is empty or reversed" if start >= end else f"leaves the {of}"
             raise UnitError(
-                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}, the {of}'s length in "
-                "characters (of a chat: of the rendered chat)."
+                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}, in characters of the "
+                f"{of} (of a chat: of the rendered chat)."
             )
-    for before, after in itertools.pairwise(sorted(pairs)):
+    for before, after in pairwise(sorted(pairs)):
         if after[0] < before[1]:
-            raise UnitError(
-                f"Spans {before} and {after} of {name} overlap; expected disjoint spans. End the first at {after[0]}."
-            )
+            raise UnitError(f"Spans {before} and {after} of {name} overlap. End the first at {after[0]}.")
     return pairs
 
 
@@ -146,12 +130,22 @@ def _integer(value: Any) -> int:
 def visible_part(text: str, start: int, end: int) -> Offset:
     """A span without the whitespace at its ends; one of nothing but whitespace as it is."""
     piece = text[start:end]
-    if not piece.strip():
-        return start, end
-    return start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+    size = len(piece.strip())
+    lead = len(piece) - len(piece.lstrip())
+    return (start + lead, start + lead + size) if size else (start, end)
 
 
-def owners(text: str, pieces: Sequence[Offset], spans: Sequence[Offset]) -> list[int | None]:
+def outside(span: Offset, holes: Iterable[Offset]) -> list[Offset]:
+    """The parts of a span between holes in it, which are in order; they may be empty.
+
+    >>> outside((0, 9), [(2, 4), (4, 6)])
+    [(0, 2), (4, 4), (6, 9)]
+    """
+    edges = [span[0], *(edge for hole in holes for edge in hole), span[1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list[int | None]:
     """For each piece of a text, the index of the span that has most of its visible characters, or None.
 
     Spans are in order and disjoint. An empty piece has no owner, and one of whitespace alone is taken as it is.
@@ -161,46 +155,23 @@ def owners(text: str, pieces: Sequence[Offset], spans: Sequence[Offset]) -> list
     """
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
 
-    def owner(piece: Offset) -> int | None:
-        start, end = visible_part(text, *piece)
+    def owner(start: int, end: int) -> int | None:
         near = range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else ()
         return max(near, key=lambda i: min(end, ends[i]) - max(start, starts[i]), default=None)
 
-    return [owner(piece) for piece in pieces]
+    return [owner(*visible_part(text, *piece)) for piece in pieces]
 
 
-class Snapped(NamedTuple):
-    """(start, end) of whole tokens that stand for one span, and their indices, ascending."""
-
-    span: Offset
-    tokens: tuple[int, ...]
-
-
-def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[Snapped]:
-    """Groups of tokens, each for one span, or for several spans that share a token; every token is in one group.
+def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
+    """Groups of the indices of tokens, each for one span, or for several spans that share a token.
 
     The spans are a partition of the text, or of the part that the tokens cover. A token goes to the span that holds its
-    last visible character, and a token of nothing but whitespace with the token after it. A span without a token is
-    thereby part of its neighbour. A gap between tokens ends a group.
+    last visible character, and a token of nothing but whitespace with the token after it. A gap between tokens ends a
+    group.
 
     >>> snap("to play", [(0, 2), (2, 7)], [(0, 2), (2, 5), (5, 7)])
-    [Snapped(span=(0, 2), tokens=(0,)), Snapped(span=(2, 7), tokens=(1, 2))]
+    [[0], [1, 2]]
     """
-    groups: list[list[int]] = []
-    group_span = covered = 0
-    for index, (span, (start, end)) in enumerate(zip(_span_of_each(text, spans, tokens), tokens, strict=True)):
-        if groups and (start < covered or (start == covered and span <= group_span)):
-            groups[-1].append(index)
-            group_span = max(span, group_span)
-        else:
-            groups.append([index])
-            group_span = span
-        covered = max(covered, end)
-    return [Snapped((tokens[group[0]][0], max(tokens[i][1] for i in group)), tuple(group)) for group in groups]
-
-
-def _span_of_each(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[int]:
-    """The index of the span that each token goes to."""
     starts = [start for start, _ in spans]
     ends = [start + len(text[start:end].rstrip()) for start, end in tokens]
     found = [bisect_right(starts, end - 1) - 1 for end in ends]
@@ -211,21 +182,26 @@ def _span_of_each(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) 
     for i in range(1, len(tokens)):  # or else with the one before it
         if blank[i] and tokens[i - 1][1] == tokens[i][0]:
             found[i] = found[i - 1]
-    return found
+    return join_overlapping(tokens, found)
 
 
-def join_overlapping(offsets: Sequence[Offset]) -> list[list[int]]:
-    """Groups of the positions of tokens that share a character, such as the byte-level pieces of an emoji.
+def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = None) -> list[list[int]]:
+    """Groups of the positions of tokens that share a character, or that are neighbours in one span.
+
+    `spans` has the number of each token's span, ascending; without it neighbours stay apart.
 
     >>> join_overlapping([(0, 3), (3, 5), (4, 5), (5, 9)])
     [[0], [1, 2], [3]]
     """
     groups: list[list[int]] = []
-    covered = -1
+    covered, last = 0, -1
     for index, (start, end) in enumerate(offsets):
-        if groups and start < covered:
+        span = index if spans is None else spans[index]
+        if groups and (start < covered or (start == covered and span <= last)):
             groups[-1].append(index)
+            last = max(last, span)
         else:
             groups.append([index])
+            last = span
         covered = max(covered, end)
     return groups

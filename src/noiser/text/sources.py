@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from noiser.errors import ParameterError, UnitError
-from noiser.text.chat import check_messages
+from noiser.text.chat import check_messages, is_said
 from noiser.text.encoding import Encoding
-from noiser.text.segments import Offset
+from noiser.text.segments import Offset, outside
 from noiser.types import Prompt, Source
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
@@ -40,48 +40,31 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
 
 
 def without_sources(
-    question: Prompt, template: str | None, text: str, contents: Sequence[Offset], sources: Sequence[Source]
+    question: Prompt, template: str | None, encoding: Encoding, sources: Sequence[Source]
 ) -> Prompt | None:
-    """The prompt of `place_sources` without its sources, or None if nothing else is in it.
+    """A prompt without its sources, or None if nothing else is in it.
 
     Args:
         question: as for `place_sources`; with `template` None the prompt itself, in which the sources stand.
         template: that of `place_sources`.
-        text: the prompt as it was read; of a chat, rendered.
-        contents: (start, end) in `text` of each message's content, or of the whole prompt.
-        sources: where they stand in `text`.
+        encoding: the prompt as it is read.
+        sources: where they stand in it.
     """
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
-
-    def rest(start: int, end: int) -> str:
+    messages = [{"content": question}] if isinstance(question, str) else check_messages(question)
+    for index, start, end in encoding.contents:
         inside = sorted((source.start, source.end) for source in sources if start <= source.start < end)
-        edges = [start, *itertools.chain.from_iterable(inside), end]
-        return "".join(text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True))
-
-    if isinstance(question, str):
-        left = rest(0, len(text))
-        return left if left.strip() else None
-    places = list(contents)
-    messages = check_messages(question)
-    for message in messages:  # a content that the template leaves out has no place
-        content = message.get("content")
-        if content is not None and places and text[slice(*places[0])].strip() == content.strip():
-            message["content"] = rest(*places.pop(0))
-    return messages if any((message.get("content") or "").strip() for message in messages) else None
+        messages[index]["content"] = "".join(encoding.text[a:b] for a, b in outside((start, end), inside))
+    if not is_said(messages):
+        return None
+    return messages[0]["content"] if isinstance(question, str) else messages
 
 
-def begin_of_sources(question: Prompt, prompt: Prompt, template: str, text: str) -> int:
-    """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken.
-
-    Args:
-        question: as for `place_sources`.
-        prompt: what `place_sources` made of it.
-        template: its template.
-        text: the prompt as it is read; of a chat, rendered.
-    """
+def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
+    """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken."""
     before = _last_text(_filled(question, template.partition("{sources}")[0], ""))
-    return max(0, text.rfind(_last_text(prompt).strip())) + len(before.lstrip())
+    return encoding.contents[-1][1] + len(before.lstrip())
 
 
 def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
@@ -99,16 +82,16 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
         source = next((Source(title, form, *place) for form, place in places if place), None)
         if source is None:
             raise UnitError(
-                f"Source {number}, {text!r:.60}, is not in the prompt; expected every source to stand there word for "
-                "word, within one message of a chat. noiser.place_sources makes such a prompt."
+                f"Source {number}, {text!r:.60}, is not in the prompt, word for word and within one message. "
+                "noiser.place_sources makes a prompt from sources."
             )
         found.append(source)
     order = sorted(range(len(found)), key=lambda index: found[index].start)
-    for first, second in itertools.pairwise(order):
+    for first, second in pairwise(order):
         if found[second].start < found[first].end:
             raise UnitError(
-                f"Sources {first + 1} and {second + 1} overlap in the prompt, at character {found[second].start}; "
-                "expected disjoint texts. Give sources in the order of the prompt, or join the two."
+                f"Sources {first + 1} and {second + 1} overlap in the prompt, at character {found[second].start}. "
+                "Give sources in the order of the prompt, or join the two."
             )
     return tuple(found)
 

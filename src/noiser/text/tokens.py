@@ -11,7 +11,7 @@ from functools import cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from noiser.text.segments import Offset, owners
+from noiser.text.segments import Offset, outside, owners
 
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
 _CHARACTER = 4  # the most tokens of one character: its bytes in UTF-8
@@ -36,8 +36,7 @@ def settings_kept(tokenizer: Any) -> Generator[None]:
         try:
             yield
         finally:
-            if backend.encode_special_tokens != split:
-                backend.encode_special_tokens = split
+            backend.encode_special_tokens = split
             if truncation is not None:
                 backend.enable_truncation(**truncation)
             if padding is not None:
@@ -77,8 +76,8 @@ def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
     """The offsets of tokens, changed so that they cover a region without holes and never decrease.
 
     Characters of no token (trimmed whitespace, characters that a normaliser drops) go to the token after them, at the
-    end of the region to the last one. A token without characters takes the hole before it, such as the whitespace that
-    it was trimmed of; without a hole it shares the characters of the token after it, as a lone prefix space does.
+    end of the region to the last one. A token without characters takes the hole before it; without a hole it shares
+    the characters of the token after it, as a lone prefix space does.
     """
     start = covered = region[0]
     mended: list[Offset | None] = []
@@ -105,30 +104,28 @@ def cover(
     a token is left out. Their tokens cover them without holes.
     """
     found, frozen = list(offsets), [True] * len(offsets)
-    dividers, run = [(0, 0)], list[int]()
-    for index, (start, end) in enumerate([*offsets, (len(text), len(text))]):
-        if index < len(offsets) and not special[index]:
-            run.append(index)
-        elif start < end or index == len(offsets):
-            before, start = dividers[-1][1], max(start, dividers[-1][1])
-            for i, offset in zip(run, mend([offsets[i] for i in run], (before, start)), strict=True):
-                found[i] = offset
-            dividers.append((start, max(start, end)))
-            run = []
-    starts, ends = [start for start, _ in dividers], [end for _, end in dividers]
+
+    def fit(inside: Sequence[int], region: Offset) -> None:
+        for index, offset in zip(inside, mend([found[index] for index in inside], region), strict=True):
+            found[index] = offset
+
+    dividers = [index for index, (start, end) in enumerate(offsets) if special[index] and start < end]
+    holes = [offsets[index] for index in dividers]
+    runs = pairwise([-1, *dividers, len(offsets)])
+    for (before, after), region in zip(runs, outside((0, len(text)), holes), strict=True):
+        fit([index for index in range(before + 1, after) if not special[index]], region)
+    starts, ends = [start for start, _ in holes], [end for _, end in holes]
     parts: list[Offset] = []
     for start, end in contents:
-        edges = [start, *chain.from_iterable(dividers[bisect_right(ends, start) : bisect_left(starts, end)]), end]
-        parts += [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+        between = outside((start, end), holes[bisect_right(ends, start) : bisect_left(starts, end)])
+        parts += [(first, last) for first, last in between if first < last]
     members: list[list[int]] = [[] for _ in parts]
     for index, place in enumerate(owners(text, found, list(pairwise([0, *chain.from_iterable(parts), len(text)])))):
         if place is not None and place % 2 and not special[index]:  # even places are between the parts
             members[place // 2].append(index)
-    for (start, end), inside in zip(parts, members, strict=True):
-        for index in inside:
-            a, b = found[index]
-            found[index] = start if index == inside[0] else max(a, start), end if index == inside[-1] else min(b, end)
             frozen[index] = False
+    for part, inside in zip(parts, members, strict=True):
+        fit(inside, part)
     return [part for part, inside in zip(parts, members, strict=True) if inside], found, frozen
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.text.encoding import Encoding
@@ -28,8 +27,8 @@ def make_units(
 ) -> tuple[Span, ...]:
     """The units of a prompt and its continuation, in the order of their tokens; each token is in at most one.
 
-    Tokens that share a character always stay together. A named unit lies in one of the encoding's regions, so none
-    crosses from one message to another or into the continuation; their texts, joined over a region, are its text.
+    Tokens that share a character stay together. A named unit lies in one of the encoding's regions, so none crosses
+    from one message to another or into the continuation; their texts, joined over a region, are its text.
 
     Args:
         encoding: the tokens and their characters.
@@ -43,36 +42,40 @@ def make_units(
         sources: documents in the prompt, whose parts are then the prompt's only units; "auto" is then whole sources.
 
     Raises:
-        UnitError: spans that overlap, are empty or reversed, leave the prompt, or hold no whole token; or "source"
-            without sources.
+        UnitError: spans that overlap, are empty, leave the prompt, or hold no whole token; "source" without sources.
         UnknownNameError: an unknown segmentation.
     """
-    if unit == "source" and not sources:
-        raise UnitError("unit is 'source', and there are no sources; expected sources=[...], texts in the prompt.")
-    if isinstance(unit, str) and unit not in (names := [*_NAMED, "auto", "source"]):
-        raise UnknownNameError("unit", unit, names, _SPANS)
-    count = len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
-    end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(encoding.text)
-    if isinstance(unit, str):
-        name, spans = unit, sorted((source.start, source.end) for source in sources)
-    else:
+    text, count = encoding.text, len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
+    spans = sorted((source.start, source.end) for source in sources)
+    if not isinstance(unit, str):
+        end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(text)
         name, spans = "spans", sorted(checked_spans(unit, end, name="unit", of="prompt"))
+    elif (name := unit) not in (names := [*_NAMED, "auto", "source"]):
+        raise UnknownNameError("unit", unit, names, _SPANS)
+    elif name == "source" and not sources:
+        raise UnitError("unit is 'source', and there are no sources; expected sources=[...], texts in the prompt.")
+    before: list[list[Span]] = []
+    after: list[Span] = []
+    for pieces in encoding.pieces:
+        if pieces[0].token_indices[0] >= count:
+            after += _grouped(text, pieces, name if name in SEGMENTATIONS else "token")
+        else:
+            before.append(
+                pieces if spans or name == "token" else _grouped(text, pieces, "sentence" if name == "auto" else name)
+            )
+    units = [each for region in before for each in region]
     if spans:
-        pieces = [piece for piece in encoding.pieces if piece.token_indices[0] < count]
-        units = _span_units(encoding.text[:end], pieces, spans)
+        units = _span_units(text, units, spans)
         if name in _NAMED:
             units = [part for each in units for part in _parts(encoding, each, name)]
-    else:
-        units = _named_units(encoding, "sentence" if name == "auto" else name)
-        units = [span for span in units if span.token_indices[0] < count]
-        units = _runs(encoding, units, COARSE_UNITS) if name == "auto" else units
-    after = _named_units(encoding, name if name in SEGMENTATIONS else "token")
-    units += [span for span in after if span.token_indices[0] >= count]
+    elif name == "auto" and len(units) > COARSE_UNITS:
+        size = sum(len(each.token_indices) for each in units) / COARSE_UNITS
+        units = [_joined(text, run) for region in before for run in _runs(region, size)]
+    units += after
     if special_tokens == "perturbed":
         for index, (start, stop) in enumerate(encoding.offsets):
             if encoding.frozen[index]:
-                shown = encoding.text[start:stop] or "".join(encoding.tokens[index : index + 1])
-                units.append(Span(shown, start, stop, (index,)))
+                units.append(Span(text[start:stop] or encoding.tokens[index], start, stop, (index,)))
     return tuple(sorted(units, key=lambda span: span.token_indices))
 
 
@@ -100,29 +103,26 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
         units = make_units(encoding, unit, special_tokens="perturbed")
         return [span.token_indices for span in units if span.token_indices[0] >= first]
     begin = encoding.offsets[first][0]
-    spans = checked_spans(unit, len(encoding.text) - begin, name="target_unit", of="continuation")
-    return [_tokens_inside(encoding, positions, span, begin) for span in sorted(spans)]
+    spans = sorted(checked_spans(unit, len(encoding.text) - begin, name="target_unit", of="continuation"))
+    return [_tokens_inside(encoding, positions, span, begin) for span in spans]
 
 
-def _tokens_inside(encoding: Encoding, positions: Iterable[int], span: Offset, begin: int) -> tuple[int, ...]:
+def _tokens_inside(encoding: Encoding, positions: Sequence[int], span: Offset, begin: int) -> tuple[int, ...]:
     """The tokens whose visible characters a target span of the continuation, which starts at `begin`, holds."""
     first, last = span[0] + begin, span[1] + begin
     inside: list[int] = []
     problem = f"Target span {span}, {encoding.text[first:last]!r},"
     for position in positions:
         start, end = visible_part(encoding.text, *encoding.offsets[position])
-        if first <= start < end <= last:
+        if max(start, first) < min(end, last):
             inside.append(position)
-        elif max(start, first) < min(end, last):
-            raise UnitError(
-                f"{problem} cuts the token {encoding.text[start:end]!r} at {(start - begin, end - begin)}; expected "
-                "whole tokens. Move its ends to the ends of tokens."
-            )
+            if start < first or end > last:
+                raise UnitError(
+                    f"{problem} cuts the token {encoding.text[start:end]!r} at {(start - begin, end - begin)}. Move "
+                    "its ends to the ends of tokens."
+                )
     if not inside:
-        raise UnitError(
-            f"{problem} holds no token of the continuation {encoding.text[begin:]!r}; expected at least one. "
-            "Widen the span."
-        )
+        raise UnitError(f"{problem} holds no token of the continuation {encoding.text[begin:]!r}. Widen the span.")
     return tuple(inside)
 
 
@@ -135,48 +135,37 @@ def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -
 
 def _parts(encoding: Encoding, unit: Span, name: str) -> list[Span]:
     """A unit cut into smaller ones, each of whole tokens."""
-    members, everything = set(unit.token_indices), encoding.pieces
-    low = bisect_left(everything, unit.token_indices[0], key=lambda piece: piece.token_indices[0])
-    high = bisect_right(everything, unit.token_indices[-1], key=lambda piece: piece.token_indices[0])
-    pieces = [piece for piece in everything[low:high] if members.issuperset(piece.token_indices)]
-    return _grouped(encoding, (pieces[0].start, pieces[-1].end), pieces, name) if pieces else []
+    pieces = [encoding.piece_at[index] for index in unit.token_indices if index in encoding.piece_at]
+    return _grouped(encoding.text, pieces, name) if pieces else []
 
 
-def _named_units(encoding: Encoding, name: str) -> list[Span]:
-    regions = zip(encoding.regions, encoding.region_pieces, strict=True)
-    return [unit for region, pieces in regions for unit in _grouped(encoding, region, pieces, name)]
-
-
-def _grouped(encoding: Encoding, region: Offset, pieces: Sequence[Span], name: str) -> list[Span]:
-    """The pieces of a region joined to its named units."""
-    segment, (first, last) = _NAMED[name], region
+def _grouped(text: str, pieces: list[Span], name: str) -> list[Span]:
+    """Neighbouring pieces joined to the named units of the text that they cover."""
+    segment, first = _NAMED[name], pieces[0].start
     if segment is None:
-        return [*pieces]
-    spans = [(start + first, end + first) for start, end in segment(encoding.text[first:last])]
-    snapped = snap(encoding.text, spans, [(piece.start, piece.end) for piece in pieces])
-    return [_joined(encoding.text, *span, (pieces[index] for index in inside)) for span, inside in snapped]
+        return pieces
+    spans = [(start + first, end + first) for start, end in segment(text[first : pieces[-1].end])]
+    groups = snap(text, spans, [(piece.start, piece.end) for piece in pieces])
+    return [_joined(text, [pieces[index] for index in group]) for group in groups]
 
 
-def _runs(encoding: Encoding, units: Sequence[Span], most: int) -> list[Span]:
-    """Neighbours in one region joined into about `most` runs of about the same number of tokens."""
-    if len(units) <= most:
-        return list(units)
-    size = sum(len(unit.token_indices) for unit in units) / most
-    starts = [start for start, _ in encoding.regions]
-    groups: list[list[Span]] = []
-    joined, last_region = 0, -1
+def _runs(units: Sequence[Span], size: float) -> list[list[Span]]:
+    """Neighbours in runs of about `size` tokens."""
+    runs: list[list[Span]] = []
+    joined = 0
     for unit in units:
-        count, region = len(unit.token_indices), bisect_right(starts, unit.start)
-        if groups and region == last_region and joined + count / 2 <= size:
-            groups[-1].append(unit)
+        count = len(unit.token_indices)
+        if runs and joined + count / 2 <= size:
+            runs[-1].append(unit)
             joined += count
         else:
-            groups.append([unit])
-            joined, last_region = count, region
-    return [_joined(encoding.text, group[0].start, group[-1].end, group) for group in groups]
+            runs.append([unit])
+            joined = count
+    return runs
 
 
-def _joined(text: str, start: int, end: int, pieces: Iterable[Span]) -> Span:
+def _joined(text: str, pieces: Sequence[Span], span: Offset | None = None) -> Span:
+    start, end = span or (pieces[0].start, pieces[-1].end)
     return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
 
 
@@ -188,10 +177,9 @@ def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> l
             members[index].append(piece)
     for (start, end), inside in zip(spans, members, strict=True):
         if not inside:
-            near = [(piece.start, piece.end) for piece in pieces if piece.end >= start and piece.start <= end]
-            where = f"the tokens there are {', '.join(map(str, near))}" if near else "no token of your text is there"
+            near = [str((piece.start, piece.end)) for piece in pieces if piece.end >= start and piece.start <= end]
             raise UnitError(
-                f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: {where}; expected a span that has "
-                "more of some token than its neighbours. Move its ends to the ends of tokens."
+                f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: your text's tokens there are "
+                f"{', '.join(near) or 'none'}. Move its ends to the ends of tokens."
             )
-    return [_joined(text, start, end, inside) for (start, end), inside in zip(spans, members, strict=True)]
+    return [_joined(text, inside, span) for span, inside in zip(spans, members, strict=True)]
