@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import noiser
-from noiser.errors import ParameterError, UnitError
 from engine_for_tests import query_of
+from noiser.errors import ParameterError, UnitError
 from noiser.text import without_sources
 from test_pages import chat_model
 from tiny import tiny

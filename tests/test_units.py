@@ -111,7 +111,7 @@ def test_a_continuation_is_apart_from_the_prompt():
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([], "pairs of integers"),
+        ([], "one or more"),
         (3, "unit is 3; expected .*a name such as 'word'"),
         ([(0, 3), (2, 5)], r"\(0, 3\) and \(2, 5\) of unit overlap.*End the first at 2"),
         ([(2, 2)], r"\(2, 2\) of unit is empty or reversed"),

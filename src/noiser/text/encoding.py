@@ -120,7 +120,7 @@ def encode(
     if not any(text[start:end].strip() for start, end in encoding.regions):
         raise PromptError(
             f"The prompt {text[:60]!r} holds only special tokens, whitespace or characters that the tokenizer drops; "
-            "expected text."
+            "expected text that is more than whitespace."
         )
     return encoding
 

@@ -107,7 +107,9 @@ def checked_spans(
     except (TypeError, ValueError):
         pairs = []
     if not pairs:
-        raise UnitError(f"{name} is {spans!r:.200}; expected pairs of integers, in characters of the {of}{also}.")
+        raise UnitError(
+            f"{name} is {spans!r:.200}; expected one or more pairs of integers, in characters of the {of}{also}."
+        )
     for start, end in pairs:
         if not 0 <= start < end <= length:
             fault = "is empty or reversed" if start >= end else f"leaves the {of}"

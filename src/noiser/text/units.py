@@ -118,8 +118,8 @@ def _tokens_inside(encoding: Encoding, positions: Sequence[int], span: Offset, b
             inside.append(position)
             if start < first or end > last:
                 raise UnitError(
-                    f"{problem} cuts the token {encoding.text[start:end]!r} at {(start - begin, end - begin)}. Move "
-                    "its ends to the ends of tokens."
+                    f"{problem} cuts the token {encoding.text[start:end]!r} at {(start - begin, end - begin)}; "
+                    "expected whole tokens. Move its ends."
                 )
     if not inside:
         raise UnitError(f"{problem} holds no token of the continuation {encoding.text[begin:]!r}. Widen the span.")
