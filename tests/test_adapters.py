@@ -62,7 +62,7 @@ def test_the_adapted_model_is_explained(config, tokens):
 def test_the_head_runs_where_it_is_needed_alone():
     model, rows = adapted("llama", lora(target_modules=["q_proj"])), []
     lm = noiser.wrap(model, tiny_tokenizer())
-    lm.packs = False
+    lm.abilities.packs = False
     model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[-1].shape[1]))
     noiser.attribute(lm, PROMPT, method="input_x_gradient")
     noiser.attribute(lm, PROMPT, method="occlusion")

@@ -287,7 +287,7 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
     prompts = [" ".join(PROMPTS), "x " * 300, *PROMPTS]
     together = evaluated(prompts, metrics=["soft_scores"])
     lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
-    lm.packs = False
+    lm.abilities.packs = False
     alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2)
     assert [record["index"] for record in together.records] == list(range(len(prompts)))
     assert [(each.example, each.metric) for each in together.skipped] == [(1, None)]

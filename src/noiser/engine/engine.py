@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.engine.changes import Change
 from noiser.engine.inside import answer_inside
-from noiser.engine.query import Prefill, Query, Request, Steps
+from noiser.engine.query import Prefill, Query, Request, Spent, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
@@ -142,7 +142,7 @@ class Engine:
                     raise work.error
                 work.request = request = work.steps.send(answer if work.request else None)
                 if not isinstance(request, Ask | Prefill):
-                    answer, work.found = answer_inside(self.lm, request), []
+                    answer, work.found = self._look_inside(request), []
                     continue
                 items = self._items(work, request)
                 count = 1 if isinstance(request, Prefill) else len(request.changes)
@@ -156,6 +156,14 @@ class Engine:
         except Exception as error:  # of one generator: the others go on
             work.steps.close()
             return (error,)
+
+    def _look_inside(self, request: Request) -> Any:
+        """The answer to a request that the model answers at once, with what it ran counted as progress."""
+        spent: Spent = request.query.spent  # pyright: ignore
+        before = spent.token_forwards
+        answer = answer_inside(self.lm, request)
+        self._report(spent.token_forwards - before)
+        return answer
 
     def _items(self, work: _Work[T], request: Ask | Prefill) -> list[_Item]:
         if isinstance(request, Prefill):
@@ -252,7 +260,10 @@ class Engine:
                 tokens[id(query.spent)] = (query, tokens.get(id(query.spent), (query, 0))[1] + item.tokens)
         for query, count in tokens.values():
             query.spent.add(count)
-        self._done += sum(item.tokens for item in items)
+        self._report(sum(item.tokens for item in items))
+
+    def _report(self, tokens: int) -> None:
+        self._done += tokens
         if self.progress:
             self.progress(self._done, self._done + sum(item.tokens for item in self._queue))
 

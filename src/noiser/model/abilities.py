@@ -44,7 +44,8 @@ def find_abilities(lm: Any) -> Abilities:
     ids = torch.linspace(1, embedding_table(embedding).shape[0] - 1, 8, dtype=torch.float64).long().to(lm.device)
     half = len(ids) // 2
     other = torch.cat([ids[:half], ids[:half]])  # another second half
-    expected, moved = lm.model(input_ids=torch.stack([ids, other]), use_cache=False).logits.split(1)
+    logits = lm.model(input_ids=torch.stack([ids, other]), use_cache=False).logits
+    expected, moved = logits[:, -len(ids) :].split(1)  # learned prompts have rows in front
     scale = _embedding_scale(embedding)
     if not bool(expected.isfinite().all()):  # damaged weights are reported where they are used
         return Abilities(reads_embeddings=True, embedding_scale=scale, packs=False)
