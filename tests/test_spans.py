@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noiser.text import sentence_spans, snap, word_spans
-from noiser.text.segments import SEGMENTATIONS
+from noiser.text import sentence_spans, word_spans
+from noiser.text.segments import SEGMENTATIONS, snap
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text(
     "aB1 .,!?'\"()-\n\t…。。日本ไทé\u0301\u200d👨👩🏽_@&:/", max_size=40

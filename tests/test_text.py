@@ -15,7 +15,8 @@ from tokenizers import processors
 from transformers import ByT5Tokenizer
 
 from noiser.errors import PromptError, TargetError, UnsupportedModelError
-from noiser.text import encode, encode_target, extend, join_overlapping, make_units, token_texts
+from noiser.text import encode, encode_target, extend, make_units, token_texts
+from noiser.text.segments import join_overlapping
 from noiser.text.tokens import continuation, mend
 from tokenizers_for_tests import SENTENCES, TOKENIZERS
 
@@ -399,16 +400,6 @@ def test_a_chat_of_many_messages_takes_linear_time():
     units = make_units(encoding, "sentence")
     assert time.process_time() - began < 5
     assert [unit.text for unit in units[-2:]] == ["3998 plays.", "3999 plays."]
-
-
-def test_a_template_whose_tokens_read_otherwise_is_refused(monkeypatch):
-    tokenizer = TOKENIZERS["byte_level"]()
-    render = tokenizer.apply_chat_template
-    ids = tokenizer("something else")["input_ids"]
-    answer = lambda *args, tokenize, **kwargs: ids if tokenize else render(*args, tokenize=False, **kwargs)
-    monkeypatch.setattr(tokenizer, "apply_chat_template", answer)
-    with pytest.raises(PromptError, match="makes other tokens"):
-        encode(tokenizer, CHAT)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def _check(text: str, spans: Spans) -> None:
     named = [
         (span, name)
         for name, parts in spans.items()
-        for span in checked_spans(parts, len(text), name=f"spans[{name!r}]", of="text", also="")
+        for span in checked_spans(parts, len(text), name=f"spans[{name!r}]", of="text")
     ]
     for (before, one), (after, other) in pairwise(sorted(named)):
         if after[0] < before[1]:

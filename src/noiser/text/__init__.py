@@ -6,10 +6,7 @@ from noiser.text.encoding import encode as encode
 from noiser.text.encoding import encode_target as encode_target
 from noiser.text.encoding import extend as extend
 from noiser.text.segments import checked_spans as checked_spans
-from noiser.text.segments import join_overlapping as join_overlapping
-from noiser.text.segments import owners as owners
 from noiser.text.segments import sentence_spans as sentence_spans
-from noiser.text.segments import snap as snap
 from noiser.text.segments import visible_part as visible_part
 from noiser.text.segments import word_spans as word_spans
 from noiser.text.sources import TEMPLATE as TEMPLATE
@@ -17,7 +14,6 @@ from noiser.text.sources import begin_of_sources as begin_of_sources
 from noiser.text.sources import find_sources as find_sources
 from noiser.text.sources import place_sources as place_sources
 from noiser.text.sources import without_sources as without_sources
-from noiser.text.tokens import byte_level_bytes as byte_level_bytes
 from noiser.text.tokens import token_texts as token_texts
 from noiser.text.units import make_target_spans as make_target_spans
 from noiser.text.units import make_units as make_units

@@ -63,10 +63,8 @@ def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any((message.get("content") or "").strip() for message in messages)
 
 
-def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], **options: Any
-) -> Any:
-    """The text of a chat by the tokenizer's chat template, or with `tokenize=True` its token ids.
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
+    """The text of a chat by the tokenizer's chat template.
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
     """
@@ -76,9 +74,9 @@ def render_chat(
             "string, or set tokenizer.chat_template."
         )
     continued = messages[-1]["role"] == "assistant"
-    options = {"tokenize": False, "add_generation_prompt": not continued, **options}
+    options = {"tokenize": False, "add_generation_prompt": not continued, "continue_final_message": continued}
     try:
-        return tokenizer.apply_chat_template(messages, continue_final_message=continued, **options, **kwargs)
+        return tokenizer.apply_chat_template(messages, **options, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(f"The chat template refuses these messages, by {roles:.200}: {error}.") from error

@@ -12,7 +12,7 @@ from typing import Any
 from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
 from noiser.text.chat import check_messages, content_places, render_chat
 from noiser.text.segments import Offset, join_overlapping
-from noiser.text.tokens import Tokens, continuation, cover, settings_kept, special_tokens, tokenise
+from noiser.text.tokens import Tokens, continuation, cover, special_tokens, tokenise
 from noiser.types import Prompt, Span
 
 _CHARACTERS = 256  # per token: more than the tokens of any text have on average
@@ -105,14 +105,6 @@ def encode(
         _check_text(text, context_length, "prompt", PromptError)
         contents = content_places(tokenizer, messages, text, kwargs)
         tokens = tokenise(tokenizer, text)
-        if rendered is None:
-            with settings_kept(tokenizer):
-                ids = list(render_chat(tokenizer, messages, kwargs, tokenize=True, return_dict=False))
-            if ids != tokens.ids:
-                raise PromptError(
-                    f"{type(tokenizer).__name__} makes other tokens of these messages than of the text it renders. "
-                    "Render the chat yourself and give it as one string."
-                )
     count = len(tokens.ids)
     if context_length is not None and count > context_length:
         raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")

@@ -6,10 +6,10 @@ it, at the end of the text to the last one.
 
 from __future__ import annotations
 
-import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from operator import index
 from typing import Any, cast
 
 import regex
@@ -92,23 +92,21 @@ def _partition(text: str, starts: Iterable[int]) -> list[Offset]:
     return list(pairwise([*cuts, len(text)])) if text else []
 
 
-def checked_spans(
-    spans: object, length: int, *, name: str, of: str, also: str = ", or a name such as 'word'"
-) -> list[Offset]:
+def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Offset]:
     """The caller's spans of a text of some length as pairs of integers, in their order.
 
-    `name` is the argument, `of` the text and `also` an alternative, for errors.
+    `name` is the argument and `of` the text, for errors.
 
     Raises:
         UnitError: they are not pairs of integers, or a span is empty, leaves the text or overlaps another.
     """
     try:
-        pairs = [(_integer(start), _integer(end)) for start, end in cast("Sequence[Any]", spans)]
+        pairs = [(index(start), index(end)) for start, end in cast("Sequence[Any]", spans)]
     except (TypeError, ValueError):
         pairs = []
     if not pairs:
         raise UnitError(
-            f"{name} is {spans!r:.200}; expected one or more pairs of integers, in characters of the {of}{also}."
+            f"{name} is {spans!r:.200}; expected one or more pairs of integers, (start, end) in characters of the {of}."
         )
     for start, end in pairs:
         if not 0 <= start < end <= length:
@@ -123,12 +121,6 @@ def checked_spans(
     return pairs
 
 
-def _integer(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
-
-
 def visible_part(text: str, start: int, end: int) -> Offset:
     """A span without the whitespace at its ends; one of nothing but whitespace as it is."""
     piece = text[start:end]
@@ -138,11 +130,7 @@ def visible_part(text: str, start: int, end: int) -> Offset:
 
 
 def outside(span: Offset, holes: Iterable[Offset]) -> list[Offset]:
-    """The parts of a span between holes in it, which are in order; they may be empty.
-
-    >>> outside((0, 9), [(2, 4), (4, 6)])
-    [(0, 2), (4, 4), (6, 9)]
-    """
+    """The parts of a span before, between and after holes in it, which are in order; they may be empty."""
     edges = [span[0], *(edge for hole in holes for edge in hole), span[1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -197,13 +185,13 @@ def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = No
     """
     groups: list[list[int]] = []
     covered, last = 0, -1
-    for index, (start, end) in enumerate(offsets):
-        span = index if spans is None else spans[index]
+    for position, (start, end) in enumerate(offsets):
+        span = position if spans is None else spans[position]
         if groups and (start < covered or (start == covered and span <= last)):
-            groups[-1].append(index)
+            groups[-1].append(position)
             last = max(last, span)
         else:
-            groups.append([index])
+            groups.append([position])
             last = span
         covered = max(covered, end)
     return groups

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -27,34 +26,27 @@ class Tokens(NamedTuple):
     added: list[bool]
 
 
-@contextlib.contextmanager
-def settings_kept(tokenizer: Any) -> Generator[None]:
-    """Within it one thread may tokenise; afterwards the backend truncates and pads as it did before."""
+def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> Tokens:
+    """The tokens of a text, whole; afterwards the tokenizer truncates and pads as it did before."""
     backend = tokenizer.backend_tokenizer
-    with _settings:
+    with _settings:  # another thread would see them changed
         truncation, padding, split = backend.truncation, backend.padding, backend.encode_special_tokens
         try:
-            yield
+            out = tokenizer(
+                text,
+                add_special_tokens=add_special_tokens,
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+                padding=False,
+                truncation=False,
+                verbose=False,
+            )
         finally:
             backend.encode_special_tokens = split
             if truncation is not None:
                 backend.enable_truncation(**truncation)
             if padding is not None:
                 backend.enable_padding(**padding)
-
-
-def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> Tokens:
-    """The tokens of a text, as the tokenizer gives them."""
-    with settings_kept(tokenizer):
-        out = tokenizer(
-            text,
-            add_special_tokens=add_special_tokens,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            padding=False,
-            truncation=False,
-            verbose=False,
-        )
     return Tokens(list(out["input_ids"]), list(out["offset_mapping"]), list(map(bool, out["special_tokens_mask"])))
 
 
@@ -178,20 +170,20 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     Byte-level pieces of one character show as that character where all of them are there; other bytes show as `\xf0`.
     """
     text, offsets = continuation(tokenizer, tokenise(tokenizer, "a").ids[-1:], token_ids)
+    names: list[str] = tokenizer.convert_ids_to_tokens(list(token_ids))
     texts: list[str] = []
-    for token_id, (start, end) in zip(token_ids, mend(offsets, (0, len(text))), strict=True):
-        name = str(tokenizer.convert_ids_to_tokens(token_id))
-        fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name)
-        data = bytes([int(fallback[1], 16)]) if fallback else byte_level_bytes(name)
-        shown = text[start:end]
-        texts.append(shown if data is None or "\ufffd" not in shown else data.decode(errors="backslashreplace"))
+    for name, (start, end) in zip(names, mend(offsets, (0, len(text))), strict=True):
+        piece, data = text[start:end], _bytes_of(str(name)) if "\ufffd" in text[start:end] else None
+        texts.append(piece if data is None else data.decode(errors="backslashreplace"))
     return texts
 
 
-def byte_level_bytes(token: str) -> bytes | None:
-    """The bytes for which a name of a byte-level vocabulary stands (Radford et al. 2019); None for other names."""
+def _bytes_of(name: str) -> bytes | None:
+    """The bytes for which a name of a byte-level vocabulary (Radford et al. 2019) stands; None for other names."""
+    if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes.fromhex(fallback[1])
     alphabet = _byte_level_alphabet()
-    return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else None
+    return bytes(alphabet[c] for c in name) if all(c in alphabet for c in name) else None
 
 
 @cache
