@@ -16,7 +16,8 @@ from tiny import tiny
 
 SOURCES = ["The fox sings. A dog plays along.", ("Weather", "It rains in the hills."), "The trains run late."]
 QUESTION = "Who sings?"
-WORDS = re.findall(r"\w+|\.", "The fox sings. A dog plays along. Weather It rains in the hills. The trains run late.")
+SENTENCES = ["The fox sings.", "A dog plays along.", "Weather", "It rains in the hills.", "The trains run late."]
+WORDS = re.findall(r"\w+|\.", " ".join(SENTENCES))
 
 
 def texts(units):
@@ -66,16 +67,7 @@ def test_sources_may_be_given_in_another_order_than_they_stand_in(unit):
     assert torch.equal(cited.scores, in_order.scores.flip(1))
 
 
-@pytest.mark.parametrize(
-    ("unit", "expected"),
-    [
-        (
-            "sentence",
-            ["The fox sings.", "A dog plays along.", "Weather", "It rains in the hills.", "The trains run late."],
-        ),
-        ("word", WORDS),
-    ],
-)
+@pytest.mark.parametrize(("unit", "expected"), [("sentence", SENTENCES), ("word", WORDS)])
 def test_sources_are_cut_into_parts(unit, expected):
     prompt = "He said: " + noiser.place_sources(QUESTION, SOURCES)  # " The" is a token that begins before its source
     assert texts(query_of(tiny("llama"), prompt, unit=unit, sources=SOURCES).units) == expected

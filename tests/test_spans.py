@@ -56,10 +56,8 @@ def test_words(text, expected):
         ('He said "Go!" Then left.', ['He said "Go!"', " Then left."]),
         ('"Go!" she said.', ['"Go!" she said.']),
         ("Dr. Who met J. R. Smith of the U.S. Army.", ["Dr. Who met J. R. Smith of the U.S. Army."]),
-        (
-            "See e.g. Fig. 3 or no. 5. He said no. Then left.",
-            ["See e.g. Fig. 3 or no. 5.", " He said no.", " Then left."],
-        ),
+        ("See Fig. 3 or no. 5. He said no. Then left.", ["See Fig. 3 or no. 5.", " He said no.", " Then left."]),
+        ("See e.g. Fig. 3.", ["See e.g. Fig. 3."]),
         ("So did I. Then 8.1 fell.", ["So did I.", " Then 8.1 fell."]),
         ("Yes... maybe. No", ["Yes... maybe.", " No"]),
         ("one\ntwo\n\nthree\n", ["one", "\ntwo", "\n\nthree\n"]),
@@ -110,10 +108,7 @@ def grouped(text, words, tokens):
 )
 def test_snap_keeps_tokens_whole(words, tokens, expected):
     assert grouped("".join(words), words, tokens) == expected
-
-
-def test_a_gap_between_tokens_ends_a_group():
-    assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]
+    assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]  # a gap ends a group
 
 
 @given(text=TEXTS.filter(bool), cuts=st.sets(st.integers(1, 39)))
@@ -137,10 +132,7 @@ def test_long_texts_take_linear_time(segment, text):
     spans = segment(text)
     assert "".join(text[start:end] for start, end in spans) == text
     assert time.process_time() - began < 2
-
-
-def test_many_tokens_of_one_word_take_linear_time():
     began = time.process_time()
-    (group,) = snap("a" * 60_000, [(0, 60_000)], [(at, at + 1) for at in range(60_000)])
-    assert len(group) == 60_000
+    (group,) = snap(text, [(0, len(text))], [(at, at + 1) for at in range(len(text))])
+    assert len(group) == len(text)
     assert time.process_time() - began < 2

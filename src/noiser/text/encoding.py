@@ -28,8 +28,8 @@ class Encoding:
         offsets: (start, end) of each token in `text`. The tokens of a region that are not frozen cover it without
             holes: whitespace and characters that the tokenizer drops belong to the token after them, at the end to
             the last one. Byte-level pieces of one character overlap in it. Tokens that the tokenizer adds are empty.
-        frozen: whether each token is never perturbed, masked or scored: special tokens, added or typed (but never
-            the unknown token), and chat-template text.
+        frozen: whether each token is never perturbed, masked or scored: special tokens but the unknown one, added or
+            typed, and chat-template text.
         regions: (start, end) of the user's own text: one for a text, one for each message's content, one for a
             continuation. A special token typed in it divides it; one without any token has no region.
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".

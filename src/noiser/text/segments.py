@@ -48,9 +48,8 @@ _SENTENCE_END = regex.compile(
 def word_spans(text: str) -> list[Offset]:
     """The words of a text, as a partition.
 
-    A word is a run of letters, marks, digits and underscores, with single inner apostrophes, hyphens, dots, slashes,
-    `@`, `&`, `:` between such characters, and commas between digits. A run of other symbols is a word of its own. In
-    scripts written without spaces each character with its marks is a word.
+    A word is a run of letters, marks, digits and underscores, with single inner marks such as in "don't" and "8.1"; a
+    run of other symbols is a word too. In scripts written without spaces each character with its marks is a word.
 
     >>> text = "Don't walk, play sport."
     >>> [text[start:end] for start, end in word_spans(text)]
@@ -62,9 +61,8 @@ def word_spans(text: str) -> list[Offset]:
 def sentence_spans(text: str) -> list[Offset]:
     """The sentences of a text, as a partition.
 
-    A sentence ends at a newline, or at `.`, `!`, `?`, `…` and their like with the closing quotes and brackets that
-    follow. With the marks of spaced scripts whitespace must follow, and the sentence goes on after an abbreviation, an
-    initial, or before a lower-case letter.
+    A sentence ends at a newline, or at `.`, `!`, `?`, `…` and their like with closing quotes and brackets; not after
+    an abbreviation or an initial, and not before a lower-case letter.
 
     >>> text = "Dr. Smith left at 8.1 p.m. (It rained.) Then he came back!"
     >>> [text[start:end] for start, end in sentence_spans(text)]
@@ -106,7 +104,7 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
         pairs = []
     if not pairs:
         raise UnitError(
-            f"{name} is {spans!r:.200}; expected one or more pairs of integers, (start, end) in characters of the {of}."
+            f"{name} is {spans!r:.200}; expected one or more pairs of integers (start, end), in characters of the {of}."
         )
     for start, end in pairs:
         if not 0 <= start < end <= length:
