@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # also those of transformers
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -104,7 +104,7 @@ def test_parts_of_adaptive_units_add_up_to_the_sentences_that_they_were_split_fr
     prompt = "The quick brown fox jumps. A dog plays near the bank."
     options = {"method": "occlusion", "max_new_tokens": 2}
     auto = noiser.attribute(tiny("llama"), prompt, unit="auto", **options)
-    coarse = noiser.attribute(tiny("llama"), prompt, unit="auto", max_forwards=1, **options)
+    coarse = replace(noiser.attribute(tiny("llama"), prompt, unit="sentence", **options), unit="auto")
     assert len(auto.units) > len(coarse.units)
     sentences = auto.aggregate("sentence")
     assert texts(sentences) == texts(coarse)

@@ -228,13 +228,26 @@ def _tokenizer(source: str, model: Any, common: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def explained(name: str) -> Generator[None]:
-    """Turns whatever transformers, the hub, safetensors or torch raise into an error that says what to do."""
+    """Turns whatever transformers, the hub, safetensors or torch raise into an error that says what to do.
+
+    Within it transformers shows no bars for weights, which take seconds; the hub's downloads keep theirs.
+    """
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    bars, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    if hub_bars:  # the call above switches them off as well
+        enable_progress_bars()
     try:
         yield
     except NoiserError:
         raise
     except Exception as error:  # they have no root in common
         raise _explain(name if len(name) <= 200 else f"{name[:200]}...", error) from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _explain(name: str, error: Exception) -> NoiserError:
