@@ -145,7 +145,7 @@ def test_damaged_folder(folder, name, harm):
         (folder / name).write_bytes((folder / name).read_bytes()[:40])
     else:
         (folder / name).unlink()
-    with pytest.raises(ModelError, match=r"is damaged or incomplete: .*Fetch it or save it again") as caught:
+    with pytest.raises(ModelError, match=r"is damaged or incomplete: .*Fetch or save it again") as caught:
         noiser.load_model(folder)
     assert str(folder) in str(caught.value)
     assert caught.value.__cause__ is not None

@@ -83,7 +83,6 @@ def test_switching_onednn_off_leaves_every_layer_alone(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     with fast_products(model):
         assert "forward" not in vars(model["with bias"])
-        assert products.product(torch.randn(2, 256), model["with bias"].weight, None).shape == (2, 512)
 
 
 @onednn
@@ -160,18 +159,6 @@ def test_tokens_that_compete_have_logits_of_float32(dtype, bias, kind):
     others = torch.ones_like(rounded, dtype=torch.bool).scatter_(-1, best, False)
     assert torch.equal(found[others], rounded.float()[others])
     assert torch.equal(found.argmax(-1), exact.argmax(-1))
-
-
-def test_two_tokens_that_rounding_makes_equal_are_told_apart():
-    linear = head(torch.bfloat16, outputs=2)
-    linear.weight.copy_(torch.ones(2, 64))
-    linear.weight[1, 0] = 1.0078125  # the next number of bfloat16
-    linear.bias.zero_()
-    x = torch.ones(1, 64, dtype=torch.bfloat16)
-    with torch.no_grad():
-        assert linear(x).tolist() == [[64, 64]]
-        with precise_logits(linear):
-            assert linear(x).tolist() == [[64, 64.0078125]]
 
 
 def test_other_heads_and_calls_with_gradients_are_left_alone():

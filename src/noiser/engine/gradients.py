@@ -20,7 +20,6 @@ from noiser.engine.backward import Score, backward, differentiable
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.errors import ModelError
-from noiser.model.cache import continued
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory
 
@@ -134,7 +133,7 @@ def _slopes(
         for sequence, (_, one) in zip(embeddings, inputs, strict=True):
             inside = [i - start for i in one.positions if i < stop]
             sequence[inside] = (one.rows()[: len(inside)] * lm.embedding_scale).to(sequence)
-        options = continued(query.context, start, len(inputs)) if start else {}
+        options = query.context.continued(start, len(inputs)) if start else {}
         heads = target_logits(lm, query, embeddings.requires_grad_(), targets, start, **options)
         for target, logits in zip(targets, heads, strict=True):
             asked = [target in one.targets for _, one in inputs]

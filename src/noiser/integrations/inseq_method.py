@@ -22,9 +22,8 @@ from noiser.engine import Call, Query, Steps
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
 from noiser.methods.protocol import Scores, sum_over_units
-from noiser.model.attention import eager_attention
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import model_lock
+from noiser.model.runtime import attention_implementation, model_lock
 from noiser.version import version_of
 
 __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
@@ -93,7 +92,7 @@ class InseqMethod:
         of_class, of_step = split(self.settings, _class_of(self.name), *_OURS)
         failures = explained("Inseq", self.name, self.settings)
         quiet = warnings.catch_warnings(action="ignore")  # Captum's, about what Inseq asks of it
-        with failures, eager_attention(model), seeded(rng, lm.device), quiet:
+        with failures, attention_implementation(model, "eager"), seeded(rng, lm.device), quiet:
             theirs = _load(lm.tokenizer, lm.device, model, self.name, of_class)
             method = theirs.attribution_method
             arguments, unknown = method.get_attribution_args(**of_step)

@@ -51,9 +51,8 @@ def find_abilities(lm: Any) -> Abilities:
         return Abilities(reads_embeddings=True, embedding_scale=scale, packs=False)
     if not logits_agree(moved[:, :-half], expected[:, :-half], lm.dtype):
         raise UnsupportedModelError(
-            f"{type(lm.model).__name__} predicts a token from those that follow it too, as masked language models do; "
-            "expected a causal language model. Take another model, or load this one with `is_decoder=True` where it "
-            "was trained as a decoder."
+            f"{type(lm.model).__name__} predicts a token from those that follow it too, as masked language models do. "
+            "Take a causal language model, or load this one with `is_decoder=True` where it was trained as a decoder."
         )
     inputs = embedding(ids)
     reads = _agrees(lambda: logits_agree(lm.output(inputs[None], positions=range(8)).logits, expected, lm.dtype))
@@ -107,8 +106,7 @@ def embedding_table(embedding: nn.Module) -> Float[Tensor, "vocab dim"]:
     table = getattr(embedding, "weight", None)
     if not isinstance(table, Tensor):
         raise UnsupportedModelError(
-            f"The input embedding is a {type(embedding).__name__} without a weight table; expected an nn.Embedding. "
-            "Noise is defined on rows of that table."
+            f"The input embedding is a {type(embedding).__name__} without a weight table; expected an nn.Embedding."
         )
     return table
 

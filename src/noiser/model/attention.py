@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import eager_attention
+from noiser.model.runtime import attention_implementation
 
 
 def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
@@ -24,11 +24,15 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
         UnsupportedModelError: no layer has attention, or the model does not return its weights.
     """
     length = len(token_ids)
-    with lm.running(), eager_attention(lm.model), _heads_averaged(lm.model, length):
+    with lm.running(), attention_implementation(lm.model, "eager"), _heads_averaged(lm.model, length):
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True, return_dict=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
-        raise _no_attention(lm)
+        raise UnsupportedModelError(
+            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Choose a "
+            "method that does not read attention, such as 'noiser' or 'occlusion', or load a model with code of its "
+            "own with attn_implementation='eager'."
+        )
     return [weights[0].float().mean(0) for weights in layers]
 
 
@@ -51,11 +55,3 @@ def _heads_averaged(model: Any, length: int) -> Generator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _no_attention(lm: LanguageModel) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Choose a method "
-        "that does not read attention, such as 'noiser' or 'occlusion', or load a model with code of its own with "
-        "attn_implementation='eager'."
-    )

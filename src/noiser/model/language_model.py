@@ -20,7 +20,7 @@ from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, embedding_table, find_abilities
 from noiser.model.packing import Branch, Context, packed_logits
 from noiser.model.products import fast_products, is_plain, precise_logits
-from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu, uncompiled
+from noiser.model.runtime import evaluation_mode, model_lock, on_the_cpu
 from noiser.text import Encoding, check_template_kwargs, encode
 from noiser.types import ModelIdentity, Prompt
 
@@ -73,12 +73,17 @@ class LanguageModel:
         self.model: Any = model
         if self.vocabulary_size < 2:
             raise UnsupportedModelError(
-                f"{type(model).__name__} has a vocabulary of {self.vocabulary_size}; expected at least two tokens, of "
-                "which a prompt makes one more probable. Take another model."
+                f"{type(model).__name__} has a vocabulary of {self.vocabulary_size}; expected at least two tokens. "
+                "Take another model."
             )
         self.tokenizer: Any = tokenizer
         self._abilities: Abilities | None = None
-        self.identity = identity or _identity_of(model)
+        self.identity = identity or ModelIdentity(
+            name=getattr(model.config, "_name_or_path", "") or type(model).__name__,
+            revision=getattr(model.config, "_commit_hash", None),
+            dtype=dtype_name(model),
+            architecture=type(model).__name__,
+        )
         self.batch_tokens = batch_tokens or (1024 if self.device.type == "cpu" else 8192)
         self.chat_template_kwargs = chat_template_kwargs or {}
 
@@ -91,7 +96,7 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the input embeddings are, and so where token ids and embeddings must be sent."""
+        """The device of the input embeddings, to which token ids and embeddings must be sent."""
         device = embedding_table(self._embedding).device
         if device.type == "meta":  # offloaded by accelerate: its hook knows where the module runs
             device = torch.device(self._embedding._hf_hook.execution_device)  # pyright: ignore
@@ -104,12 +109,12 @@ class LanguageModel:
 
     @cached_property
     def embedding_dim(self) -> int:
-        """Length of one row of the embedding table, d."""
+        """The length of one row of the embedding table, d."""
         return embedding_table(self._embedding).shape[1]
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """How many tokens the model can read and, padded rows included, predict."""
+        """The number of tokens that the model can read and, padded rows included, predict."""
         return embedding_table(self._embedding).shape[0]
 
     @property
@@ -120,11 +125,7 @@ class LanguageModel:
 
     @property
     def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """Further arguments of the tokenizer's chat template; may be set.
-
-        Raises:
-            ParameterError: set to what a chat template cannot get, or this one does not read.
-        """
+        """Further arguments of the tokenizer's chat template. Raises ParameterError when set to unsuitable ones."""
         return self._chat_template_kwargs
 
     @chat_template_kwargs.setter
@@ -133,17 +134,12 @@ class LanguageModel:
 
     def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""
-        return encode(
-            self.tokenizer,
-            prompt,
-            context_length=self.context_length,
-            rendered=rendered,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+        length, kwargs = self.context_length, self.chat_template_kwargs
+        return encode(self.tokenizer, prompt, context_length=length, rendered=rendered, chat_template_kwargs=kwargs)
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
-        """Tokens with which the model ends a text or its turn."""
+        """The tokens with which the model ends a text or its turn."""
         declared: Any = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
@@ -152,15 +148,11 @@ class LanguageModel:
     def abilities(self) -> Abilities:
         """How the model can be run, found out at first use; an interrupted trial leaves nothing changed."""
         if self._abilities is None:
-            with model_lock(self.model):  # the only lock: `cached_property` has one of its own before Python 3.12
+            with self.running():  # the only lock: `cached_property` has one of its own before Python 3.12
                 if self._abilities is None:
-                    with self.running(), torch.autocast(self.device.type, enabled=False):
+                    with torch.autocast(self.device.type, enabled=False):
                         self._abilities = find_abilities(self)
         return self._abilities
-
-    @abilities.setter
-    def abilities(self, abilities: Abilities) -> None:
-        self._abilities = abilities
 
     @property
     def embedding_scale(self) -> float:
@@ -176,26 +168,14 @@ class LanguageModel:
         """Whether sequences of different lengths run end to end in one pass; False in `abilities` prevents it."""
         return self.abilities.packs
 
-    @property
-    def attention(self) -> str:
-        """The attention implementation of packed passes: the model's own where it takes masks, else "sdpa"."""
-        own = self.model.config._attn_implementation
-        return own if own in ("sdpa", "eager") else "sdpa"
-
     def check_embeddings(self) -> None:
         """Raises UnsupportedModelError when the model reads more of its tokens than their embeddings."""
         if not self.abilities.reads_embeddings:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} does not predict from embeddings what it predicts from their tokens, as "
-                "models with embeddings of their own in every layer do; expected one that reads its input embeddings "
-                "alone: what is measured here would be another function. Take another model."
+                "models with embeddings of their own in every layer do. Take a model that reads its input embeddings "
+                "alone."
             )
-
-    @cached_property
-    def _is_spread(self) -> bool:
-        """Whether a device map puts the model's layers on several devices."""
-        devices: Mapping[str, Any] = getattr(self.model, "hf_device_map", None) or {}
-        return len({str(device) for device in devices.values()}) > 1
 
     @cached_property
     def _keeps_rows(self) -> bool:
@@ -211,8 +191,7 @@ class LanguageModel:
         """Holds the model's lock, in evaluation mode, without gradients unless wanted; restores settings afterwards.
 
         Without gradients, linear layers run as fast as this processor can, and in half precision the logits of the
-        tokens that compete are not rounded to it (`noiser.model.products`). What `torch.compile` has compiled runs
-        eagerly.
+        tokens that compete are not rounded to it (`noiser.model.products`). Compiled models run eagerly.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_lock(self.model))
@@ -220,14 +199,13 @@ class LanguageModel:
             stack.enter_context(torch.inference_mode(False))  # a caller's would leave no way back for gradients
             stack.enter_context(evaluation_mode(self.model))
             stack.enter_context(torch.set_grad_enabled(gradients))
-            stack.enter_context(uncompiled(self.model))
             if not gradients:
                 stack.enter_context(fast_products(self.model))
                 stack.enter_context(precise_logits(self.model.get_output_embeddings()))
             yield
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
-        """What the model itself would feed its first layer for these tokens, the embedding's factor included."""
+        """The embeddings that the model itself would feed its first layer, the embedding's factor included."""
         return self._embedding(token_ids.to(self.device))
 
     def context(self, token_ids: Sequence[int]) -> Context:
@@ -271,11 +249,15 @@ class LanguageModel:
         """The model's full output; its logits are those of `logits`, in the model's own precision."""
         rows = embeddings.to(self.dtype, copy=True)  # scaled in place by some models, such as CTRL
         arguments: dict[str, Any] = {"inputs_embeds": rows, "use_cache": False, **options}
-        wanted = torch.tensor(list(positions), device=embeddings.device)
         if self._keeps_rows:
-            arguments["logits_to_keep"] = list(positions) if self._is_spread else wanted  # wherever the last layer is
+            arguments["logits_to_keep"] = list(positions)  # numbers, on whatever device the last layer is
         out = self.model(**arguments)
-        self._check_gradient(embeddings, out.logits)
+        if torch.is_grad_enabled() and embeddings.requires_grad and not out.logits.requires_grad:
+            raise UnsupportedModelError(
+                f"No gradient passes through this {type(self.model).__name__} ({self.identity.dtype}): a layer cuts it "
+                "off, as those of some quantisation schemes do. Take a method without gradients, such as 'noiser' or "
+                "'occlusion', or load the model unquantised."
+            )
         if not self._keeps_rows:
             own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
             if own < 0:
@@ -283,16 +265,8 @@ class LanguageModel:
                     f"{type(self.model).__name__} returns logits at {out.logits.shape[1]} of {embeddings.shape[1]} "
                     "positions; expected all of them, or a model that takes `logits_to_keep`. Take another model."
                 )
-            out.logits = out.logits[:, wanted.to(out.logits.device) + own]
+            out.logits = out.logits[:, [row + own for row in positions]]
         return out
-
-    def _check_gradient(self, embeddings: Tensor, logits: Tensor) -> None:
-        if torch.is_grad_enabled() and embeddings.requires_grad and not logits.requires_grad:
-            raise UnsupportedModelError(
-                f"No gradient passes through this {type(self.model).__name__} ({self.identity.dtype}): a layer cuts it "
-                "off, as those of some quantisation schemes do; expected layers that gradients pass through. Take a "
-                "method without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
-            )
 
 
 def check_model(lm: object) -> None:
@@ -321,17 +295,10 @@ def wrap(
     batch_tokens: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
-    """Wraps a model and a tokenizer that the caller already has; they are left exactly as they were.
+    """A language model of a model and a tokenizer that the caller already has; they are left exactly as they were.
 
-    Args:
-        model: any decoder-only Hugging Face model, on any device, in any precision, also with a `device_map`.
-        tokenizer: its tokenizer.
-        batch_tokens: the most tokens that one forward pass may hold; see `LanguageModel`.
-        chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
-
-    Raises:
-        UnsupportedModelError: the model is an encoder-decoder, or has no language-modelling head.
-        ParameterError: batch_tokens is below 1, or a chat template cannot get these arguments.
+    Args and errors are those of `LanguageModel`; the model may be on any device, in any precision, and have a
+    `device_map`.
     """
     return LanguageModel(model, tokenizer, batch_tokens=batch_tokens, chat_template_kwargs=chat_template_kwargs)
 
@@ -339,25 +306,11 @@ def wrap(
 def _check_is_causal(model: Any) -> None:
     kind = type(model).__name__
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{kind} is an encoder-decoder model; expected a decoder-only (causal) language model, "
-            "such as one that AutoModelForCausalLM loads."
-        )
+        raise UnsupportedModelError(f"{kind} is an encoder-decoder model. Take a decoder-only (causal) language model.")
     if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
         raise UnsupportedModelError(
-            f"{kind} has no language-modelling head; expected a causal language model. "
-            "Load it with transformers.AutoModelForCausalLM."
+            f"{kind} has no language-modelling head. Load it with transformers.AutoModelForCausalLM."
         )
-
-
-def _identity_of(model: Any) -> ModelIdentity:
-    config = model.config
-    return ModelIdentity(
-        name=getattr(config, "_name_or_path", "") or type(model).__name__,
-        revision=getattr(config, "_commit_hash", None),
-        dtype=dtype_name(model),
-        architecture=type(model).__name__,
-    )
 
 
 def dtype_name(model: PreTrainedModel) -> str:

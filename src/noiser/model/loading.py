@@ -38,7 +38,7 @@ _one_at_a_time = threading.Lock()
 
 
 class Options(NamedTuple):
-    """How a checkpoint is loaded; see `load_model`. Without a device, `device_map` or nothing says where it goes."""
+    """How a checkpoint is loaded; see `load_model`. The device is None where `device_map` decides."""
 
     dtype: torch.dtype | Literal["auto"] = "auto"
     device: torch.device | None = None
@@ -47,24 +47,19 @@ class Options(NamedTuple):
     trust_remote_code: bool = False
     attn_implementation: str | None = None
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """The arguments of every `from_pretrained`."""
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
 
 class Place(NamedTuple):
-    """Where a checkpoint is.
-
-    Attributes:
-        name: for the model's identity.
-        source: a folder, or the id of a model on the hub.
-        revision: sha256 of a GGUF file; None of others, which is known when they are loaded.
-    """
+    """The folder or hub id of a checkpoint, its name, and the sha256 of a GGUF file."""
 
     name: str
     source: str
+    is_folder: bool
     revision: str | None = None
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether it is on this machine."""
-        return os.path.isdir(self.source)  # noqa: PTH112 - Path's own raises for names that are too long
 
 
 def load_model(
@@ -106,8 +101,8 @@ def load_model(
             chat template cannot get these arguments.
     """
     template_kwargs = check_template_kwargs(chat_template_kwargs)
-    chosen = choose_device(device, device_map)
-    options = Options(choose_dtype(dtype, chosen), chosen, device_map, revision, trust_remote_code, attn_implementation)
+    chosen = _device(device, device_map)
+    options = Options(_dtype(dtype, chosen), chosen, device_map, revision, trust_remote_code, attn_implementation)
     name = os.fspath(name_or_path)
     kind, _, rest = name.partition(":")
     if kind == "vllm":
@@ -132,8 +127,7 @@ def load_model(
     return lm
 
 
-def choose_device(device: str, device_map: Any = None) -> torch.device | None:
-    """The device of that name; None where `device_map` decides. Raises ParameterError where there is none."""
+def _device(device: str, device_map: Any) -> torch.device | None:
     if device_map is not None:
         if device != "auto":
             raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
@@ -150,8 +144,8 @@ def choose_device(device: str, device_map: Any = None) -> torch.device | None:
     return chosen
 
 
-def choose_dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Literal["auto"]:
-    """The type of the weights; "auto", which is float32 on a CPU, for the checkpoint's own."""
+def _dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Literal["auto"]:
+    """The type of the weights; "auto" for the checkpoint's own."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
@@ -162,20 +156,21 @@ def choose_dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Lit
 
 
 def find(name: str, revision: str | None = None) -> Place:
-    """Where the checkpoint of that name is; a GGUF file is converted. See `load_model` for the errors."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user that does not exist
+    """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
+    path = os.path.expanduser(name)  # noqa: PTH111 - Path's own raises for a user that does not exist
     with explained(name):
         if name in BUILT_IN:
             if revision is not None:
                 raise ParameterError(f"revision is {revision!r}, and {name} is built in. Leave revision out.")
             folder, sha256 = converted(name, BUILT_IN[name].files(), BUILT_IN[name].sha256)
-            return Place(name, str(folder), sha256)
+            return Place(name, str(folder), True, sha256)
         if os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
-            folder, sha256 = converted(path.stem, [path.resolve()])
-            return Place(str(path.resolve()), str(folder), sha256)
+            file = Path(path).resolve()
+            folder, sha256 = converted(file.stem, [file])
+            return Place(str(file), str(folder), True, sha256)
     if os.path.isdir(path) and name.strip():  # noqa: PTH112
-        return Place(str(path.resolve()), str(path.resolve()))
-    return Place(name, name)
+        return Place(str(Path(path).resolve()), str(Path(path).resolve()), True)
+    return Place(name, name, False)
 
 
 def _load(name: str, options: Options) -> LanguageModel:
@@ -187,11 +182,7 @@ def _load(name: str, options: Options) -> LanguageModel:
     adapts = place.is_folder and Path(place.source, "adapter_config.json").is_file()
     if adapts and not is_peft_available():  # transformers would leave the adapter out
         raise DependencyError(f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft")
-    common: dict[str, Any] = {
-        "revision": options.revision or "main",
-        "trust_remote_code": options.trust_remote_code,
-        "local_files_only": place.is_folder and not adapts,
-    }
+    common = {**options.source, "local_files_only": place.is_folder and not adapts}
     with _one_at_a_time, on_the_cpu(), explained(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place.source,
@@ -251,28 +242,23 @@ def explained(name: str) -> Generator[None]:
 
 
 def _explain(name: str, error: Exception) -> NoiserError:
-    said = " ".join(str(error).split())[:300].rstrip(".")
+    said, model = " ".join(str(error).split())[:300].rstrip("."), f"The model {name!r}"
     if isinstance(error, ImportError):
-        return DependencyError(f"The model {name!r} needs a package that is not installed: {said}. Install it.")
+        return DependencyError(f"{model} needs a package that is not installed: {said}. Install it.")
     if is_out_of_memory(error):
-        return ModelError(
-            f"The model {name!r} does not fit into memory: {said}. Load it in a smaller dtype, or with "
-            "device_map='auto'."
-        )
+        return ModelError(f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'.")
     if "trust_remote_code" in str(error):
         return ModelError(
-            f"The model {name!r} comes with Python code of its own. If you trust its authors, pass "
-            "trust_remote_code=True (--trust-remote-code)."
+            f"{model} comes with Python code of its own. If you trust its authors, pass trust_remote_code=True "
+            "(--trust-remote-code)."
         )
     if "Unrecognized configuration class" in said or "not supported" in said:
         return UnsupportedModelError(
-            f"The model {name!r} is not a causal language model that transformers can load: {said[:150]}. Take a "
-            "decoder-only model."
+            f"{model} is not a causal language model that transformers can load: {said[:150]}. Take a decoder-only "
+            "model."
         )
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
-        return ModelError(
-            f"The model {name!r} is damaged or incomplete: {type(error).__name__}: {said}. Fetch it or save it again."
-        )
+        return ModelError(f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again.")
     return ModelNotFoundError(
         f"Cannot find the model {name!r}: {said}. Expected a built-in name ({', '.join(BUILT_IN)}), a local folder, a "
         ".gguf file, or the id of a model on the Hugging Face hub."

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -52,6 +52,16 @@ class Context:
         """Appends tokens, which have yet to run."""
         self.inputs = torch.cat([self.inputs, inputs])
 
+    def continued(self, length: int, copies: int) -> dict[str, Any]:
+        """Arguments with which a pass with gradients of `copies` sequences goes on after the first `length` tokens."""
+        from transformers import DynamicCache
+
+        grown = DynamicCache()  # without a configuration, so that it keeps all
+        for layer, pair in sorted(self.cache.items()):
+            keys, values = (part[..., :length, :].expand(copies, -1, -1, -1) for part in pair)
+            grown.update(keys, values, layer)
+        return {"past_key_values": grown, "use_cache": True}
+
 
 @dataclass(eq=False)
 class Branch:
@@ -81,11 +91,8 @@ class Branch:
         return self.start + self.inputs.shape[1]
 
 
-class _Sequence(NamedTuple):
-    """One sequence of a pass: its branch, and where its tokens begin in the pass."""
-
-    branch: Branch
-    offset: int
+_Sequence = tuple[Branch, int]
+"""One sequence of a pass: its branch, and where its tokens begin in the pass."""
 
 
 class _Block:
@@ -93,9 +100,9 @@ class _Block:
 
     def __init__(self, sequences: Sequence[_Sequence], first: int, last: int) -> None:
         self.sequences, self.first, self.last = sequences, first, last
-        self.begin = sequences[0].offset
-        self.context = sequences[0].branch.context
-        self.cached = max(sequence.branch.start for sequence in sequences)
+        branch, self.begin = sequences[0]
+        self.context = branch.context
+        self.cached = max(branch.start for branch, _ in sequences)
         self._masks: dict[tuple[int | None, torch.dtype], tuple[int, Tensor]] = {}
 
     @cached_property
@@ -145,7 +152,7 @@ class Layout:
         offset = 0
         for branch in branches:
             for _ in range(len(branch.inputs)):
-                self.sequences.append(_Sequence(branch, offset))
+                self.sequences.append((branch, offset))
                 offset += branch.inputs.shape[1]
         self.blocks = list(_blocks(self.sequences, BLOCK.get(device.type, BLOCK_ELSEWHERE)))
         self.windows: dict[int, int | None] = {}
@@ -155,16 +162,18 @@ class Layout:
     def record(self) -> None:
         """Appends the keys and values of clean sequences to their caches."""
         for layer, parts in self.recorded.items():
-            for (branch, _), part in zip(self._clean, parts, strict=True):
+            for (branch, _), new in zip(self._clean, parts, strict=True):
                 cache = branch.context.cache
-                old = cache.get(layer)
-                cache[layer] = part if old is None else tuple(torch.cat(x, -2) for x in zip(old, part, strict=True))
+                if layer in cache:
+                    (old_key, old_value), (key, value) = cache[layer], new
+                    new = torch.cat([old_key, key], -2), torch.cat([old_value, value], -2)
+                cache[layer] = new
         for branch, _ in self._clean:
             branch.context.done = branch.stop
 
     @cached_property
     def _clean(self) -> list[_Sequence]:
-        return [sequence for sequence in self.sequences if sequence.branch.record]
+        return [(branch, offset) for branch, offset in self.sequences if branch.record]
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Copies the keys and values of clean sequences, of one layer of the pass."""
@@ -176,20 +185,19 @@ def _blocks(sequences: Sequence[_Sequence], most: int) -> Iterator[_Block]:
     """Neighbouring sequences of one prompt in blocks of up to `most` tokens; a longer sequence in several."""
     group: list[_Sequence] = []
     size = 0
-    for sequence in sequences:
-        branch, offset = sequence
+    for branch, offset in sequences:
         length = branch.inputs.shape[1]
-        if group and (branch.context is not group[0].branch.context or size + length > most):
-            yield _Block(group, group[0].offset, group[0].offset + size)
+        if group and (branch.context is not group[0][0].context or size + length > most):
+            yield _Block(group, group[0][1], group[0][1] + size)
             group, size = [], 0
         if length > most:
             for first in range(0, length, most):
-                yield _Block([sequence], offset + first, offset + min(first + most, length))
+                yield _Block([(branch, offset)], offset + first, offset + min(first + most, length))
             continue
-        group.append(sequence)
+        group.append((branch, offset))
         size += length
     if group:
-        yield _Block(group, group[0].offset, group[0].offset + size)
+        yield _Block(group, group[0][1], group[0][1] + size)
 
 
 _layout: contextvars.ContextVar[Layout] = contextvars.ContextVar("layout")
@@ -206,9 +214,10 @@ def packed_logits(lm: Any, branches: Sequence[Branch], layout: Layout | None = N
     from transformers import AttentionInterface, AttentionMaskInterface
 
     layout = layout or Layout(branches, lm.device)
-    layout.implementation = lm.attention
+    own = lm.model.config._attn_implementation
+    layout.implementation = own if own in ("sdpa", "eager") else "sdpa"
     AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    AttentionMaskInterface.register(NAME, _no_mask)
     rows, positions = [], []
     for branch, offset in layout.sequences:
         rows += [offset + row - branch.start for row in branch.wanted]
@@ -226,6 +235,10 @@ def packed_logits(lm: Any, branches: Sequence[Branch], layout: Layout | None = N
     layout.record()
     parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
     return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Blocks have masks of their own."""
 
 
 def _attend(

@@ -64,9 +64,8 @@ def shared_attention(model: Any, queries_keys: float, values: float) -> Generato
         _current.reset(token)
     if not attention.calls:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface; expected "
-            "such attention, which alone has rules for relevance: state-space layers and a model's own attention code "
-            "have none. Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
+            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface, which alone "
+            "has rules for relevance. Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
         )
 
 

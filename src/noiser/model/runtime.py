@@ -19,8 +19,7 @@ _making = threading.Lock()
 def model_lock(model: nn.Module) -> threading.RLock:
     """The reentrant lock of a model, the same for everybody who wraps it.
 
-    While a model runs, some of its settings are not as its owner left them. Whoever waits for the lock must hold no
-    other lock that its holder may want.
+    Whoever waits for it must hold no other lock that its holder may want.
     """
     with _making:
         return _locks.setdefault(model, threading.RLock())
@@ -33,34 +32,22 @@ def on_the_cpu() -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Evaluation mode; modules that were in training mode return to it."""
-    training = [module for module in model.modules() if module.training]
+    """Evaluation mode, in which compiled models run eagerly; modules in training mode return to it."""
+    modules = list(model.modules())
+    training = [module for module in modules if module.training]
+    compiled = any(
+        vars(module).get("_compiled_call_impl") is not None
+        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        for module in modules
+    )
     for module in training:
         module.training = False
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+            yield
     finally:
         for module in training:
             module.training = True
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a model or a part of it is compiled: by its own `compile()`, or by a `forward` that is."""
-    return any(
-        vars(module).get("_compiled_call_impl") is not None
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
-        for module in model.modules()
-    )
-
-
-def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Within it, a compiled model runs eagerly."""
-    return torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext()
-
-
-def eager_attention(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Eager attention in the model and all its parts; what each configuration had comes back afterwards."""
-    return attention_implementation(model, "eager")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -64,48 +63,30 @@ class ServedNetwork(nn.Module):
         super().__init__()
         self.backend, self.config, self.generation_config = backend, config, generation_config
         self.embedding = _Embedding(table, scale)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the embeddings that are sent."""
-        return self.embedding.weight.dtype
+        self.dtype = table.dtype
 
     def get_input_embeddings(self) -> nn.Module:
         """The table."""
         return self.embedding
 
-    def get_output_embeddings(self) -> nn.Module:
-        """The table too: the head is elsewhere, and a model without one is refused."""
-        return self.embedding
+    get_output_embeddings = get_input_embeddings  # the head is elsewhere, and a model without one is refused
 
-    def forward(
-        self,
-        sequences: Sequence[Sequenced] = (),
-        *,
-        inputs_embeds: Float[Tensor, "batch length dim"] | None = None,
-        logits_to_keep: Sequence[int] | Int[Tensor, " positions"] = (),
-        use_cache: bool = False,  # noqa: ARG002
-    ) -> Any:
-        """Logits at the rows of each sequence; or `logits` at positions of embeddings, as transformers' models."""
-        if inputs_embeds is not None:
-            rows = [int(position) for position in logits_to_keep]
-            return SimpleNamespace(logits=torch.stack(self([Sequenced(one, rows) for one in inputs_embeds])))
+    def forward(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
+        """Float32 logits at the rows of each sequence; -inf for rows of the table that belong to no token."""
         size = self.embedding.num_embeddings
         found = [logits[:, :size].float() for logits in self.backend.predict(sequences)]
-        padding = size - found[0].shape[1] if found else 0  # rows of the table that belong to no token
-        return [nn.functional.pad(logits, (0, padding), value=-torch.inf) for logits in found]
+        return [nn.functional.pad(each, (0, size - each.shape[1]), value=-torch.inf) for each in found]
 
 
 class ServedModel(LanguageModel):
     """A model that runs elsewhere, as `load_model` returns it: it predicts, and nothing else.
 
-    Without a table it takes token ids alone: the row of a token is its number, and tokens can only be taken out.
-
     Args:
         backend: runs it.
         tokenizer: its tokenizer.
         identity: how to load it again.
-        table: its embedding table, in the type that it reads; None for a backend that takes token ids alone.
+        table: its embedding table, in the type that it reads; None for a backend that takes token ids alone: then the
+            row of a token is its number, and tokens can only be taken out.
         scale: the factor that the model puts on rows of the table.
         config, generation_config: of transformers, or None.
         context_length: the most tokens that it can read; None where that is not known.
@@ -131,7 +112,7 @@ class ServedModel(LanguageModel):
             table = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(backend, table, scale, config, generation_config)
         super().__init__(network, tokenizer, identity=identity, batch_tokens=BATCH_TOKENS)
-        self.abilities = Abilities(reads_embeddings=True, embedding_scale=scale, packs=False)
+        self._abilities = Abilities(reads_embeddings=True, embedding_scale=scale, packs=False)
 
     @property
     def context_length(self) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,10 +32,11 @@ except ImportError as error:
     ) from error
 
 
+@dataclass
 class ServerBackend:
     """Predicts by requests to /v1/completions with `prompt_logprobs`.
 
-    Args:
+    Attributes:
         endpoint: the server's address and key.
         client: of it.
         model: its name there.
@@ -43,18 +45,12 @@ class ServerBackend:
         concurrency: how many requests are under way.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        client: openai.OpenAI,
-        model: str,
-        vocabulary_size: int,
-        *,
-        logprobs: int,
-        concurrency: int,
-    ) -> None:
-        self.endpoint, self.client, self.model, self.vocabulary_size = endpoint, client, model, vocabulary_size
-        self.logprobs, self.concurrency = logprobs, concurrency
+    endpoint: Endpoint
+    client: openai.OpenAI
+    model: str
+    vocabulary_size: int
+    logprobs: int
+    concurrency: int
 
     def predict(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
         """Log-probabilities, exact for the tokens that were asked for and for the most probable ones.
@@ -92,14 +88,12 @@ class ServerBackend:
                 model=self.model, prompt=ids, max_tokens=1, temperature=0, logprobs=self.logprobs, extra_body=more
             )
         except openai.OpenAIError as error:
-            raise unanswered(self.endpoint, error) from error
+            raise _unanswered(self.endpoint, error) from error
         try:
             choice: dict[str, Any] = answer.choices[0].to_dict()
-            given = [
-                {int(token): each["logprob"] for token, each in row.items()} for row in choice["prompt_logprobs"][1:]
-            ]
+            rows = [{int(i): each["logprob"] for i, each in row.items()} for row in choice["prompt_logprobs"][1:]]
             last = choice["logprobs"]["top_logprobs"][0].items()
-            rows = [*given, {int(name.removeprefix("token_id:")): value for name, value in last}]
+            rows.append({int(name.removeprefix("token_id:")): value for name, value in last})
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(
                 f"The server at {self.endpoint.address} does not send prompt_logprobs of token ids. Use vLLM's: vllm "
@@ -117,10 +111,10 @@ def spread(sent: Mapping[int, float], size: int) -> Float[Tensor, " size"]:
     return row
 
 
-def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
-    """The error of a request that failed for good."""
-    said = problem(error, endpoint)
-    return ModelError(f"The server at {endpoint.address} gave no answer: {said}. See whether it runs, and ask again.")
+def _unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
+    return ModelError(
+        f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See whether it runs."
+    )
 
 
 def load_server(
@@ -166,10 +160,8 @@ def load_server(
     card = _model_card(endpoint, sender, model)
     place = find(tokenizer or card.get("root") or card["id"], options.revision)
     with explained(place.name):
-        tokens: Any = AutoTokenizer.from_pretrained(
-            place.source, revision=options.revision or "main", trust_remote_code=options.trust_remote_code
-        )
-    backend = ServerBackend(endpoint, sender, card["id"], len(tokens), logprobs=logprobs, concurrency=concurrency)
+        tokens: Any = AutoTokenizer.from_pretrained(place.source, **options.source)
+    backend = ServerBackend(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
     backend.predict([Sequenced(torch.tensor([0, 1]), [1])])  # a server that cannot be used is refused now
     length = card.get("max_model_len")
     return ServedModel(
@@ -186,7 +178,7 @@ def _model_card(endpoint: Endpoint, client: openai.OpenAI, model: str | None) ->
     try:
         cards = [card.to_dict() for card in client.models.list()]
     except openai.OpenAIError as error:
-        raise unanswered(endpoint, error) from error
+        raise _unanswered(endpoint, error) from error
     fitting = [card for card in cards if model in (None, card["id"])]
     if len(fitting) != 1:
         names = ", ".join(str(card["id"]) for card in cards[:10])

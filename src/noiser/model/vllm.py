@@ -58,25 +58,17 @@ class VllmBackend:
         ]
         # Numbers that were never used before: what an interrupted call has left may run beside this one.
         numbers = [next(self._numbers) for _ in inputs]
-        parameters = [
-            SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args={ROW: number})
-            for number in numbers
-        ]
+        settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+        parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
         try:
             self.llm.generate(prompts, parameters, use_tqdm=False)
             answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
         except Exception as error:  # of vLLM's many kinds
-            raise ModelError(
-                f"vLLM failed: {type(error).__name__}: {error}. Load the model again, and if memory was short, with a "
-                "lower max_num_seqs."
-            ) from error
+            raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
         kept, sent = next((answer for answer in answers if answer[0]), ([], b""))
         place = {number: index for index, number in enumerate(kept)}
         if missing := [number for number in numbers if number not in place]:
-            raise ModelError(
-                f"vLLM's workers kept no logits of {len(missing)} of {len(inputs)} sequences. Load the model with "
-                "noiser.load_model('vllm:...')."
-            )
+            raise ModelError(f"vLLM kept no logits of {len(missing)} of {len(inputs)} sequences. Load the model again.")
         rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
         return rows[[place[number] for number in numbers]]
 
@@ -100,57 +92,47 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         from vllm import LLM  # pyright: ignore
     except ImportError as error:
         raise DependencyError(
-            f"Models named vllm:... run in vLLM, which is not installed: {error}. Install it: pip install vllm, in an "
-            "environment of its own (docs/scale.md)."
+            f"vLLM is not installed: {error}. Install it: pip install vllm, in an environment of its own "
+            "(docs/scale.md)."
         ) from error
     from transformers import AutoConfig, AutoTokenizer
 
     if clash := sorted({"model", "worker_extension_cls", "revision", "trust_remote_code"} & {*engine_args}):
         raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that noiser sets. Leave it out.")
     place = find(name, options.revision)
-    common: dict[str, Any] = {
-        "revision": options.revision or "main",
-        "trust_remote_code": options.trust_remote_code,
-    }
     with explained(name):
-        config: Any = AutoConfig.from_pretrained(place.source, **common)
-        tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **common)
-        table = embedding_table(place.source, common["revision"])
-    ours = {
+        config: Any = AutoConfig.from_pretrained(place.source, **options.source)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **options.source)
+        table = embedding_table(place.source, options.source["revision"])
+    arguments: dict[str, Any] = {
+        "dtype": str(options.dtype).removeprefix("torch."),
+        "trust_remote_code": options.trust_remote_code,
+        "enable_prefix_caching": True,
+        "revision": None if place.is_folder else options.revision,
+        "block_size": None if torch.cuda.is_available() else 32,  # the least of its kernels; blocks are cached
+        **engine_args,
         "model": place.source,
         "enable_prompt_embeds": True,
         "logits_processors": [f"{WORKER}:KeepLogits", *engine_args.get("logits_processors", ())],
         "worker_extension_cls": f"{WORKER}.TakeLogits",
     }
-    defaults: dict[str, Any] = {
-        "dtype": str(options.dtype).removeprefix("torch."),
-        "trust_remote_code": options.trust_remote_code,
-        "enable_prefix_caching": True,
-    }
-    if not place.is_folder:
-        defaults["revision"] = options.revision
-    if not torch.cuda.is_available():
-        defaults["block_size"] = 32  # the least that its kernels take: what is cached is whole blocks
     try:
-        llm: Any = LLM(**(defaults | dict(engine_args) | ours))
+        llm: Any = LLM(**{name: value for name, value in arguments.items() if value is not None})
     except Exception as error:
-        raise ModelError(
-            f"vLLM could not load {name!r}: {type(error).__name__}: {error}. Its log may say more."
-        ) from error
-    settings = llm.llm_engine.vllm_config.model_config
+        raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log.") from error
+    settings, backend = llm.llm_engine.vllm_config.model_config, VllmBackend(llm)
     table = table.to(settings.dtype)
-    backend = VllmBackend(llm)
-    names = [str(settings.dtype).removeprefix("torch."), *([settings.quantization] if settings.quantization else [])]
+    dtype = ", ".join(filter(None, [str(settings.dtype).removeprefix("torch."), settings.quantization]))
     architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
     revision = place.revision or getattr(config, "_commit_hash", None)
     lm = ServedModel(
         backend,
         tokenizer,
-        ModelIdentity(f"vllm:{name}", revision, ", ".join(names), architecture),
+        ModelIdentity(f"vllm:{name}", revision, dtype, architecture),
         table=table,
         scale=measure_embedding_scale(backend, table, config),
         config=config,
-        generation_config=generation_config(place.source, common["revision"]),
+        generation_config=generation_config(place.source, options.revision),
         context_length=settings.max_model_len - 1,  # one more is generated
     )
     if revision is None:
@@ -197,6 +179,6 @@ def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab di
     if not distances[best] <= PROBE:
         raise UnsupportedModelError(
             "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads "
-            "nothing of its tokens but their embeddings, with the embedding table of its own checkpoint."
+            "its input embeddings alone, with the table of its own checkpoint."
         )
     return scales[best]
