@@ -137,7 +137,7 @@ def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_on
     vllm.bodies.clear()
     prompts = [PROMPT, "A teacher plays the violin in the village"]
     found = noiser.attribute(served, prompts, target=" sings a song", **OPTIONS)
-    assert len(vllm.bodies) == 2 * len(prompts) + sum(len(one.units) for one in found)  # twice without a change
+    assert len(vllm.bodies) == len(prompts) + sum(len(one.units) for one in found)  # once without a change
     for one, prompt in zip(found, prompts, strict=True):
         assert_same(one, noiser.attribute(local, prompt, target=" sings a song", **OPTIONS))
 
