@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from noiser.errors import PromptError, UnitError, UnknownNameError
 from noiser.text import Encoding, encode, extend, make_target_spans, make_units
+from noiser.types import Source
 from test_text import TEXTS, tokenizer_of
 from tokenizers_for_tests import TOKENIZERS
 
@@ -92,6 +93,8 @@ def test_units_stay_in_their_region():
     encoding = by_hand("user:", "play", "\n", "bot:", "basket", "ball", frozen={0, 2, 3}, regions=((5, 9), (14, 24)))
     assert shown(make_units(encoding, "word")) == [("play", (1,)), ("basketball", (4, 5))]
     assert shown(make_units(encoding, [(0, 24)])) == [(encoding.text, (1, 4, 5))]  # the caller's own may span them
+    source = Source("", encoding.text, 0, 24)
+    assert shown(make_units(encoding, "turn", sources=[source])) == [("play", (1,)), ("basketball", (4, 5))]
     with pytest.raises(UnitError, match="tokens there are none"):
         make_units(encoding, [(0, 4)])
 
