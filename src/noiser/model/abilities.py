@@ -106,7 +106,8 @@ def embedding_table(embedding: nn.Module) -> Float[Tensor, "vocab dim"]:
     table = getattr(embedding, "weight", None)
     if not isinstance(table, Tensor):
         raise UnsupportedModelError(
-            f"The input embedding is a {type(embedding).__name__} without a weight table; expected an nn.Embedding."
+            f"The input embedding is a {type(embedding).__name__} without a weight table. Take a model "
+            "with an nn.Embedding."
         )
     return table
 

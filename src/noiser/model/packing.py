@@ -11,7 +11,6 @@ import contextvars
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -104,16 +103,10 @@ class _Block:
         self.context = branch.context
         self.cached = max(branch.start for branch, _ in sequences)
         self._masks: dict[tuple[int | None, torch.dtype], tuple[int, Tensor]] = {}
-
-    @cached_property
-    def _positions(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Position, sequence and start of every token of the block's sequences."""
-        columns: list[tuple[Tensor, Tensor, Tensor]] = []
-        for number, (branch, _) in enumerate(self.sequences):
-            positions = torch.arange(branch.start, branch.stop)
-            columns.append((positions, torch.full_like(positions, number), torch.full_like(positions, branch.start)))
-        position, sequence, start = (torch.cat(parts) for parts in zip(*columns, strict=True))
-        return position, sequence, start
+        lengths = torch.tensor([branch.inputs.shape[1] for branch, _ in sequences])
+        self._position = torch.cat([torch.arange(branch.start, branch.stop) for branch, _ in sequences])
+        self._sequence = torch.arange(len(sequences)).repeat_interleave(lengths)
+        self._start = torch.tensor([branch.start for branch, _ in sequences]).repeat_interleave(lengths)
 
     def mask(self, window: int | None, like: Tensor) -> tuple[int, Tensor]:
         """The first cached token that a query sees, and the mask [1, 1, queries, keys]: 0 where one sees a key."""
@@ -124,7 +117,7 @@ class _Block:
         return self._masks[window, like.dtype]
 
     def _seen(self, window: int | None) -> tuple[int, Tensor]:
-        position, sequence, start = self._positions
+        position, sequence, start = self._position, self._sequence, self._start
         queries, keys = slice(self.first - self.begin, self.last - self.begin), slice(self.last - self.begin)
         q, own = position[queries, None], position[keys]
         oldest = max(0, int(start[queries].min()) + 1 - window) if window else 0
@@ -154,6 +147,7 @@ class Layout:
             for _ in range(len(branch.inputs)):
                 self.sequences.append((branch, offset))
                 offset += branch.inputs.shape[1]
+        self._clean = [(branch, offset) for branch, offset in self.sequences if branch.record]
         self.blocks = list(_blocks(self.sequences, BLOCK.get(device.type, BLOCK_ELSEWHERE)))
         self.windows: dict[int, int | None] = {}
         self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -170,10 +164,6 @@ class Layout:
                 cache[layer] = new
         for branch, _ in self._clean:
             branch.context.done = branch.stop
-
-    @cached_property
-    def _clean(self) -> list[_Sequence]:
-        return [(branch, offset) for branch, offset in self.sequences if branch.record]
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Copies the keys and values of clean sequences, of one layer of the pass."""
