@@ -246,7 +246,7 @@ def test_a_layer_norm_that_is_none_is_refused():
 
 @pytest.mark.parametrize("family", ["mamba", "falcon"])
 def test_models_without_attention_that_has_rules_are_refused(family):
-    with pytest.raises(UnsupportedModelError, match=r"no attention that runs through .*state-space.*'noiser'"):
+    with pytest.raises(UnsupportedModelError, match=r"no attention that runs through .*'noiser'"):
         noiser.attribute(tiny(family), PROMPT, method=AttnLrp())
 
 

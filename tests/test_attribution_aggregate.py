@@ -12,8 +12,8 @@ import torch
 import noiser
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
-from noiser.errors import ParameterError, UnitError, UnknownNameError
 from noiser.engine import restore, run_one
+from noiser.errors import ParameterError, UnitError, UnknownNameError
 from noiser.types import Span
 from tiny import CHAT_TEMPLATE, tiny, tiny_tokenizer
 

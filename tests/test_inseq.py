@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import noiser
+from engine_for_tests import query_of
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
-from engine_for_tests import query_of
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 if importlib.util.find_spec("inseq") is None:
