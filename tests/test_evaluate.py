@@ -304,7 +304,6 @@ def test_progress_and_wrong_arguments(unchecked):
     assert {total for _, total in seen} == {3}
     given, seen[:] = noiser.attribute(tiny("llama"), PROMPTS[0], method="random"), []
     evaluated(given, progress=lambda done, total: seen.append((done, total)))
-    assert seen[0][0] < 0.5  # nothing is attributed first
     for options, message in [
         ({"metrics": "faithfullness"}, "Did you mean 'faithfulness'"),
         ({"metrics": []}, "metrics is empty"),

@@ -83,9 +83,9 @@ class Game(StoredGame):
     def __init__(
         self, query: Query, read: Read | ScoreName, remove: Remove, mask: Bool[Tensor, "targets units"] | None = None
     ) -> None:
-        name = read if isinstance(read, str) else None
+        name: ScoreName | None = None if callable(read) else read
         self.query, self._remove = query, remove
-        self._read = query.score(read) if isinstance(read, str) else read
+        self._read = read if callable(read) else query.score(read)
         mask = query.causal_mask if mask is None else mask & query.causal_mask
         super().__init__(mask, query.read_clean(self._read), name)
 

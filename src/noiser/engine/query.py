@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.engine.baselines import baseline_row
 from noiser.engine.scores import Read, ScoreName, score_of
-from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.errors import NoiserError, PromptError, TargetError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
 from noiser.question import Objective, Question
@@ -393,7 +393,7 @@ def check_length(lm: LanguageModel, length: int) -> None:
         )
 
 
-def _check_vocabulary(lm: LanguageModel, name: str, ids: Iterable[int], error: type[ParameterError]) -> None:
+def _check_vocabulary(lm: LanguageModel, name: str, ids: Iterable[int], error: type[NoiserError]) -> None:
     for token in (token for token in ids if token >= lm.vocabulary_size):
         (text,) = token_texts(lm.tokenizer, (token,))
         raise error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from noiser.attribution import Attribution
@@ -132,6 +132,7 @@ def measure_block(
     seed: int,
     attributions: Mapping[int, Attribution] | None = None,
     caches: Mapping[int, dict[Hashable, Any]] | None = None,
+    tick: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
     """The attributions and numbers of items; an item's error takes nothing from the others.
 
@@ -142,6 +143,7 @@ def measure_block(
         seed: of the first item of the sample.
         attributions: existing attributions of the same method, by index; the other items are attributed side by side.
         caches: by index, for numbers of a prompt that do not depend on the method; see `Case.cache`.
+        tick: called when an item is attributed, and when a metric of it is measured.
 
     Raises:
         JudgeStoppedError: a judge cannot work at all.
@@ -149,11 +151,11 @@ def measure_block(
     lm, existing, caches = attributor.lm, attributions or {}, caches or {}
     lacking = [item for item in items if item.index not in existing]
     started = time.perf_counter()
-    fresh = _each(lm, (attributor.attribution(item, seed + item.index) for item in lacking))
+    fresh = _each(lm, (attributor.attribution(item, seed + item.index) for item in lacking), tick)
     share = (time.perf_counter() - started) / max(1, len(lacking))
     found = dict(zip([item.index for item in lacking], fresh, strict=True))
     stored = [item for item in items if item.index in existing]
-    restored = _each(lm, (_restored(lm, existing[item.index]) for item in stored))
+    restored = _each(lm, (_restored(lm, existing[item.index]) for item in stored), tick)
     found |= dict(zip([item.index for item in stored], restored, strict=True))
     measurements: dict[int, Measurement] = {}
     cases: dict[int, Case] = {}
@@ -168,7 +170,7 @@ def measure_block(
     for name, (metric, settings, wanted) in metrics.items():
         usable = [index for index in cases if wanted is None or index in wanted]
         started = time.perf_counter()
-        numbers = _measure(lm, metric, [dataclasses.replace(cases[index], **settings) for index in usable])
+        numbers = _measure(lm, metric, [dataclasses.replace(cases[index], **settings) for index in usable], tick)
         share = (time.perf_counter() - started) / max(1, len(usable))
         for index, columns in zip(usable, numbers, strict=True):
             measurements[index].numbers[name], measurements[index].seconds[name] = columns, share
@@ -179,17 +181,22 @@ def _restored(lm: LanguageModel, att: Attribution) -> Steps[tuple[Query, Attribu
     return (yield from restore(lm, att)), att
 
 
-def _each(lm: LanguageModel, works: Iterable[Steps[T]]) -> list[T | Exception]:
+def _each(lm: LanguageModel, works: Iterable[Steps[T]], tick: Callable[[], None]) -> list[T | Exception]:
     """The result or the error of every generator, in their order, by shared passes."""
-    outcomes = dict(Engine(lm).run(works))
+    outcomes: dict[int, T | Exception] = {}
+    for number, outcome in Engine(lm).run(works):
+        outcomes[number] = outcome
+        tick()
     return [outcomes[number] for number in range(len(outcomes))]
 
 
-def _measure(lm: LanguageModel, metric: Metric, cases: Sequence[Case]) -> list[Measured | Exception]:
+def _measure(
+    lm: LanguageModel, metric: Metric, cases: Sequence[Case], tick: Callable[[], None]
+) -> list[Measured | Exception]:
     """The columns of every case, or its error."""
     with warnings.catch_warnings(action="ignore"):
         if metric.measure_all is None:
-            return _each(lm, (measured(case, metric) for case in cases))
+            return _each(lm, (measured(case, metric) for case in cases), tick)
         try:
             return list(metric.measure_all(cases)) if cases else []
         except JudgeStoppedError:

@@ -78,7 +78,7 @@ def evaluate(
         k: number or numbers of the highest units, of "top_k" and "gold_spans".
         profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
-        progress: called with (done, expected) prompts, after each block of them.
+        progress: called with (done, expected) prompts, in parts: one for the attribution, one for each metric.
 
     Raises:
         UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
@@ -107,16 +107,25 @@ def evaluate(
         target_unit=target_unit,
         profile=profile,
     )
-    settings = {"seed": check_count("seed", seed, least=0), **chosen, "judge": _judge(judge, lm, entries)}
+    settings: dict[str, Any] = {"seed": check_count("seed", seed, least=0), **chosen}
+    settings["judge"] = _judge(judge, lm, entries)
     runs = {name: MetricRun(metric, settings) for name, metric in entries.items()}
     records: list[dict[str, Any]] = []
     skipped: list[Skipped] = []
     attributions: list[Attribution] = []
     found: dict[str, Summary] = {}
+    steps = 0
+
+    def tick() -> None:
+        nonlocal steps
+        steps += 1
+        if progress:
+            progress(steps / (1 + len(runs)), len(items))
+
     for start in range(0, len(items), BLOCK):
         block = items[start : start + BLOCK]
         existing = {item.index: item.attribution for item in block if item.attribution}
-        measurements = measure_block(attributor, block, runs, seed=settings["seed"], attributions=existing)
+        measurements = measure_block(attributor, block, runs, seed=settings["seed"], attributions=existing, tick=tick)
         for item, measurement in zip(block, measurements, strict=True):
             records.append(_record(item, measurement))
             skipped += _failures(item, measurement)
@@ -124,7 +133,8 @@ def evaluate(
             for name, columns in measurement.numbers.items():
                 if not isinstance(columns, Exception):
                     found |= entries[name].other_summaries(columns)
-        if progress:
+        if progress and steps < len(records) * (1 + len(runs)):  # some failed
+            steps = len(records) * (1 + len(runs))
             progress(len(records), len(items))
     first = attributions[0] if attributions else None
     asked = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
