@@ -225,5 +225,5 @@ def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):
     def ending(embeddings, **options):
         return functional.one_hot(torch.full((len(embeddings), 1), end), lm.vocabulary_size).float()
 
-    monkeypatch.setattr(lm, "probabilities", ending)
+    monkeypatch.setattr(lm, "logits", ending)
     assert {verdict.status for verdict in LocalJudge(lm).judge(requests())} == {"unscored"}
