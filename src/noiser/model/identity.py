@@ -31,3 +31,11 @@ def fingerprint(folder: Path, model: Any) -> str:
             positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
             weights.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
     return hashlib.sha256(f"{files.hexdigest()} {weights.hexdigest()}".encode()).hexdigest()
+
+
+def hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit of a hub's model in the local cache, which a loaded model does not name; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = (try_to_load_from_cache(name, file, revision=revision) for file in ("config.json", "adapter_config.json"))
+    return next((Path(file).parent.name for file in files if isinstance(file, str)), None)

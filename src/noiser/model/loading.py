@@ -22,7 +22,7 @@ from noiser.errors import (
     UnsupportedModelError,
 )
 from noiser.model.gguf import BUILT_IN, check_complete, converted
-from noiser.model.identity import fingerprint
+from noiser.model.identity import fingerprint, hub_commit
 from noiser.model.language_model import LanguageModel, dtype_name
 from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import on_the_cpu
@@ -197,9 +197,10 @@ def _load(name: str, options: Options) -> LanguageModel:
         if options.device is not None:
             model.to(options.device)
         tokenizer = _tokenizer(place.source, model, common)
-        revision = place.revision or getattr(model.config, "_commit_hash", None)
-        if place.is_folder and place.revision is None:
-            revision = fingerprint(Path(place.source), model)
+        revision = place.revision
+        if revision is None:
+            own = fingerprint(Path(place.source), model) if place.is_folder else None
+            revision = own or hub_commit(place.source, options.revision)
     identity = ModelIdentity(place.name, revision, dtype_name(model), type(model).__name__)
     return LanguageModel(model.eval(), tokenizer, identity=identity)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
 from noiser.files import parse_json
-from noiser.model.identity import fingerprint
+from noiser.model.identity import fingerprint, hub_commit
 from noiser.model.loading import Options, explained, find
 from noiser.model.served import Sequenced, ServedModel, generation_config
 from noiser.types import ModelIdentity
@@ -124,7 +124,7 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     table = table.to(settings.dtype)
     dtype = ", ".join(filter(None, [str(settings.dtype).removeprefix("torch."), settings.quantization]))
     architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
-    revision = place.revision or getattr(config, "_commit_hash", None)
+    revision = place.revision or (None if place.is_folder else hub_commit(place.source, options.revision))
     lm = ServedModel(
         backend,
         tokenizer,
