@@ -395,14 +395,18 @@ def test_many_questions_are_answered_as_one_by_one():
 # ---- against truth ---------------------------------------------------------------------------------------------------
 
 
-PEOPLE = ("Anna", "Tobias", "Mira", "Jonas", "Petra", "Lukas", "Clara", "Felix", "Greta")
-THINGS = ("guitar", "telescope", "kettle", "ladder", "globe", "drum", "lantern", "compass", "violin")
-PLACES = ("attic", "garden", "cellar", "kitchen", "garage", "library", "barn", "tower", "bakery")
+PEOPLE = "Anna Tobias Mira Jonas Petra Lukas Clara Felix Greta Oskar Nina Viktor".split()
+THINGS = "guitar telescope kettle ladder globe drum lantern compass violin typewriter anchor mirror".split()
+PLACES = "attic garden cellar kitchen garage library barn tower bakery harbour museum chapel".split()
 
 
 @pytest.mark.slow
 def test_the_source_of_an_invented_fact_is_cited_first(real):
-    facts = [*zip(PEOPLE, random.Random(0).sample(THINGS, 9), random.Random(1).sample(PLACES, 9), strict=True)]
+    rng = random.Random(0)
+    things, places = THINGS.copy(), PLACES.copy()
+    rng.shuffle(things)
+    rng.shuffle(places)
+    facts = [*zip(PEOPLE, things, places, strict=True)]
     sources = [f"{who} keeps the {thing} in the {place}." for who, thing, place in facts]
     for index, (who, thing, place) in list(enumerate(facts))[::4]:
         asked, answer = f"Where does {who} keep the {thing}?", f" In the {place}."
