@@ -381,7 +381,8 @@ def test_workers_end_with_a_killed_parent(tmp_path):
         "    time.sleep(600)\n"
     )
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
-    with subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True) as running:
+    command, env = [sys.executable, tmp_path / "script.py"], {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as running:
         assert "'A'" in running.stdout.readline()
         running.send_signal(signal.SIGKILL)
         running.wait()
