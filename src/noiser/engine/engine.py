@@ -18,7 +18,7 @@ from noiser.engine.query import Prefill, Query, Request, Spent, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
-from noiser.model.memory import free_memory, is_out_of_memory
+from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
 from noiser.model.packing import Branch
 from noiser.types import Progress
 
@@ -26,9 +26,6 @@ T = TypeVar("T")
 
 AT_ONCE = 64
 """Generators that are open at the same time: each holds the keys and values of its prompt."""
-
-LOGIT_BYTES = 192 * 2**20
-"""The most bytes of logits of one pass."""
 
 
 @dataclass(frozen=True, eq=False)

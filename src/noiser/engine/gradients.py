@@ -21,13 +21,10 @@ from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.errors import ModelError
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import free_memory, is_out_of_memory
+from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-LOGIT_BYTES = 192 * 2**20
-"""The most bytes of logits of one pass."""
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a

@@ -222,10 +222,6 @@ class Query:
         """The same question with other units."""
         return replace(self, units=tuple(units))
 
-    def without_foil(self) -> Query:
-        """The same question about the target alone."""
-        return replace(self, foil_id=None)
-
 
 def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
     """Tokenises the prompt, settles the targets and cuts the input into units.

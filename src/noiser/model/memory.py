@@ -9,6 +9,9 @@ import torch
 _SAID = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
 """What PyTorch's allocators, the operating system and cuBLAS say."""
 
+LOGIT_BYTES = 192 * 2**20
+"""The most bytes of logits of one pass."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
