@@ -19,7 +19,7 @@ LIMITS = {
     "data": 800,
     "engine": 2_200,
     "evaluation": 800,
-    "explain": 1_430,
+    "explain": 1_310,
     "integrations": 800,
     "judges": 770,
     "methods": 2_050,

@@ -29,6 +29,7 @@ def cite(
 ) -> None:
     """Answers QUESTION from the sources and says which of them each sentence was written from."""
     from noiser.explain import cite as run
+    from noiser.files import json_text
     from noiser.methods import make_method
 
     sources, parameters = [(path.name, _text(path)) for path in source], o.parse_parameters(set_)
@@ -49,7 +50,9 @@ def cite(
             seed=seed,
             progress=progress,
         )
-    output.write({"text": lambda: str(citations), "json": citations.to_json, "html": citations.to_html})
+    output.write(
+        {"text": lambda: str(citations), "json": lambda: json_text(citations.to_dict()), "html": citations.to_html}
+    )
 
 
 def _text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, TypeGuard, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 
 from noiser.attribution import Attribution
 from noiser.checks import check_seed, plain
-from noiser.engine import Engine, Query, Steps, prepare, run_all
+from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.refine import SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
@@ -22,9 +22,6 @@ from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTo
 from noiser.version import __version__, version_of
 
 T = TypeVar("T")
-
-EACH = ("target", "foil", "seed", "sources")
-"""Arguments that may differ from prompt to prompt."""
 
 
 def attribute(
@@ -46,18 +43,19 @@ def attribute(
 ) -> Any:
     """Which parts of the prompt made the model say that?
 
+    Many prompts run side by side, which is faster, and give the same numbers as separate calls; `target`, `foil`,
+    `seed` and `sources` are then one for all, or a list of one for each.
+
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template. A
-            list of texts or of chats is many prompts: they run side by side, which is faster, and give the same
-            numbers as separate calls.
+        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template; or a
+            list of texts or of chats: many prompts.
         method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME",
             "captum:NAME" and "shapiq:NAME" are the methods of those libraries.
-        target: the continuation to explain. None: the greedy one. Text: that continuation, token by token; a space is
-            put before it where the model finds that reading more probable. int: a token id.
+        target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
+            where the model finds that reading more probable. int: a token id.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
-            one in which target and foil differ. With many prompts, `target`, `foil`, `seed` and `sources` are one for
-            all, or a list of one for each.
+            one in which target and foil differ.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
         target_unit: the part of the continuation that each row explains: "token", "word", "sentence", or "all" of it,
             as a span of tokens; or a list of (start, end) character spans of its text. The score of a span is read of
@@ -82,25 +80,16 @@ def attribute(
         list of them, in order.
 
     Raises:
-        PromptError, TargetError, UnitError: the question cannot be asked; each says why and what to do,
-            and which of many prompts it is about.
-        UnknownNameError, ParameterError: no such method, or a hyper-parameter outside its domain.
-        UnsupportedModelError: the method needs something that the model does not give, such as gradients in vLLM.
-        NumericalError: the model returned NaN or infinite logits.
-        ModelError: memory does not suffice.
+        NoiserError: the question cannot be asked of this model; the message says which of many prompts it is about.
 
     Example:
         >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
-        >>> att.top(2)  # doctest: +SKIP
     """
     check_model(lm)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
-    prompt = plain(prompt)
-    many = is_many(prompt)
-    prompts: list[Any] = list(prompt) if many else [prompt]
-    each = {"target": target, "foil": foil, "seed": seed, "sources": sources}
-    columns = {name: one_for_each(name, value, len(prompts)) if many else [value] for name, value in each.items()}
+    given: Any = plain(prompt)
+    own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "target_unit": target_unit,
@@ -109,17 +98,18 @@ def attribute(
         "special_tokens": special_tokens or getattr(made, "special_tokens", None),
         "of": of,
     }
-    seeds = [check_seed(one) for one in columns.pop("seed")]
-    questions: list[Question] = []
-    for index, text in enumerate(prompts):
-        values = {name: column[index] for name, column in columns.items()}
-        questions.append(Question(prompt=text, **values, **shared))
-        if many:  # all are tokenised before anything runs
-            with naming(index):
-                lm.encode(text)
-    works = (attribution(lm, question, made, s) for question, s in zip(questions, seeds, strict=True))
-    attributions = run_many(lm, works, len(prompts), progress) if many else run_all(lm, works, progress)
-    return attributions if many else attributions[0]
+    many = is_many(given)
+    works: list[Steps[Attribution]] = []
+    for index, fields in enumerate(for_each(len(given), **own) if many else [own]):
+        number = check_seed(fields.pop("seed"))
+        question = Question(prompt=given[index] if many else given, **fields, **shared)
+        works.append(attribution(lm, question, made, number))
+        if many:
+            try:
+                lm.encode(question.prompt)  # all are tokenised before anything runs
+            except Exception as error:
+                raise _of_prompt(index, error) from None
+    return run_many(lm, works, progress) if many else run_one(lm, works[0], progress)
 
 
 def attribution(lm: LanguageModel, question: Question, method: Method, seed: int = 0) -> Steps[Attribution]:
@@ -144,6 +134,14 @@ def attribution_of(
     if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
         (text,) = token_texts(lm.tokenizer, [query.foil_id])
         foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
+    frozen, prompt = query.encoding.frozen, query.prompt
+    facts = {
+        **vars(query.spent),
+        "chat_template_kwargs": None if isinstance(prompt, str) else lm.chat_template_kwargs,
+        "special_tokens": [i for unit in units for i in unit.token_indices if frozen[i]],
+        "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
+        "of": query.of and name_of(query.of),
+    }
     return Attribution(
         text=query.encoding.text,
         prompt_length=query.prompt_length,
@@ -163,79 +161,52 @@ def attribution_of(
         parameters=parameters,
         seed=seed,
         model=query.model,
-        prompt=query.prompt if isinstance(query.prompt, str) else tuple(dict(message) for message in query.prompt),
+        prompt=prompt if isinstance(prompt, str) else tuple(dict(message) for message in prompt),
         versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
-        info={**scores.info, **_facts(lm, query, units)},
+        info={**scores.info, **{name: fact for name, fact in facts.items() if fact}},
     )
-
-
-def _facts(lm: LanguageModel, query: Query, units: Sequence[Any]) -> dict[str, Any]:
-    """The plain values that are kept with every result."""
-    facts: dict[str, Any] = {}
-    if query.spent.passes:
-        facts |= {"token_forwards": query.spent.token_forwards, "passes": query.spent.passes}
-    if not isinstance(query.prompt, str) and lm.chat_template_kwargs:
-        facts["chat_template_kwargs"] = lm.chat_template_kwargs
-    if special := [i for unit in units for i in unit.token_indices if query.encoding.frozen[i]]:
-        facts["special_tokens"] = special
-    if query.sources:
-        facts["sources"] = [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources]
-    if query.of is not None:
-        facts["of"] = name_of(query.of)
-    return facts
 
 
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
-    return (
-        isinstance(prompt, list | tuple)
-        and len(prompt) > 0
-        and all(isinstance(one, str | list | tuple) for one in prompt)
-    )
+    several = isinstance(prompt, list | tuple) and len(prompt) > 0
+    return several and all(isinstance(one, str | list | tuple) for one in prompt)
 
 
-def run_many(lm: LanguageModel, works: Iterable[Steps[T]], count: int, progress: Progress | None = None) -> list[T]:
-    """What generators about many prompts return, in their order; an error says which prompt it is about."""
+def run_many(lm: LanguageModel, works: Sequence[Steps[T]], progress: Progress | None = None) -> list[T]:
+    """The results of generators about one prompt each, in order; an error says which prompt it is about."""
     results: dict[int, T] = {}
     with closing(Engine(lm).run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
         for index, outcome in outcomes:
             if isinstance(outcome, Exception):
-                with naming(index):
-                    raise outcome
+                raise _of_prompt(index, outcome)
             results[index] = outcome
             if progress:
-                progress(len(results), count)
-    return [results[index] for index in range(len(results))]
+                progress(len(results), len(works))
+    return [results[index] for index in range(len(works))]
 
 
-def one_for_each(name: str, value: Any, count: int) -> Sequence[Any]:
-    """One value for each prompt."""
-    value = plain(value)
-    if not isinstance(value, list | tuple):
-        return [value] * count
-    if len(value) != count:
+def _of_prompt(index: int, error: Exception) -> Exception:
+    """The error, with the number of its prompt."""
+    if isinstance(error, NoiserError) and error.args and error.args[0] == str(error):
+        error.args = (f"Prompt {index}: {error}", *error.args[1:])
+    else:
+        error.add_note(f"Prompt {index}, counted from 0, was being attributed.")
+    return error
+
+
+def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
+    """The arguments of each prompt, from one for all or a list of one for each."""
+    columns: dict[str, Sequence[Any]] = {}
+    for name, value in arguments.items():
+        value = plain(value)
+        columns[name] = value if isinstance(value, list | tuple) else [value] * count
+        if len(columns[name]) != count:
+            raise ParameterError(
+                f"{name} is a list of {len(value)} for {count} prompts; expected one for each, or one for all."
+            )
+    if any(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in columns["sources"]):
         raise ParameterError(
-            f"{name} is a list of {len(value)} for {count} prompts; expected one for each, or one for all."
+            f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."
         )
-    if name == "sources" and any(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in value):
-        raise ParameterError(
-            f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them, as in "
-            "sources=[[(title, text), ...], ...]. Repeat the list, if all have the same."
-        )
-    return list(value)
-
-
-class naming:  # noqa: N801 - a context manager
-    """Within it, an error says which of many prompts it is about."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, NoiserError) and error.args and error.args[0] == str(error):
-            error.args = (f"Prompt {self.index}: {error}", *error.args[1:])
-        elif isinstance(error, Exception):
-            error.add_note(f"Prompt {self.index}, counted from 0, was being attributed.")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

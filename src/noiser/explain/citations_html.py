@@ -10,14 +10,16 @@ import math
 import secrets
 from collections.abc import Iterator
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from noiser.attribution import Attribution
 from noiser.attribution.display import label, visible
 from noiser.attribution.html import css, page_of_card
-from noiser.explain.sentences import Sentence
+from noiser.explain.sentences import Sentence, title_length
 from noiser.pages import html_table
 from noiser.types import Source
+
+if TYPE_CHECKING:
+    from noiser.explain.citations import Citations
 
 _AT_ONCE = 8  # sources that are all shown
 _LINES, _LINE = 18, 40  # lines of a source that fit the height of the style, and characters of a line on a phone
@@ -38,34 +40,24 @@ _STYLE = """
   border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
   max-height: 30rem; overflow: auto; }
 .noiser-cite .source:target { border-color: var(--focus); }
+.noiser-cite .source.used { border-inline-start: 4px solid rgb(var(--pos)); }
 .noiser-cite .source b { display: block; font-weight: 600; }
+.noiser-cite .source i { color: var(--soft); font-weight: 400; }
 @media (max-width: 44rem) { .noiser-cite { grid-template-columns: 1fr; } }
 """
 
 
-class Content(NamedTuple):
-    """The content of a page; `scores` are [sentences, sources], the others as in `Citations`."""
-
-    sentences: tuple[Sentence, ...]
-    sources: tuple[Source, ...]
-    attribution: Attribution
-    scores: list[list[float]]
-    answer: str
-    answer_without: str | None
-    footnotes: list[str]
-
-
-def page(citations: Content) -> str:
+def page(citations: Citations) -> str:
     """A complete page."""
     return page_of_card(_card(citations, "noiser"), f"{label(citations.answer)[:80]} – citations", _STYLE)
 
 
-def fragment(citations: Content) -> str:
+def fragment(citations: Citations) -> str:
     """A piece of a page, such as a notebook's output; several can stand on one page."""
     return f"<style>{css()}{_STYLE}</style>{_card(citations, f'noiser-{secrets.token_hex(6)}')}"
 
 
-def _card(citations: Content, identifier: str) -> str:
+def _card(citations: Citations, identifier: str) -> str:
     answer = "".join(_sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)).strip()
     sources = _sources(citations, identifier)
     without = ""
@@ -90,16 +82,18 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     return f'{space}<span class="s s{row}" title="{escape(sentence.numbers)}">{escape(body)} {mark}</span>'
 
 
-def _sources(citations: Content, identifier: str) -> str:
+def _sources(citations: Citations, identifier: str) -> str:
     """All sources; of a long list, those that are not cited are folded."""
     cited = {citation.number for sentence in citations.sentences for citation in sentence.citations}
     shown = folded = ""
     for number, source in enumerate(citations.sources, 1):
         lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
         long = " tabindex=0" if lines > _LINES else ""  # it scrolls, with the keyboard too
-        text = "".join(_source(citations, source, number))
-        card = f'<div class=source id="{identifier}-{number}" dir=auto{long}>{text}</div>'
-        if number in cited or len(citations.sources) <= _AT_ONCE:
+        used = " used" if number in cited else ""
+        title = f"<b>[{number}] {escape(label(source.title)) if source.title else ''}<i>{used}</i></b>"
+        text = "".join(_source(citations, source))
+        card = f'<div class="source{used}" id="{identifier}-{number}" dir=auto{long}>{title}{text}</div>'
+        if used or len(citations.sources) <= _AT_ONCE:
             shown += card
         else:
             folded += card
@@ -109,23 +103,20 @@ def _sources(citations: Content, identifier: str) -> str:
     return shown + folded
 
 
-def _source(citations: Content, source: Source, number: int) -> Iterator[str]:
-    """A source's text, each unit of the attribution by itself."""
-    yield f"<b>[{number}] {escape(label(source.title)) if source.title else ''}</b>"
-    text, position = citations.attribution.text, source.start
-    titled = bool(source.title) and source.text.startswith(source.title + "\n")  # the heading above has it
-    start = position + len(source.title) + 1 if titled else position
+def _source(citations: Citations, source: Source) -> Iterator[str]:
+    """A source's text without its title, each unit of the attribution by itself."""
+    text, position = citations.attribution.text, source.start + title_length(source)
     for column, unit in enumerate(citations.attribution.units):
-        begin, end = max(unit.start, start), min(unit.end, source.end)
-        if begin < end and unit.start < source.end and source.start < unit.end:
-            yield escape(visible(text[max(position, start) : begin]))
+        begin, end = max(unit.start, position), min(unit.end, source.end)
+        if begin < end:
+            yield escape(visible(text[position:begin]))
             yield f'<span class="q q{column}">{escape(visible(text[begin:end]))}</span>'
             position = end
-    yield escape(visible(text[max(position, start) : source.end]))
+    yield escape(visible(text[position : source.end]))
 
 
-def _rules(citations: Content, identifier: str) -> Iterator[str]:
-    """For each sentence and each unit that it was written from, the two rules that tie them."""
+def _rules(citations: Citations, identifier: str) -> Iterator[str]:
+    """The colour of each unit that a sentence was written from, and the two rules that tie it to the sentence."""
     starts = {(unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)}
     for row, sentence in enumerate(citations.sentences):
         quotes = [quote for citation in sentence.citations for quote in citation.quotes]
@@ -133,17 +124,15 @@ def _rules(citations: Content, identifier: str) -> Iterator[str]:
         for quote in quotes:
             column = starts[quote.start, quote.end]
             colour = f"{{background:rgb(var(--pos)/{0.15 + 0.6 * quote.score / largest:.2f})}}"
+            yield f"#{identifier} .q{column}{{background:rgb(var(--pos)/.2)}}"
             yield f"#{identifier}:has(.s{row}:is(:hover,:focus-within)) .q{column}{colour}"
             yield f"#{identifier}:has(.q{column}:hover) .s{row}{colour}"
 
 
-def _numbers(citations: Content) -> str:
+def _numbers(citations: Citations) -> str:
     head = ["sentence", "all sources", *(f"[{number}]" for number in range(1, len(citations.sources) + 1))]
-    rows = [
-        [
-            escape(label(sentence.text)),
-            *("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores)),
-        ]
-        for sentence, scores in zip(citations.sentences, citations.scores, strict=True)
-    ]
+    rows: list[list[str]] = []
+    for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True):
+        values = ("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores))
+        rows.append([escape(label(sentence.text)), *values])
     return f"<details><summary>scores in numbers</summary>{html_table(head, rows)}</details>"

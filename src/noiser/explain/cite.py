@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
 
 from noiser.checks import check_choice, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError
-from noiser.explain.attribute import attribution_of, is_many, one_for_each, run_many
+from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
 from noiser.explain.citations import Citations
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import Method, Occlusion, make_method
@@ -29,8 +29,6 @@ this way. Chosen on planted development questions, see docs/howto/retrieval.md: 
 
 LEAST_SHARE = 0.2
 """A source is cited if it has at least this share of a sentence's positive scores."""
-
-_LINE_END = "\n"
 
 
 def cite(
@@ -53,8 +51,8 @@ def cite(
 
     The sources are put into the prompt, the model answers, and each source is hidden from question and answer: what a
     sentence's log-probability loses is the source's score. Sources that carry the score are then taken apart into
-    sentences. With all sources hidden, a sentence that loses less than `memory` is from the model's memory, and cites
-    nothing.
+    sentences. A sentence that loses less than `memory` with all sources hidden is from the model's memory, and cites
+    nothing. A citation is influence: whether the source says what the sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -71,50 +69,35 @@ def cite(
             stand in `question`, which is the whole prompt, word for word.
         unit: "auto" scores sources, and the sentences of those that carry a sentence's score; "source" only the
             former; "sentence" all sentences of all sources.
-        memory: see above, in nats; None for `MEMORY`: 3 where sources are hidden, 4 where they are removed otherwise.
-        least_share: a source is cited if it has this share of a sentence's positive scores. It is taken apart if it has
-            a twentieth of all scores: what is not cited helps to predict, too.
+        memory: see above, in nats; None for `MEMORY`.
+        least_share: a source is cited if it has this share of a sentence's positive scores.
         contrast: whether the model is also asked without the sources.
         seed: of all random numbers.
         progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
             questions.
 
     Raises:
-        PromptError, UnitError: the prompt or a source is empty, too long, or does not stand in the prompt.
-        TargetError: the answer is empty.
-        ModelError: memory does not suffice.
-        UnknownNameError, ParameterError: no such method, or a value outside its domain.
+        NoiserError: the prompt, a source or the answer is empty or too long, or an argument is outside its domain.
     """
-    check_choice("unit", unit, ("auto", "source", "sentence"))
+    check_choice("unit", unit, get_args(CitedUnit))
     check_probability("least_share", least_share)
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
-    settings = _Settings(
-        method=None if method is None else make_method(method),
-        max_new_tokens=max_new_tokens,
-        template=template,
-        unit=unit,
-        memory=memory,
-        least_share=least_share,
-        contrast=contrast,
-        seed=check_seed(seed),
-    )
+    chosen = _default(lm) if method is None else make_method(method)
+    settings = _Settings(chosen, max_new_tokens, template, unit, memory, least_share, contrast, check_seed(seed))
     asked: Any = plain(question)
-    documents: Any = plain(sources)
-    texts: Any = answer
+    own: dict[str, Any] = {"sources": plain(sources), "answer": answer}
     if not is_many(asked):
-        return run_one(lm, citations(lm, asked, documents, texts, settings), progress)
-    count = len(asked)
-    columns = one_for_each("sources", documents, count), one_for_each("answer", texts, count)
-    works = (citations(lm, *one, settings) for one in zip(asked, *columns, strict=True))
-    return run_many(lm, works, count, progress)
+        return run_one(lm, citations(lm, asked, **own, settings=settings), progress)
+    each = for_each(len(asked), **own)
+    works = [citations(lm, one, **fields, settings=settings) for one, fields in zip(asked, each, strict=True)]
+    return run_many(lm, works, progress)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
+class _Settings(NamedTuple):
     """The arguments of `cite` that all questions share."""
 
-    method: Method | None
+    method: Method
     max_new_tokens: int
     template: str | None
     unit: CitedUnit
@@ -133,7 +116,7 @@ def citations(
     asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
     prompt = asked if template is None else place_sources(asked, sources, template)
     read = lm.encode(prompt)
-    writing: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "stop": None if chat else _LINE_END}
+    writing: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "stop": None if chat else "\n"}
     query = yield from prepare(
         lm,
         Question(
@@ -153,17 +136,15 @@ def citations(
             f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
             "pass answer=."
         )
-    default = _default(lm)
-    memory = MEMORY[default.baseline] if settings.memory is None else settings.memory
-    losses = yield from _losses(query, default.baseline)
+    removal = _default(lm).baseline
+    memory = MEMORY[removal] if settings.memory is None else settings.memory
+    losses = yield from _losses(query, removal)
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(min(settings.least_share, MIN_SHARE), relied, "sentence")
-    attribution = yield from attribution_of(lm, query, settings.method or default, settings.seed, rule)
-    other = None
-    if settings.contrast:
-        alone = without_sources(asked, template, read, query.sources)
-        if alone is not None:
-            other = yield from prepare(lm, Question(prompt=alone, target_unit="all", **writing))
+    attribution = yield from attribution_of(lm, query, settings.method, settings.seed, rule)
+    alone, other = settings.contrast and without_sources(asked, template, read, query.sources), None
+    if alone:
+        other = yield from prepare(lm, Question(prompt=alone, target_unit="all", **writing))
     return Citations(
         question=question,
         sources=query.sources,
@@ -180,8 +161,7 @@ def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
     """The log-probability that each sentence loses without any source, in nats."""
     spans = [(source.start, source.end) for source in query.sources]
     inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
-    positions = [position for unit in inside for position in unit.token_indices]
-    read = query.score("logprob")
+    positions, read = [position for unit in inside for position in unit.token_indices], query.score("logprob")
     (values,) = yield Ask(query, [remover(query, removal)(positions, None)], read)
     return tuple((query.read_clean(read) - values[:, 0]).tolist())
 

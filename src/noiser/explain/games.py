@@ -70,8 +70,7 @@ class Game:
     def __call__(self, kept: Any) -> Float64[Tensor, "targets inputs"]:
         """The value of every target for each row of a boolean array [inputs, units].
 
-        Raises:
-            ParameterError: the array has another number of units, or there is no model and an input is not stored.
+        Raises ParameterError for another number of units, or without a model for an input that is not stored.
         """
         masks = torch.from_numpy(np.atleast_2d(np.asarray(kept)).astype(bool))
         if masks.shape[1:] != (len(self.units),):
@@ -81,8 +80,7 @@ class Game:
     def play(self, method: str | Method, seed: int = 0) -> Scores:
         """The scores of a method that removes units, on the values of this game in place of the method's own.
 
-        Raises:
-            ParameterError: the method is not played on games, or asks for an input that is not stored.
+        Raises ParameterError for other methods, or without a model for an input that is not stored.
         """
         made: Any = make_method(method)
         if not hasattr(made, "play"):
@@ -93,17 +91,16 @@ class Game:
         if self._lm is not None:
             return run_one(self._lm, steps)
         try:
-            next(steps)
-        except StopIteration as stop:
+            return next(steps)
+        except StopIteration as stop:  # a stored game asks nothing
             return stop.value
-        raise AssertionError("a stored game asks nothing")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes units, targets and all values so far as JSON."""
-        values = [{} for _ in self.targets]
-        for (target, key), value in self._game.table.items():
-            values[target]["".join(map(str, key))] = value
         game = self._game
+        values = [{} for _ in self.targets]
+        for (target, key), value in game.table.items():
+            values[target]["".join(map(str, key))] = value
         saved = _Saved(
             score=game.score, units=list(self.units), targets=list(self.targets), mask=game.mask.tolist(), values=values
         )
@@ -111,11 +108,7 @@ class Game:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Game:
-        """A game that `save` wrote, without a model.
-
-        Raises:
-            StoredFileError: the file is not a saved game. OSError: it cannot be read.
-        """
+        """A game that `save` wrote, without a model. Raises StoredFileError for any other file."""
         try:
             saved = _Saved.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
             values = {(g, bytes(map(int, key))): v for g, row in enumerate(saved.values) for key, v in row.items()}

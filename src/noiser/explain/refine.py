@@ -8,8 +8,7 @@ down to tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,17 +43,15 @@ class SplitRule(NamedTuple):
         return max(chosen, default=0.0) >= self.least_share
 
 
-@dataclass(eq=False)
-class _Node:
-    """A unit and its column of scores. `raw` is the method's own; `score` makes the parts of a unit add up to it."""
+class _Node(NamedTuple):
+    """A unit and its scores: `numbers` is [kinds, targets], in the order of `_KINDS`."""
 
     unit: Span
-    score: Tensor
-    raw: Tensor
-    stderr: Tensor
-    raw_stderr: Tensor
-    threshold: Tensor
-    k: tuple[float, ...]
+    numbers: Float[Tensor, "kinds targets"]
+
+
+_KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
+"""`raw` is what the method returned; `score` makes the parts of a unit add up to it."""
 
 
 def refine(
@@ -79,12 +76,12 @@ def refine(
     rule = rule or SplitRule()
     k_min: list[Tensor] = []
     waiting = yield from _score(method, query, query.units, seed, k_min)
-    whole = torch.stack([node.score for node in waiting]).nan_to_num().abs().sum(0)
+    whole = torch.stack([node.numbers[0] for node in waiting]).nan_to_num().abs().sum(0)
     done: list[_Node] = []
     while waiting:
         split: list[tuple[_Node, tuple[Span, ...]]] = []
         for node in waiting:
-            worth = node.unit.token_indices[0] < query.prompt_tokens and rule.splits(node.score, whole)
+            worth = node.unit.token_indices[0] < query.prompt_tokens and rule.splits(node.numbers[0], whole)
             parts = split_unit(query.encoding, node.unit, rule.finest) if worth else ()
             split += [(node, parts)] if parts else []
             done += [] if parts else [node]
@@ -103,36 +100,30 @@ def _score(method: Method, query: Query, units: Sequence[Span], seed: int, k_min
     found = yield from method(query.with_units(units), torch.Generator().manual_seed(seed))
     k_min += [] if found.k_min is None else [found.k_min]
     missing = torch.full_like(found.scores, torch.nan)
-    thresholds = missing if found.thresholds is None else found.thresholds
-    stderr = missing if found.stderr is None else found.stderr
-    k = list(zip(*found.info.get("k", missing.tolist()), strict=True))
-    columns = zip(units, found.scores.T, stderr.T, thresholds.T, k, strict=True)
-    return [_Node(unit, score, score, error, error, threshold, k) for unit, score, error, threshold, k in columns]
+    stderr, threshold = (missing if each is None else each for each in (found.stderr, found.thresholds))
+    k = torch.tensor(found.info["k"], dtype=torch.float64) if "k" in found.info else missing
+    columns = torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()]).unbind(-1)
+    return [_Node(unit, numbers) for unit, numbers in zip(units, columns, strict=True)]
 
 
 def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:
-    """The parts, with scores that add up to the unit's."""
-    raw = torch.stack([part.raw for part in parts])
+    """The parts, with scores that add up to the unit's and have no standard error."""
+    raw = torch.stack([part.numbers[0] for part in parts])
     size = raw.abs()
     weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts))
-    for part, score in zip(parts, raw + (node.score - raw.sum(0)) * weights, strict=True):
-        part.score, part.stderr = score, torch.full_like(score, torch.nan)
+    for part, score in zip(parts, raw + (node.numbers[0] - raw.sum(0)) * weights, strict=True):
+        part.numbers[0], part.numbers[1] = score, torch.nan
     return parts
 
 
 def _together(nodes: Sequence[_Node], k_min: Sequence[Tensor]) -> Scores:
     """The columns as one table."""
-    score, raw, stderr, raw_stderr, threshold = (
-        torch.stack([getattr(node, name) for node in nodes], 1)
-        for name in ("score", "raw", "stderr", "raw_stderr", "threshold")
-    )
-    info: dict[str, Any] = {"raw": raw.tolist()}
-    info |= {} if raw_stderr.isnan().all() else {"raw_stderr": raw_stderr.tolist()}
-    info |= {"k": [list(row) for row in zip(*(node.k for node in nodes), strict=True)]} if k_min else {}
+    numbers = torch.stack([node.numbers for node in nodes], -1)
+    table = {name: rows for name, rows in zip(_KINDS, numbers, strict=True) if not rows.isnan().all()}
     return Scores(
-        scores=score,
-        thresholds=threshold if k_min else None,
+        scores=numbers[0],
+        thresholds=numbers[4] if k_min else None,
         k_min=torch.stack(list(k_min)).nan_to_num(torch.inf).amin(0) if k_min else None,
-        stderr=None if stderr.isnan().all() else stderr,
-        info=info,
+        stderr=table.get("stderr"),
+        info={name: table[name].tolist() for name in ("raw", "raw_stderr", "k") if name in table},
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from noiser.types import Source
+
 
 class Quote(NamedTuple):
     """A part of a source that a sentence was written from: a sentence of it, or all of it where it was not split.
@@ -68,3 +70,8 @@ class Sentence(NamedTuple):
         """Its log-probability with all sources and with none."""
         without = self.log_probability - self.loss
         return f"log-probability {self.log_probability:.2f}, without any source {without:.2f}"
+
+
+def title_length(source: Source) -> int:
+    """The characters of a source's title and the end of its line, where its text begins with them."""
+    return len(source.title) + 1 if source.title and source.text.startswith(f"{source.title}\n") else 0

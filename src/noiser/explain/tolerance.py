@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float
@@ -81,26 +82,14 @@ class Tolerance:
         """
         import pandas as pd
 
-        none = self.ks.new_full(self.ks.shape, torch.nan)
-        foil = none if self.foil_probabilities is None else self.foil_probabilities
-        frames = [
-            pd.DataFrame(
-                {
-                    "target_index": row,
-                    "target": target.text,
-                    "k": self.ks.tolist(),
-                    "probability": self.probabilities[row].tolist(),
-                    "stderr": self.stderr[row].tolist(),
-                    "flips": self.flips[row].tolist(),
-                    "leader": [leader.text for leader in leaders],
-                    "leader_probability": [leader.probability for leader in leaders],
-                    "foil_probability": foil.tolist(),
-                }
-            )
-            for row, (target, leaders) in enumerate(zip(self.targets, self.leaders, strict=True))
-            if leaders
-        ]
-        return pd.concat(frames, ignore_index=True)
+        names = "target_index target k probability stderr flips leader leader_probability foil_probability"
+        foil = torch.full_like(self.ks, torch.nan) if self.foil_probabilities is None else self.foil_probabilities
+        rows: list[tuple[Any, ...]] = []
+        for row, leaders in enumerate(self.leaders):
+            columns = self.ks, self.probabilities[row], self.stderr[row], self.flips[row], foil
+            numbers = zip(leaders, *(column.tolist() for column in columns), strict=bool(leaders))
+            rows += [(row, self.targets[row].text, *n, one.text, one.probability, p) for one, *n, p in numbers]
+        return pd.DataFrame(rows, columns=names.split())
 
 
 def tolerance(
@@ -128,17 +117,15 @@ def tolerance(
         progress: called with (done, expected) token-forwards.
 
     Raises:
-        ParameterError: there is no such unit, a k is negative or not finite, `samples` is not the number in the noise,
-            or the model does not fit the attribution.
-        PromptError: the text exceeds the model's context.
-        ModelError: memory does not suffice.
-        NumericalError: the model returned NaN or infinite logits.
+        ParameterError: no such unit, k or number of samples, or the model does not fit the attribution.
     """
     if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ParameterError(f"att is {att!r:.200}; expected what noiser.attribute returns.")
     if not isinstance(unit_index, SupportsIndex) or not 0 <= unit_index < len(att.units):  # pyright: ignore
         raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
-    sizes = check_sizes(ks)
+    sizes = [float(k) for k in ks if not isinstance(k, str)] if isinstance(ks, Iterable) else []  # pyright: ignore
+    if not sizes or not all(0 <= k < math.inf for k in sizes):
+        raise ParameterError(f"ks is {ks!r:.200}; expected one or more finite numbers of at least 0.")
     return run_one(lm, _tolerance(lm, att, int(unit_index), sizes, samples, noise), progress)
 
 
@@ -152,29 +139,23 @@ def _tolerance(
     found: list[Tensor] = yield Ask(query, changes, effect_of(query.score("prob"), query.foil_id))
     table = torch.full((len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64)
     table[list(targets)] = torch.stack(found, 1)
-    columns = Effect(*table.unbind(-1))  # pyright: ignore[reportArgumentType]
-    ids = sorted({int(token) for token in columns.leader[list(targets)].flatten().tolist()})  # pyright: ignore
-    texts = {token: token_texts(lm.tokenizer, [token])[0] for token in ids}  # each alone: bytes would join
-    leaders = [[(int(e[-2]), e[-1]) for e in row] if g in targets else [] for g, row in enumerate(table.tolist())]
+    columns: dict[str, Tensor] = Effect(*table.unbind(-1))._asdict()  # pyright: ignore[reportArgumentType]
+    ids: list[list[int]] = columns["leader"].nan_to_num().long().tolist()
+    texts = {i: token_texts(lm.tokenizer, [i])[0] for i in {*itertools.chain(*ids)}}  # each alone: bytes would join
+    pairs = [[*zip(*row, strict=True)] for row in zip(ids, columns["leader_probability"].tolist(), strict=True)]
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,
         targets=att.targets,
         ks=torch.tensor(ks, device="cpu"),
-        probabilities=columns.probability.float(),  # pyright: ignore
-        stderr=columns.probability_stderr.float(),  # pyright: ignore
-        flips=columns.flips == 1,  # pyright: ignore
-        leaders=tuple(tuple(Target(texts[token], token, p, 1) for token, p in row) for row in leaders),
-        foil_probabilities=None if query.foil_id is None else columns.foil_probability[0].float(),  # pyright: ignore
+        probabilities=columns["probability"].float(),
+        stderr=columns["probability_stderr"].float(),
+        flips=columns["flips"] == 1,
+        leaders=tuple(
+            tuple(Target(texts[token], token, p, 1) for token, p in row if g in targets) for g, row in enumerate(pairs)
+        ),
+        foil_probabilities=None if query.foil_id is None else columns["foil_probability"][0].float(),
     )
-
-
-def check_sizes(ks: object) -> list[float]:
-    """Sizes of noise as numbers. Raises ParameterError unless there are some, finite and at least 0."""
-    sizes = [float(k) for k in ks if not isinstance(k, str)] if isinstance(ks, Iterable) else []
-    if not sizes or not all(0 <= k < math.inf for k in sizes):
-        raise ParameterError(f"ks is {ks!r:.200}; expected one or more finite numbers of at least 0.")
-    return sizes
 
 
 def _noise(query: Query, att: Attribution, samples: int | None, noise: Tensor | None) -> Tensor:
