@@ -143,7 +143,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "occlusion, zero rows": {"method": noiser.Occlusion(score="logprob")},
     "ContextCite, 32 deletions": {"method": noiser.ContextCite(samples=32, baseline="delete")},
     "ContextCite, 32 hidden": {"method": noiser.ContextCite(samples=32, baseline="hidden")},
-    "noiser_joint, zero rows": {"method": noiser.NoiserJoint()},
+    "joint, zero rows": {"method": noiser.Joint()},
     "ARC-JSD": {"method": noiser.Occlusion(baseline="delete"), "of": jensen_shannon},
     "last attention": {"method": "last_attention"},
 }
@@ -288,8 +288,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    lines = chosen.results.read_text(encoding="utf-8").splitlines() if chosen.results.exists() else []
-    rows = [json.loads(line) for line in lines]
+    stored = chosen.results.read_text(encoding="utf-8") if chosen.results.exists() else ""
+    rows = [json.loads(line) for line in stored.replace("noiser_joint", "joint").splitlines()]
     for name in chosen.models if chosen.part != "table" else ():
         lm = noiser.load_model(name, dtype="bfloat16", device="cpu")
         for key, some in made(lm, name, chosen, tuple(rows)):

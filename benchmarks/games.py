@@ -52,7 +52,7 @@ PERMUTATIONS = 200
 """Random orders whose mean area by rank is subtracted."""
 
 METHODS: dict[str, Any] = {
-    "noiser_joint": noiser.NoiserJoint(),
+    "joint": noiser.Joint(),
     "leave one out, p": noiser.Occlusion(),
     "leave one out, log p": noiser.Occlusion(score="logprob"),
     "ContextCite, 64": noiser.ContextCite(samples=64),

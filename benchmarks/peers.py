@@ -18,8 +18,7 @@ ours and one more:
 Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one unit at a time takes
 what it takes. Token-forwards are counted where the model's `forward` is called, backward passes not. Seconds are of the
 processor, one thread; memory is the most that the process held while it scored, the model included. LDS and recall as
-in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks.
-A library that fails has its error in its line.
+in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks. An error stands in its line.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "inseq": ("occlusion", "integrated_gradients"),
     "lxt": ("AttnLRP",),
     "flashtrace": ("FlashTrace",),
-    "noiser": ("noiser_joint", "context_cite", "kernel_shap", "shapley_sampling", "occlusion", "attn_lrp"),
+    "noiser": ("joint", "context_cite", "kernel_shap", "shapley_sampling", "occlusion", "attn_lrp"),
 }
 """The methods of each library."""
 
@@ -256,7 +255,7 @@ class Ours:
         torch.set_num_threads(1)
         self.tokens, lm = 0, library.load_model(folder, device="cpu", dtype="float32")
         methods = {
-            "noiser_joint": library.NoiserJoint(samples=BUDGET),
+            "joint": library.Joint(samples=BUDGET),
             "context_cite": library.ContextCite(samples=BUDGET, baseline="delete"),
             "kernel_shap": library.KernelShap(samples=BUDGET, score="logit"),
             "shapley_sampling": library.ShapleySampling(permutations=BUDGET // (2 * SENTENCES), score="logprob"),
@@ -369,13 +368,12 @@ def judged(lm: Any, question: Question, scores: Sequence[float], gold: list[int]
     return numbers
 
 
-def run(chosen: argparse.Namespace) -> None:
+def run(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     """Adds a line for each prompt, library and way."""
     import noiser as library
 
     pythons = dict(one.split("=", 1) for one in chosen.python)
-    lines = chosen.results.read_text(encoding="utf-8").splitlines() if chosen.results.exists() else []
-    done = {(row["peer"], row["way"], row["prompt"]) for row in map(json.loads, lines)}
+    done = {(row["peer"], row["way"], row["prompt"]) for row in rows}
     workers = {peer: Worker(peer, pythons.get(peer, sys.executable), chosen.model) for peer in chosen.peers}
     lm = library.load_model(chosen.model, device="cpu", dtype="float32")
     for prompt, question, gold in questions(lm, chosen.prompts):
@@ -427,12 +425,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6, help="of each category")
     parser.add_argument("--peer", help="work: which library this process is")
     chosen = parser.parse_args()
+    stored = chosen.results.read_text(encoding="utf-8") if chosen.results.exists() else ""
+    rows = [json.loads(line) for line in stored.replace("noiser_joint", "joint").splitlines()]
     if chosen.action == "work":
         work(chosen.peer, chosen.model)
     elif chosen.action == "run":
-        run(chosen)
+        run(chosen, rows)
     else:
-        print(table([json.loads(line) for line in chosen.results.read_text(encoding="utf-8").splitlines()]))
+        print(table(rows))
 
 
 if __name__ == "__main__":

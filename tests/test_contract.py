@@ -30,7 +30,7 @@ CHEAP = {
     "noiser_relative": {"samples": 2},
     "lime": {"samples": 8},
     "kernel_shap": {"samples": 12},
-    "noiser_joint": {"samples": 12},
+    "joint": {"samples": 12},
     "shapley_sampling": {"permutations": 3},
     "context_cite": {"samples": 12},
     "integrated_gradients": {"n_steps": 4},

@@ -25,8 +25,8 @@ def every_input(units):
         (noiser.Occlusion(score="logprob"), "logprob"),
         (noiser.Occlusion(), "prob"),
         (noiser.Occlusion(score="hellinger"), "hellinger"),
-        (noiser.NoiserJoint(samples=20), "logit"),
-        (noiser.NoiserJoint(), "logit"),
+        (noiser.Joint(samples=20), "logit"),
+        (noiser.Joint(), "logit"),
         (noiser.Lime(samples=20), "prob"),
         (noiser.ContextCite(samples=20), "logit"),
         (noiser.KernelShap(), "prob"),
@@ -47,8 +47,8 @@ def test_methods_give_on_a_stored_game_what_they_give_on_its_model(method, score
 
 def test_joint_removal_of_a_contrast_is_played_on_its_log_odds():
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPT, method="noiser_joint", foil=" river")
-    assert torch.equal(noiser.Game(lm, PROMPT, foil=" river").play("noiser_joint").scores, att.scores)
+    att = noiser.attribute(lm, PROMPT, method="joint", foil=" river")
+    assert torch.equal(noiser.Game(lm, PROMPT, foil=" river").play("joint").scores, att.scores)
 
 
 def test_what_a_game_cannot_do(tmp_path):

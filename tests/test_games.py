@@ -25,7 +25,7 @@ def test_methods_give_on_a_game_what_they_give_on_its_model():
     row = games.play(lm, example(lm))
     numbers = {name: torch.tensor(row[name], dtype=torch.float64) for name in ("prob", "hellinger")}
     game = games.Played(row["units"], tuple(row["gold"]), **numbers)
-    for method in (noiser.Occlusion(), noiser.NoiserJoint(), noiser.ContextCite(samples=9)):
+    for method in (noiser.Occlusion(), noiser.Joint(), noiser.ContextCite(samples=9)):
         expected = noiser.attribute(lm, PROMPT, method=method, seed=1).scores[0].double()
         torch.testing.assert_close(game.scores(method, seed=1), expected, rtol=1e-3, atol=1e-5)
     clean = noiser.attribute(lm, PROMPT, method="random").targets[0].probability

@@ -125,9 +125,7 @@ def test_every_method_answers_or_refuses(name):
             torch.testing.assert_close(own.stderr, named.stderr, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["kernel_shap", "shapley_sampling", "lime", "context_cite", "noiser_joint", "occlusion"]
-)
+@pytest.mark.parametrize("name", ["kernel_shap", "shapley_sampling", "lime", "context_cite", "joint", "occlusion"])
 def test_it_takes_the_place_of_every_score(name):
     lm = tiny("llama")
     one, other = (

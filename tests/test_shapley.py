@@ -186,7 +186,7 @@ def test_regression_with_few_coalitions_still_meets_the_sum():
     assert float(found.sum()) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("method", [noiser.KernelShap, noiser.NoiserJoint])
+@pytest.mark.parametrize("method", [noiser.KernelShap, noiser.Joint])
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
     """Three units have 8 inputs in all; the eleven of the second target take as many as `samples` says."""
     lm = noiser.wrap(tiny_model("llama", spread=0.15).eval(), tiny_tokenizer())

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from noiser.methods import GradientShap as GradientShap
     from noiser.methods import InputXGradient as InputXGradient
     from noiser.methods import IntegratedGradients as IntegratedGradients
+    from noiser.methods import Joint as Joint
     from noiser.methods import KernelShap as KernelShap
     from noiser.methods import LastAttention as LastAttention
     from noiser.methods import Lime as Lime
     from noiser.methods import Noiser as Noiser
-    from noiser.methods import NoiserJoint as NoiserJoint
     from noiser.methods import Occlusion as Occlusion
     from noiser.methods import Position as Position
     from noiser.methods import Random as Random
@@ -54,7 +54,7 @@ _NAMES = {
     "evaluation": "Evaluation evaluate",
     "explain": "Citations Game attribute cite tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
-    "KernelShap LastAttention Lime Noiser NoiserJoint Occlusion Position Random SequentialIntegratedGradients "
+    "KernelShap LastAttention Lime Noiser Joint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",
     "metrics": "measure",
     "model": "LanguageModel load_model place_sources wrap",

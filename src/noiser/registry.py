@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from noiser.errors import UnknownNameError
 
-__all__ = ["Entry", "Family", "Registry", "unversioned"]
+__all__ = ["Entry", "Family", "Registry", "renamed", "unversioned"]
 
 T = TypeVar("T")
 
@@ -43,6 +43,11 @@ def unversioned(name: str) -> str:
     ('noiser', 'noiser')
     """
     return name.partition("@")[0]
+
+
+def renamed(text: str) -> str:
+    """A text with the present name of a method in place of an earlier one, which saved files, plans and packs have."""
+    return text.replace("noiser_joint", "joint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Entry[T]:
         """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
         self._load_plugins()
+        name = name if unversioned(name) in self._newest else renamed(name)
         prefix, colon, bare = name.partition(":")
         if colon and (family := self._families.get(prefix)):
             bare = bare.removesuffix("@1")

@@ -128,7 +128,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "noiser_relative": {"samples": 3},
     "lime": {"samples": 12},
     "kernel_shap": {"samples": 14},
-    "noiser_joint": {"samples": 12},
+    "joint": {"samples": 12},
     "shapley_sampling": {"permutations": 3},
     "context_cite": {"samples": 16},
     "integrated_gradients": {"n_steps": 5},
@@ -155,7 +155,7 @@ VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
         {"score": "logprob", "baseline": "hidden"},
         {"score": "hellinger", "baseline": "delete"},
     ],
-    "noiser_joint": [
+    "joint": [
         *({"removal": removal} for removal in ("mean", "noise", "delete")),
         *({"score": score} for score in ("prob", "logprob", "logit", "hellinger")),
     ],
@@ -179,7 +179,7 @@ VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
     "attn_lrp": [{"softmax": "constant"}],
 }
 
-EVERYWHERE = ("occlusion", "lime", "noiser", "noiser@1", "noiser_joint", "input_x_gradient", "integrated_gradients")
+EVERYWHERE = ("occlusion", "lime", "noiser", "noiser@1", "joint", "input_x_gradient", "integrated_gradients")
 COMMON = ("token", "word", "foil", "three", "target_all", "many")
 BETTER = (*COMMON, "chat", "source_sentence", "three_alone", "target_word", "of")
 FULL = "llama"  # everything

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from golden.cases import FAMILIES, cases, run
+from noiser.registry import renamed
 
 FILE = Path(__file__).with_name("scores.npz")
 SMALL_PASSES = 48  # tokens
@@ -69,7 +70,7 @@ def _agree(one: Numbers, other: Numbers) -> bool:
 def stored() -> dict[str, dict[str, torch.Tensor]]:
     """The stored numbers, by family and case, then by name."""
     with np.load(FILE) as file:
-        shapes, values = json.loads(str(file["shapes"])), torch.from_numpy(file["values"]).double()
+        shapes, values = json.loads(renamed(str(file["shapes"]))), torch.from_numpy(file["values"]).double()
     found, begin = {}, 0
     for case, fields in shapes.items():
         found[case] = {}

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from noiser.errors import StoredFileError
 from noiser.files import parse_json
+from noiser.registry import renamed
 from noiser.types import ModelIdentity, Span, Target
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def from_dict(make: Callable[..., T], data: Any) -> T:
         for name in ("units", "targets"):
             fields[name] = tuple(fields[name])
         prompt = fields["prompt"] if isinstance(fields["prompt"], str) else tuple(fields["prompt"])
-        return make(**fields | {"prompt": prompt, "info": _with_nan(fields["info"])})
+        changed = {"prompt": prompt, "info": _with_nan(fields["info"]), "method": renamed(fields["method"])}
+        return make(**fields | changed)
     except (ValueError, RuntimeError) as error:
         raise StoredFileError(f"The file is damaged: {error}") from error
 

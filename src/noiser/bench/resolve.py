@@ -16,6 +16,7 @@ from noiser.methods import METHODS, Method, describe, make_method
 from noiser.metrics import METRICS
 from noiser.metrics.metric import SETTINGS, check_read
 from noiser.metrics.top_k import check_top
+from noiser.registry import renamed
 
 T = TypeVar("T", bound=Entry)
 
@@ -119,6 +120,6 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             after = after and after[: len(before)]  # more may follow
         if key == "parameters":
             found += [f"{key}: {change}" for change in _differences(before, after)]
-        elif before != after:
+        elif before != after and not (key == "name" and renamed(str(before)) == after):
             found.append(f"{key} was {before!r} and is {after!r}")
     return found

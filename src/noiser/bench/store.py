@@ -17,6 +17,7 @@ from pydantic import Field
 
 from noiser.errors import RunError, StoredFileError
 from noiser.files import write_bytes
+from noiser.registry import renamed
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
@@ -236,12 +237,12 @@ class Store:
 
     def _read_pack(self) -> None:
         try:
-            facts = json.loads((self.path / RUN).read_text(encoding="utf-8"))
+            facts = json.loads(renamed((self.path / RUN).read_text(encoding="utf-8")))
             if (facts.pop("format", None), schema := facts.pop("schema", None)) != (FORMAT, SCHEMA):
                 raise StoredFileError(f"{self.path / RUN} has schema {schema}; this version of noiser reads {SCHEMA}.")
-            self.set_meta(plan=(self.path / PLAN).read_text(encoding="utf-8"), **facts)
+            self.set_meta(plan=renamed((self.path / PLAN).read_text(encoding="utf-8")), **facts)
             with gzip.open(self.path / ROWS, "rt", encoding="utf-8") as file:
-                self.add(Row(**json.loads(line)) for line in file)
+                self.add(Row(**json.loads(renamed(line))) for line in file)
         except StoredFileError:
             raise
         except (AttributeError, ValueError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -39,7 +39,7 @@ def attribute(
 def compare(
     prompt: o.PromptOptions,
     methods: Annotated[str, typer.Option(help="Names, with commas between them; see: noiser methods.")] = (
-        "noiser_joint,noiser,occlusion"
+        "joint,noiser,occlusion"
     ),
     model: o.Model = "gemma-3-270m",
     seed: o.Seed = 0,

@@ -45,7 +45,7 @@ class Game:
     Example:
         >>> game = noiser.Game(lm, prompt, unit="sentence")  # doctest: +SKIP
         >>> game(~np.eye(len(game.units), dtype=bool))  # leave one out: [targets, units]  # doctest: +SKIP
-        >>> game.play("noiser_joint").scores  # doctest: +SKIP
+        >>> game.play("joint").scores  # doctest: +SKIP
     """
 
     def __init__(

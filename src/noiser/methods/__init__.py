@@ -8,8 +8,8 @@ from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
 from noiser.methods.deeplift import DeepLift
 from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
+from noiser.methods.joint import Joint
 from noiser.methods.noiser import Noiser
-from noiser.methods.noiser_joint import NoiserJoint
 from noiser.methods.occlusion import Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method
 from noiser.methods.random import Position, Random
@@ -25,12 +25,12 @@ __all__ = [
     "GradientShap",
     "InputXGradient",
     "IntegratedGradients",
+    "Joint",
     "KernelShap",
     "LastAttention",
     "Lime",
     "Method",
     "Noiser",
-    "NoiserJoint",
     "Occlusion",
     "Position",
     "Random",
@@ -43,9 +43,7 @@ __all__ = [
 ]
 
 
-METHODS.register(
-    "noiser_joint", NoiserJoint, summary="units removed alone, last and first, and in random halves; copies are found"
-)
+METHODS.register("joint", Joint, summary="units removed alone, last and first, and in random halves; copies are found")
 METHODS.register(
     "noiser", partial(Noiser, search="bisection"), version=1, summary="bounded noise, the search always by bisection"
 )

@@ -23,7 +23,7 @@ _PRIOR = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiserJoint:
+class Joint:
     """Scores each unit by what its presence does at the ends and in the middle, among random sets of other units.
 
     With z in {0, 1}^n marking the units that are kept and f(z) what is predicted, a unit has an effect at the ends, the

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
 import noiser
 from methods_for_tests import all_values
+from noiser.bench import Store
 from noiser.errors import ParameterError
-from noiser.methods.noiser_joint import _Fit, _fit, _ordered
+from noiser.methods.joint import _Fit, _fit, _ordered
 from tiny import FAMILIES, tiny
 
 PROMPT = "The quick fox sings"
@@ -56,7 +58,7 @@ def exact(f, g, units):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_all_inputs_it_is_its_definition_in_every_family(family):
     lm = tiny(family)
-    att = noiser.attribute(lm, PROMPT, method=noiser.NoiserJoint(samples=EVERY))
+    att = noiser.attribute(lm, PROMPT, method=noiser.Joint(samples=EVERY))
     token = att.targets[0].token_id
     roots, seen = all_values(lm, att, 0, root_of(token))
     odds, _ = all_values(lm, att, 0, log_odds_of(token))
@@ -66,7 +68,7 @@ def test_with_all_inputs_it_is_its_definition_in_every_family(family):
 
 def test_several_targets_words_and_log_odds_are_exact_too():
     lm = tiny("gemma3")
-    method = noiser.NoiserJoint(samples=EVERY, score="logit")
+    method = noiser.Joint(samples=EVERY, score="logit")
     att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3, unit="word")
     for row, target in enumerate(att.targets):
         values, seen = all_values(lm, att, row, log_odds_of(target.token_id))
@@ -75,33 +77,33 @@ def test_several_targets_words_and_log_odds_are_exact_too():
 
 def test_with_a_foil_the_root_gives_way_to_log_odds_of_the_pair():
     lm, foil = tiny("llama"), 77
-    att = noiser.attribute(lm, PROMPT, method=noiser.NoiserJoint(samples=EVERY), foil=foil)
+    att = noiser.attribute(lm, PROMPT, method=noiser.Joint(samples=EVERY), foil=foil)
     token = att.targets[0].token_id
     values, seen = all_values(lm, att, 0, lambda p: float(p[token].log() - p[foil].log()))
     torch.testing.assert_close(att.scores[0], exact(values, values, len(seen)), atol=5e-5, rtol=0)
     with pytest.raises(ParameterError, match=r"hellinger.* has no foil"):
-        noiser.attribute(lm, PROMPT, method=noiser.NoiserJoint(score="hellinger"), foil=foil)
+        noiser.attribute(lm, PROMPT, method=noiser.Joint(score="hellinger"), foil=foil)
 
 
 @pytest.mark.parametrize("removal", ["zero", "mean", "delete"])  # with noise, other draws are another game
 def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     lm, prompt = tiny("llama"), PROMPT + " near"
-    whole = noiser.attribute(lm, prompt, method=noiser.NoiserJoint(removal=removal, samples=EVERY))
-    drawn = noiser.attribute(lm, prompt, method=noiser.NoiserJoint(removal=removal, samples=50))
+    whole = noiser.attribute(lm, prompt, method=noiser.Joint(removal=removal, samples=EVERY))
+    drawn = noiser.attribute(lm, prompt, method=noiser.Joint(removal=removal, samples=50))
     assert not whole.stderr.any()
     assert drawn.stderr.all()
     assert float(((drawn.scores - whole.scores) / drawn.stderr).abs().max()) < 4
 
 
 def test_a_single_unit_has_the_whole_gain():
-    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint", unit="sentence")
+    att = noiser.attribute(tiny("llama"), "fox", method="joint", unit="sentence")
     assert float(att.scores) == pytest.approx(att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6)
 
 
 @pytest.mark.parametrize("removal", ["zero", "noise"])
 @pytest.mark.parametrize("samples", [16, EVERY])
 def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
-    lm, method = tiny("llama"), noiser.NoiserJoint(samples=samples, removal=removal)
+    lm, method = tiny("llama"), noiser.Joint(samples=samples, removal=removal)
     alone = noiser.attribute(lm, PROMPT, method=method)
     together = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3)
     units = alone.scores.shape[1]
@@ -182,7 +184,7 @@ def test_scores_have_the_order_of_the_mean_and_the_sizes_of_the_middle():
 @pytest.mark.slow
 def test_facts_that_stand_twice_are_found_more_often_than_one_unit_at_a_time_finds_them(smol):
     """Of the two copies, how many are the first two sentences? On prompts whose answer the model takes from them."""
-    found = {"noiser_joint": 0, "occlusion": 0}
+    found = {"joint": 0, "occlusion": 0}
     for example in noiser.data.load("planted"):
         if example.id not in ("planted-twice-6-1", "planted-twice-6-16", "planted-twice-6-18"):
             continue
@@ -191,5 +193,17 @@ def test_facts_that_stand_twice_are_found_more_often_than_one_unit_at_a_time_fin
         for method in found:
             att = noiser.attribute(smol, example.prompt, target=example.target, unit=sentences, method=method)
             found[method] += len(gold & set(att.scores[0].argsort(descending=True)[:2].tolist()))
-    assert found["noiser_joint"] >= 5
-    assert found["occlusion"] < found["noiser_joint"]
+    assert found["joint"] >= 5
+    assert found["occlusion"] < found["joint"]
+
+
+def test_the_earlier_name_is_read(tmp_path):
+    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint@1")
+    assert att.method == "joint@1"
+    path = tmp_path / "a.json"
+    att.save(path)
+    path.write_text(path.read_text().replace("joint@1", "noiser_joint@1"))
+    assert noiser.Attribution.load(path).method == "joint@1"
+    pack = Store(Path(__file__).parent.parent / "docs/reproduction/longra/rows")
+    assert pack.plan.labels("methods")[1] == "joint"
+    assert {row.method for row in pack.rows()} == set(pack.plan.labels("methods"))
