@@ -18,7 +18,7 @@ ours and one more:
 Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one unit at a time takes
 what it takes. Token-forwards are counted where the model's `forward` is called, backward passes not. Seconds are of the
 processor, one thread; memory is the most that the process held while it scored, the model included. LDS and recall as
-in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks. An error stands in its line.
+in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks. An error is stored.
 """
 
 from __future__ import annotations
