@@ -14,7 +14,7 @@ with several seeds.
 probability after removing the least important units, minus that after removing the most important ones; mean over the
 number of removed units. *Gold*: whether the gold sentences are first.
 
-These numbers are for choosing, and say nothing of other prompts: docs/estimator.md.
+These numbers are for choosing, and say nothing of other prompts: design/estimator.md.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = ("docs", "design", "examples")
 
 # A page with a test of its own, which uses the same `blocks` and `commands`.
 OWN_TESTS = {"README.md": "test_readme.py", "docs/integrations.md": "test_integrations_doc.py"}
@@ -17,6 +18,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
     ("docs/howto/clusters.md", "noiser bench run plan.toml -o runs/mine --executor ray"): "a cluster",
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
+    ("design/reproduction.md", "noiser"): "hours, and the data sets",
+    ("design/which.md", "noiser"): "hours, and the data sets",
     ("docs/which.md", "noiser"): "half an hour, and the data sets; test_report_files.py renders the tables",
     ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
     ("docs/scale.md", "ray start"): "a cluster",
@@ -47,7 +50,7 @@ class Block(NamedTuple):
 
 def pages() -> list[str]:
     """Every page, by its path in the repository."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    found = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 

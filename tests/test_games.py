@@ -1,4 +1,4 @@
-"""The development games of docs/estimator.md: a method that is answered from them gives what it gives on the model."""
+"""The development games of design/estimator.md: a method played on them gives what it gives on the model."""
 
 import json
 
@@ -67,5 +67,5 @@ def test_the_stored_games_are_whole_and_make_the_table():
     line = table.splitlines()[-1]
     assert line.startswith("| leave one out, p |")
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
-    documented = (ROOT / "docs" / "estimator.md").read_text(encoding="utf-8")
+    documented = (ROOT / "design" / "estimator.md").read_text(encoding="utf-8")
     assert all(cell in documented for cell in cells if cell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ LIMITS = {
 ALL, FILES = 21_190, 161
 AROUND = {"tests": 18_700, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
+MANUAL, RECORDS = 34_000, 8_000  # words
 
 
 def lines(files):
@@ -60,3 +62,11 @@ def test_around(folder):
 
 def test_assets_of_the_page():
     assert lines(path for path in (SOURCE / "server").iterdir() if path.suffix in (".html", ".css", ".js")) <= ASSETS
+
+
+@pytest.mark.parametrize(("folder", "most"), [("docs", MANUAL), ("design", RECORDS)])
+def test_words(folder, most):
+    """Tokens with a letter or digit, also in tables and code; generated pages do not count, README.md does."""
+    files = [path for path in (ROOT / folder).rglob("*.md") if path.name != "glance.md"]
+    texts = [path.read_text(encoding="utf-8") for path in [*files, *([ROOT / "README.md"] if folder == "docs" else [])]]
+    assert sum(re.search(r"\w", token) is not None for text in texts for token in text.split()) <= most

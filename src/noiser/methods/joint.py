@@ -43,7 +43,7 @@ class Joint:
     The mean of both stays in with a weight of n / (n + pairs), since few pairs say little, and units that the
     regression makes equal keep their order.
 
-    `Attribution.stderr` is the standard error of the drawn pairs. Ours; docs/estimator.md says how it was chosen.
+    `Attribution.stderr` is the standard error of the drawn pairs. Ours; design/estimator.md says how it was chosen.
 
     Args:
         samples: inputs, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n

@@ -1,7 +1,7 @@
 """Products of linear layers: faster in float32 on x86 processors, and finer in half precision where tokens compete.
 
 PyTorch hands float32 products to MKL on x86, and only half precision to oneDNN, which is faster on AMD's processors: a
-tenth for a thousand rows, and twice as fast for a few rows (`docs/performance.md`).
+tenth for a thousand rows, and twice as fast for a few rows (`design/performance.md`).
 
 A head in bfloat16 rounds logits around 20 to multiples of an eighth: tokens that the model distinguishes would tie.
 """
