@@ -21,7 +21,7 @@ LIMITS = {
     "engine": 2_200,
     "evaluation": 800,
     "explain": 1_310,
-    "integrations": 800,
+    "integrations": 752,
     "judges": 770,
     "methods": 2_050,
     "metrics": 1_800,

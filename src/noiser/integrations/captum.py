@@ -7,7 +7,6 @@ after the clean prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, cast, get_args
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Call, Query, Steps
-from noiser.errors import UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
+from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.integrations.engine import TargetFunction
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
@@ -45,7 +43,7 @@ _OFFERED = (
 
 
 @dataclass(frozen=True)
-class CaptumMethod:
+class CaptumMethod(LibraryMethod):
     """A method of `captum.attr` on the rows of the embedding table.
 
     A perturbation method has the units before the target as its features: a unit that is taken away gets the baseline
@@ -59,30 +57,27 @@ class CaptumMethod:
         score: the explained number: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
         reduce: from the dimensions of a gradient method to a token's score: "sum" or "l2".
         settings: of Captum's class and its `attribute`, such as `{"n_samples": 50}`.
-
-    Raises:
-        UnknownNameError: no such method or value. ParameterError: a setting that Captum lacks, or refuses when called.
     """
 
+    library = "Captum"
+    hint = "Methods for layers and neurons, and methods that rewrite torch modules, are not offered."
     looks_inside: ClassVar[bool] = True
 
-    name: str
     baseline: Baseline = field(default="zero", kw_only=True)
     score: GradientScore = field(default="prob", kw_only=True)
     reduce: Reduce = field(default="sum", kw_only=True)
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    @classmethod
+    def _classes(cls) -> dict[str, Any]:
+        module = imported("captum.attr", "captum")
+        return {name: getattr(module, name) for name in _OFFERED if name in module.__all__}
 
     def __post_init__(self) -> None:
-        cls = _class_of(self.name)
+        cls = self.class_of(self.name)
         check_choice("baseline", self.baseline, BASELINES)
         check_choice("score", self.score, get_args(GradientScore))
         check_choice("reduce", self.reduce, get_args(Reduce))
         check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.attribute, *_OURS))
-
-    @property
-    def registry_name(self) -> str:
-        """The method's name in a result."""
-        return f"captum:{self.name}@1"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
@@ -93,7 +88,7 @@ class CaptumMethod:
 
     def _run(self, lm: LanguageModel, query: Query, g: int, rng: torch.Generator) -> Float[Tensor, " units"]:
         """Scores for one target."""
-        cls = _class_of(self.name)
+        cls = self.class_of(self.name)
         features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else {}
         positions = [*features] or [i for i in movable_positions(query) if i <= query.target_rows[g][0]]
         rows = query.context.rows[positions][None].clone()
@@ -102,8 +97,8 @@ class CaptumMethod:
             numbers = torch.tensor([*features.values()], device=rows.device)
             arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
         replaces = bool(features) or "sliding_window_shapes" in arguments
-        of_class, _ = split(self.settings, cls)
-        with seeded(rng, lm.device), explained("Captum", self.name, self.settings):
+        of_class, _ = self.split()
+        with seeded(rng, lm.device), self.explained():
             method = cls(TargetFunction(lm, query, g, tuple(positions), self.score), **of_class)
             attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[0].detach()
         # A unit that is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
@@ -115,14 +110,14 @@ class CaptumMethod:
         return sum_over_units(query, tokens.expand(len(query.target_spans), -1))[g]
 
     def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
-        names = names_of(cls.attribute)
-        settings = {key: _as_tuple(value) for key, value in split(self.settings, cls)[1].items()}
+        """Those of the class's `attribute`: defaults, then settings."""
         defaults = {
             "baselines": base.expand_as(rows).clone(),
             "perturbations_per_eval": _BATCH,
             "sliding_window_shapes": (1, rows.shape[-1]),
         }
-        return {name: value for name, value in defaults.items() if name in names} | settings
+        settings = {key: _as_tuple(value) for key, value in self.split()[1].items()}
+        return {name: value for name, value in defaults.items() if name in names_of(cls.attribute)} | settings
 
 
 def _features(query: Query, g: int) -> dict[int, int]:
@@ -138,18 +133,7 @@ def _as_tuple(value: Any) -> Any:
 
 def captum_methods() -> list[str]:
     """Names of the offered methods of the installed Captum. Raises DependencyError without Captum."""
-    return sorted(name for name in _OFFERED if name in imported("captum.attr", "captum").__all__)
+    return CaptumMethod.names()
 
 
-def _class_of(name: str) -> Any:
-    names = captum_methods()
-    if name not in names:
-        hint = "Methods for layers and neurons, and methods that rewrite torch modules, are not offered."
-        raise UnknownNameError("method", f"captum:{name}", [f"captum:{other}" for other in names], hint)
-    return getattr(imported("captum.attr", "captum"), name)
-
-
-def factory(name: str) -> Callable[..., CaptumMethod]:
-    """The constructor of the method "captum:NAME", with all settings as flat keywords. Raises UnknownNameError."""
-    _class_of(name)
-    return partial(flat, CaptumMethod, name)
+factory = CaptumMethod.factory

@@ -9,25 +9,85 @@ import inspect
 import random
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from noiser.checks import random_state_kept
-from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError
+from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
 from noiser.model.memory import is_out_of_memory
 
-T = TypeVar("T")
 
+@dataclass(frozen=True)
+class LibraryMethod:
+    """What the methods of all packages have: the package's own name, and settings of its class and function."""
 
-def flat(make: Callable[..., T], library_name: str, /, **given: Any) -> T:
-    """`make(library_name, ...)` with every keyword that is not a field of that class put into its `settings`."""
-    own = {field.name for field in fields(make)} - {"name", "settings"}  # pyright: ignore[reportArgumentType]
-    settings = {**given.pop("settings", {}), **{key: value for key, value in given.items() if key not in own}}
-    settings.pop("name", None)  # what a result keeps has it
-    return make(library_name, settings=settings, **{key: value for key, value in given.items() if key in own})
+    library: ClassVar[str]
+    hint: ClassVar[str] = ""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    @classmethod
+    def _classes(cls) -> Mapping[str, Any]:
+        """The package's classes by name. Raises DependencyError where it is not installed."""
+        raise NotImplementedError
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the package's methods. Raises DependencyError where it is not installed."""
+        return sorted(cls._classes())
+
+    @classmethod
+    def class_of(cls, name: str) -> Any:
+        """A class. Raises UnknownNameError without such a method."""
+        classes, prefix = cls._classes(), cls.library.lower()
+        if name not in classes:
+            raise UnknownNameError("method", f"{prefix}:{name}", [f"{prefix}:{other}" for other in classes], cls.hint)
+        return classes[name]
+
+    @classmethod
+    def factory(cls, name: str) -> Callable[..., Self]:
+        """The constructor of the method "PACKAGE:NAME"; keywords that are not fields become settings."""
+        cls.class_of(name)
+        own = {field.name for field in fields(cls)} - {"name", "settings"}
+
+        def make(**given: Any) -> Self:
+            given.pop("name", None)  # what a result keeps has it
+            settings = given.pop("settings", {}) | {key: value for key, value in given.items() if key not in own}
+            return cls(name, settings=settings, **{key: value for key, value in given.items() if key in own})
+
+        return make
+
+    @property
+    def registry_name(self) -> str:
+        """The method's name in a result."""
+        return f"{self.library.lower()}:{self.name}@1"
+
+    def split(self, *without: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The settings of the class, and of its function."""
+        names = names_of(self.class_of(self.name), *without)
+        of_class = {key: value for key, value in self.settings.items() if key in names}
+        return of_class, {key: value for key, value in self.settings.items() if key not in names}
+
+    @contextlib.contextmanager
+    def explained(self, **more: Any) -> Generator[None]:
+        """Within it, errors of the package name the settings: ParameterError where it refused them, else ModelError."""
+        try:
+            yield
+        except NoiserError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            refused = isinstance(error, AssertionError | LookupError | TypeError | ValueError)
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise (ParameterError if refused else ModelError)(
+                f"{self.library}'s {self.name} with {more | dict(self.settings)} failed ({text}). Change its settings, "
+                f"or use another method; `noiser methods` lists those that need no {self.library}."
+            ) from error
 
 
 def imported(module: str, extra: str) -> Any:
@@ -46,15 +106,6 @@ def names_of(function: Any, *without: str) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(function).parameters if name not in ("self", "kwargs", *without))
 
 
-def split(settings: Mapping[str, Any], cls: Any, *without: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a class, and those of its function."""
-    names = names_of(cls, *without)
-    return (
-        {key: value for key, value in settings.items() if key in names},
-        {key: value for key, value in settings.items() if key not in names},
-    )
-
-
 def check_keywords(kind: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Raises ParameterError, with the nearest name, for the first keyword that is not known."""
     for keyword in given:
@@ -62,24 +113,6 @@ def check_keywords(kind: str, given: Mapping[str, Any], known: tuple[str, ...]) 
             near = difflib.get_close_matches(keyword, known, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ParameterError(f"{kind} has no {keyword!r}.{hint} It has: {', '.join(sorted(known)) or 'none'}.")
-
-
-@contextlib.contextmanager
-def explained(library: str, name: str, settings: Mapping[str, Any]) -> Generator[None]:
-    """Errors of a library with its settings: ParameterError where it refused them, else ModelError."""
-    try:
-        yield
-    except NoiserError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        refused = isinstance(error, AssertionError | LookupError | TypeError | ValueError)
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise (ParameterError if refused else ModelError)(
-            f"{library}'s {name} with {dict(settings)} failed ({text}). Change its settings, or use another method; "
-            f"`noiser methods` lists those that need no {library}."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -19,15 +19,7 @@ from noiser.text import Encoding, extend, make_units
 
 
 class TargetFunction:
-    """From rows at some positions to one target's score, [batch, positions, dim] to [batch]; differentiable.
-
-    Args:
-        lm: the model.
-        query: the question.
-        g: index of the target.
-        positions: the tokens whose rows are the input; all others are unchanged.
-        score: the score of the target.
-    """
+    """From rows at some positions to target g's score, [batch, positions, dim] to [batch]; differentiable."""
 
     def __init__(
         self, lm: LanguageModel, query: Query, g: int, positions: tuple[int, ...], score: GradientScore

@@ -7,8 +7,7 @@
     model.attribute("The capital of France is", samples=20, score="hellinger").show()
     model.attribute("The capital of France is", noiser_method="occlusion").show()
 
-Inseq finds a method by its class, so the import is all that is needed. From Inseq's command line, with the import made:
-`python -m noiser.integrations.inseq attribute --attribution_method noiser ...`.
+Inseq's command line, with the import made: `python -m noiser.integrations.inseq attribute --attribution_method noiser`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ from noiser.model.language_model import LanguageModel
 import_inseq()
 
 from inseq.attr.feat.perturbation_attribution import PerturbationAttributionRegistry  # noqa: E402
-from inseq.data import (  # noqa: E402
-    CoarseFeatureAttributionStepOutput,
-    DecoderOnlyBatch,
-    get_batch_from_inputs,
-)
+from inseq.data import CoarseFeatureAttributionStepOutput, DecoderOnlyBatch, get_batch_from_inputs  # noqa: E402
 from inseq.data.batch import slice_batch_from_position  # noqa: E402
 
 __all__ = ["InseqMethod", "NoiserAttribution", "factory", "inseq_methods"]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from noiser.checks import check_choice
 from noiser.engine import Call, Query, Steps
-from noiser.errors import ParameterError, UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
+from noiser.errors import ParameterError
+from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import attention_implementation, model_lock
@@ -38,7 +38,7 @@ _OURS = (
 
 
 @dataclass(frozen=True)
-class InseqMethod:
+class InseqMethod(LibraryMethod):
     """A method of Inseq, run by Inseq.
 
     Special tokens and template text are part of Inseq's input: it perturbs them, and moves them to its baseline (the
@@ -51,28 +51,24 @@ class InseqMethod:
         reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one number per token: "l2",
             "sum" or "mean"; None for Inseq's own aggregation, without its normalisation.
         settings: of Inseq's class and attribution step, such as `{"n_steps": 50}`.
-
-    Raises:
-        UnknownNameError: no such method or step function. ParameterError: a setting that Inseq refuses, when called.
     """
 
+    library = "Inseq"
     looks_inside: ClassVar[bool] = True
 
-    name: str
     attributed_fn: str = field(default="probability", kw_only=True)
     reduce: Reduction | None = field(default=None, kw_only=True)
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    @classmethod
+    def _classes(cls) -> dict[str, Any]:
+        known: dict[str, Any] = imported("inseq.attr.feat", "inseq").FeatureAttribution.available_classes()
+        return {name: one for name, one in known.items() if one.__module__.startswith("inseq.") and name != "dummy"}
 
     def __post_init__(self) -> None:
-        _class_of(self.name)
+        self.class_of(self.name)
         check_choice("attributed_fn", self.attributed_fn, import_inseq().list_step_functions())
         if self.reduce is not None:
             check_choice("reduce", self.reduce, get_args(Reduction))
-
-    @property
-    def registry_name(self) -> str:
-        """The method's name in a result."""
-        return f"inseq:{self.name}@1"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
@@ -88,12 +84,19 @@ class InseqMethod:
     def _run(self, lm: LanguageModel, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
         model = _twin(lm.model)
-        model.register_forward_pre_hook(partial(_count, query), with_kwargs=True)
-        of_class, of_step = split(self.settings, _class_of(self.name), *_OURS)
-        failures = explained("Inseq", self.name, self.settings)
+
+        def count(_model: Any, _args: Any, given: Mapping[str, Any]) -> None:
+            inputs = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
+            query.spent.add(inputs.shape[0] * inputs.shape[1])
+
+        model.register_forward_pre_hook(count, with_kwargs=True)
+        of_class, of_step = self.split(*_OURS)
         quiet = warnings.catch_warnings(action="ignore")  # Captum's, about what Inseq asks of it
-        with failures, attention_implementation(model, "eager"), seeded(rng, lm.device), quiet:
-            theirs = _load(lm.tokenizer, lm.device, model, self.name, of_class)
+        with self.explained(), attention_implementation(model, "eager"), seeded(rng, lm.device), quiet:
+            if lm.device.type != "cpu" and not getattr(model, "hf_device_map", None):
+                model.hf_device_map = {"": str(lm.device)}  # else Inseq moves it to the first device of its kind
+            tokenizer = _copied(lm.tokenizer)
+            theirs = import_inseq().load_model(model, self.name, tokenizer=tokenizer, device=lm.device.type, **of_class)
             method = theirs.attribution_method
             arguments, unknown = method.get_attribution_args(**of_step)
             names = names_of(method.method.attribute, *_OURS) if hasattr(method, "method") else ()
@@ -111,6 +114,7 @@ class InseqMethod:
         return self._reduced(sequence.target_attributions.float(), type(sequence).__name__).T
 
     def _explained(self, theirs: Any, method: Any, query: Query) -> Callable[..., Tensor]:
+        """The step function."""
         if query.foil_id is None:
             return theirs.get_attributed_fn(self.attributed_fn)
         if self.attributed_fn != "probability" or not method.use_predicted_target:
@@ -121,10 +125,9 @@ class InseqMethod:
 
     def _reduced(self, scores: Float[Tensor, "tokens targets *rest"], kind: str) -> Float[Tensor, "tokens targets"]:
         """One number per token and target: by default over layers and heads the mean, over dimensions the L2 norm."""
-        if scores.ndim == 2:
-            return scores
-        flattened, how = scores.flatten(2), self.reduce or ("mean" if kind.startswith("MultiDimensional") else "l2")
-        return flattened.norm(dim=-1) if how == "l2" else flattened.sum(-1) if how == "sum" else flattened.mean(-1)
+        how = self.reduce or ("mean" if kind.startswith("MultiDimensional") else "l2")
+        reduction = {"l2": torch.linalg.vector_norm, "sum": torch.sum, "mean": torch.mean}[how]
+        return scores if scores.ndim == 2 else reduction(scores.flatten(2), dim=-1)
 
 
 def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
@@ -132,12 +135,6 @@ def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
     probabilities = args.attribution_model.output2logits(args.forward_output).softmax(-1)
     target = args.target_ids.reshape(len(probabilities), 1).to(probabilities.device)
     return probabilities.gather(-1, target).squeeze(-1) - probabilities[:, foil]
-
-
-def _count(query: Query, _model: Any, _args: Any, given: Mapping[str, Any]) -> None:
-    inputs = given.get("inputs_embeds")
-    inputs = given["input_ids"] if inputs is None else inputs
-    query.spent.add(inputs.shape[0] * inputs.shape[1])
 
 
 def _twin(model: Any) -> Any:
@@ -154,13 +151,6 @@ def _twin(model: Any) -> Any:
 def _copied(tokenizer: Any) -> Any:
     """A copy that Inseq may change; a vocabulary of 262,144 tokens takes two seconds."""
     return copy.deepcopy(tokenizer)
-
-
-def _load(tokenizer: Any, device: torch.device, model: Any, name: str, of_class: Mapping[str, Any]) -> Any:
-    """Inseq's wrapper, which stays where the model is."""
-    if device.type != "cpu" and not getattr(model, "hf_device_map", None):
-        model.hf_device_map = {"": str(device)}  # Inseq moves a model to the first device of a kind, but not then
-    return import_inseq().load_model(model, name, tokenizer=_copied(tokenizer), device=device.type, **of_class)
 
 
 def _batch(theirs: Any, query: Query, device: torch.device) -> Any:
@@ -181,22 +171,7 @@ def import_inseq() -> Any:
 
 def inseq_methods() -> list[str]:
     """Names of Inseq's own methods. Raises DependencyError without Inseq."""
-    return sorted(_classes())
+    return InseqMethod.names()
 
 
-def _classes() -> dict[str, Any]:
-    classes: dict[str, Any] = imported("inseq.attr.feat", "inseq").FeatureAttribution.available_classes()
-    return {name: cls for name, cls in classes.items() if cls.__module__.startswith("inseq.") and name != "dummy"}
-
-
-def _class_of(name: str) -> Any:
-    classes = _classes()
-    if name not in classes:
-        raise UnknownNameError("method", f"inseq:{name}", [f"inseq:{other}" for other in classes])
-    return classes[name]
-
-
-def factory(name: str) -> Callable[..., InseqMethod]:
-    """The constructor of the method "inseq:NAME", with all settings as flat keywords. Raises UnknownNameError."""
-    _class_of(name)
-    return partial(flat, InseqMethod, name)
+factory = InseqMethod.factory

@@ -7,7 +7,7 @@ is answered as `noiser.KernelShap` answers it, by the engine, in batches and aft
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice, set_count
 from noiser.engine import ABSENCES, SCORES, Absence, Call, Game, Query, ScoreName, Steps, remover
-from noiser.errors import UnknownNameError
-from noiser.integrations.common import check_keywords, explained, flat, imported, names_of, seeded, split
+from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.integrations.engine import target_game
 from noiser.methods.coalitions import table
 from noiser.methods.protocol import Scores
@@ -33,7 +32,7 @@ _OURS = ("n", "index", "random_state", "top_order", "budget", "game")
 
 
 @dataclass(frozen=True)
-class ShapiqMethod:
+class ShapiqMethod(LibraryMethod):
     """An approximator of Shapley values of `shapiq`, on the units before each target.
 
     Targets with the same units before them share their masks: each is run once. shapiq draws from a seed that follows
@@ -46,29 +45,26 @@ class ShapiqMethod:
         baseline: replacement of a unit, as for `noiser.KernelShap`.
         score: value of a mask, as for `noiser.KernelShap`: "prob", "logprob", "logit" or "hellinger".
         settings: of shapiq's class and its `approximate`, such as `{"pairing_trick": True}`.
-
-    Raises:
-        UnknownNameError: no such method or value. ParameterError: a setting that shapiq lacks, or refuses when called.
     """
 
-    name: str
+    library = "shapiq"
+    hint = "Approximators of interactions alone score sets of units, not units."
+
     budget: int | None = field(default=None, kw_only=True)
     baseline: Absence = field(default="zero", kw_only=True)
     score: ScoreName = field(default="prob", kw_only=True)
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    @classmethod
+    def _classes(cls) -> dict[str, Any]:
+        return {each.__name__: each for each in imported("shapiq.approximator", "shapiq").SV_APPROXIMATORS}
 
     def __post_init__(self) -> None:
-        cls = _class_of(self.name)
+        cls = self.class_of(self.name)
         if self.budget is not None:
             set_count(self, "budget", least=2)
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, SCORES)
         check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS))
-
-    @property
-    def registry_name(self) -> str:
-        """The method's name in a result."""
-        return f"shapiq:{self.name}@1"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
@@ -88,11 +84,10 @@ class ShapiqMethod:
     def _approximate(self, game: Callable[..., Any], players: int, seed: int) -> Float64[Tensor, " players"]:
         if not players:
             return torch.empty(0, dtype=torch.float64)
-        cls, budget = _class_of(self.name), self.budget or 16 * players + 130
-        of_class, of_call = split(self.settings, cls)
+        cls, budget = self.class_of(self.name), self.budget or 16 * players + 130
+        of_class, of_call = self.split()
         of_class = ({"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}) | of_class
-        failures = explained("shapiq", self.name, {"budget": budget, **self.settings})
-        with failures, warnings.catch_warnings():
+        with self.explained(budget=budget), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)  # all 2^n masks are fewer
             values = cls(n=players, random_state=seed, **of_class).approximate(budget=budget, game=game, **of_call)
             return torch.as_tensor(values.get_n_order_values(1), dtype=torch.float64)
@@ -100,22 +95,7 @@ class ShapiqMethod:
 
 def shapiq_methods() -> list[str]:
     """Names of the installed shapiq's approximators of Shapley values. Raises DependencyError without shapiq."""
-    return sorted(_classes())
+    return ShapiqMethod.names()
 
 
-def factory(name: str) -> Callable[..., ShapiqMethod]:
-    """The constructor of the method "shapiq:NAME", with all settings as flat keywords. Raises UnknownNameError."""
-    _class_of(name)
-    return partial(flat, ShapiqMethod, name)
-
-
-def _classes() -> dict[str, Any]:
-    return {cls.__name__: cls for cls in imported("shapiq.approximator", "shapiq").SV_APPROXIMATORS}
-
-
-def _class_of(name: str) -> Any:
-    classes = _classes()
-    if name not in classes:
-        hint = "Approximators of interactions alone score sets of units, not units."
-        raise UnknownNameError("method", f"shapiq:{name}", [f"shapiq:{other}" for other in classes], hint)
-    return classes[name]
+factory = ShapiqMethod.factory
