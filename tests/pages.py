@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "design", "examples")
 
 # A page with a test of its own, which uses the same `blocks` and `commands`.
-OWN_TESTS = {"README.md": "test_readme.py", "docs/integrations.md": "test_integrations_doc.py"}
+OWN_TESTS = {"README.md": "test_readme.py", "docs/coming_from.md": "test_integrations_doc.py"}
 
 # What no test can run: the page ("" for any), the beginning of a command or of a Python block, and why.
 NOT_RUN: dict[tuple[str, str], str] = {
@@ -20,21 +20,18 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
     ("design/reproduction.md", "noiser"): "hours, and the data sets",
     ("design/which.md", "noiser"): "hours, and the data sets",
-    ("docs/which.md", "noiser"): "half an hour, and the data sets; test_report_files.py renders the tables",
-    ("docs/scale.md", "noiser bench run"): "a cluster; test_bench_ray.py",
-    ("docs/scale.md", "ray start"): "a cluster",
-    ("docs/scale.md", 'lm = noiser.load_model("vllm:'): "vLLM and eight cards; test_vllm.py",
-    ("docs/scale.md", 'lm = noiser.load_model("http'): "a server; test_server.py",
-    ("docs/scale.md", "vllm serve"): "vLLM; test_vllm.py",
-    ("docs/scale.md", "noiser attribute -m http"): "a server; test_server.py",
-    ("docs/scale.md", "scripts/vllm"): "an environment of its own",
-    ("docs/howto/coming_from.md", "import shap"): "another library",
-    ("docs/howto/coming_from.md", "from captum.attr"): "another library, with a figure; see test_neighbours.py",
-    ("docs/howto/coming_from.md", "import inseq"): "another library, and the hub; test_inseq.py does the like",
-    ("docs/howto/coming_from.md", "from context_cite"): "another library",
-    ("docs/howto/coming_from.md", "from lxt"): "another library",
-    ("docs/howto/quantised.md", "from transformers import"): "the hub, and a graphics card",
-    ("docs/howto/quantised.md", "from torchao"): "torchao; test_quantised.py",
+    ("docs/models.md", 'lm = noiser.load_model("vllm:'): "vLLM and eight cards; test_vllm.py",
+    ("docs/models.md", 'lm = noiser.load_model(\n    "vllm:'): "the same on two nodes",
+    ("docs/models.md", 'lm = noiser.load_model("http'): "a server; test_server.py",
+    ("docs/models.md", "vllm serve"): "vLLM; test_vllm.py",
+    ("docs/models.md", "noiser attribute -m http"): "a server; test_server.py",
+    ("docs/models.md", "from transformers import"): "the hub, and a graphics card",
+    ("docs/models.md", "from torchao"): "torchao; test_quantised.py",
+    ("docs/coming_from.md", "import shap"): "another library",
+    ("docs/coming_from.md", "from captum.attr"): "another library, with a figure; see test_neighbours.py",
+    ("docs/coming_from.md", "import inseq\n\nmodel"): "another library, and the hub; test_inseq.py does the like",
+    ("docs/coming_from.md", "from context_cite"): "another library",
+    ("docs/coming_from.md", "from lxt"): "another library",
     ("examples/plugin/README.md", "noiser"): "the plugin must be installed; test_plugins.py does that",
 }
 
@@ -70,7 +67,7 @@ def blocks(page: str, language: str) -> list[str]:
 def commands(page: str) -> list[str]:
     """The command lines of a page, continued ones joined, without the environment variables that they set."""
     texts = [block.text.replace("\\\n", " ") for block in all_blocks(page) if block.language == "bash"]
-    lines = [re.sub(r"^\s*([A-Z_]+=\S+ +)*", "", line) for text in texts for line in text.splitlines()]
+    lines = [re.sub(r"^\s*([A-Z_]+=\S+ +|\.venv/bin/)*", "", line) for text in texts for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

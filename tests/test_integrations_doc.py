@@ -1,4 +1,4 @@
-"""What docs/integrations.md shows runs, as it stands there."""
+"""What docs/coming_from.md shows runs, as it stands there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from noiser.integrations.shapiq import shapiq_methods
 from noiser.methods import METHODS
 
 inseq = import_inseq()
-PAGE = "docs/integrations.md"
+PAGE = "docs/coming_from.md"
 TEXT = (ROOT / PAGE).read_text(encoding="utf-8")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -33,7 +33,7 @@ def small():
 
 
 @pytest.mark.filterwarnings("ignore:Contrastive inputs do not match")  # Inseq says so of every contrastive function
-def test_python_examples(small, tmp_path, monkeypatch, capsys):
+def test_python_examples(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load = inseq.load_model
 
@@ -53,8 +53,8 @@ def test_python_examples(small, tmp_path, monkeypatch, capsys):
             exec(block, names)
     finally:
         METHODS._entries, METHODS._newest = before
-    assert "capital" in capsys.readouterr().out
-    assert names["att"].scores.tolist() == [sorted(names["att"].scores[0].tolist())]
+    assert names["att"].method == "shapiq:SVARM@1"
+    assert names["out"].sequence_attributions
 
 
 @pytest.mark.slow
@@ -77,4 +77,4 @@ def test_every_method_is_described():
 
 
 def test_names_in_the_text_are_inseqs():
-    assert {"saliency", "integrated_gradients", "value_zeroing", "reagent"} <= {*inseq_methods()}
+    assert {"saliency", "integrated_gradients"} <= {*inseq_methods()}

@@ -1,4 +1,4 @@
-"""What docs/neighbours.md says of Inseq and Captum is so in the versions that it names."""
+"""What docs/coming_from.md says of Inseq and Captum is so in the versions that it names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import peers
 from pages import ROOT
 from tiny import tiny_model, tiny_tokenizer
 
-TEXT = (ROOT / "docs/neighbours.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
 
 
 def package(name):

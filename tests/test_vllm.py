@@ -1,4 +1,4 @@
-"""Models in vLLM: with a fake of it here, with vLLM itself where its environment is; see docs/scale.md."""
+"""Models in vLLM: with a fake of it here, with vLLM itself where its environment is; see docs/models.md."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def attribute(
         target_unit: the part of the continuation that each row explains: "token", "word", "sentence", or "all" of it,
             as a span of tokens; or a list of (start, end) character spans of its text. The score of a span is read of
             the geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms ("logprob"), or the
-            root mean square of their distances ("hellinger"). See docs/concepts.md.
+            root mean square of their distances ("hellinger"). See docs/prompts.md.
         unit: the part of the prompt that gets a score: "token" (byte-level pieces of one character are one unit),
             "word", "sentence", "line", "paragraph", "turn" (each message of a chat), "source", or a list of
             (start, end) character spans. "auto", for long prompts: sources, or else sentences, first, then smaller

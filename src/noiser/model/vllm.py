@@ -93,7 +93,7 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
     except ImportError as error:
         raise DependencyError(
             f"vLLM is not installed: {error}. Install it: pip install vllm, in an environment of its own "
-            "(docs/scale.md)."
+            "(docs/models.md)."
         ) from error
     from transformers import AutoConfig, AutoTokenizer
 
