@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what no hub can answer is said at once, and not after half a minute
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

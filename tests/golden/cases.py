@@ -179,11 +179,11 @@ VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
     "attn_lrp": [{"softmax": "constant"}],
 }
 
-EVERYWHERE = ("occlusion", "lime", "noiser", "noiser@1", "joint", "input_x_gradient", "integrated_gradients")
+EVERYWHERE = ("occlusion", "lime", "noiser", "joint", "input_x_gradient", "integrated_gradients")
 COMMON = ("token", "word", "foil", "three", "target_all", "many")
 BETTER = (*COMMON, "chat", "source_sentence", "three_alone", "target_word", "of")
 FULL = "llama"  # everything
-DEEP = (FULL, "gemma3", "gpt2")  # every method
+DEEP = (FULL, "gemma3")  # every method
 
 GOLD = {"first": [(0, 9)], "gold": [(10, 15)]}
 # Each metric with its settings; attributions to measure are below.
@@ -222,7 +222,7 @@ def cases(family: str, batch_tokens: int | None = None) -> Iterator[tuple[str, C
     lm = model(family, batch_tokens)
     deep = family in DEEP
     asked = QUESTIONS if family == FULL else BETTER if deep else COMMON
-    for name in [*METHODS.names(), "noiser@1"] if deep else EVERYWHERE:
+    for name in [*METHODS.names(), *(["noiser@1"] if family == FULL else [])] if deep else EVERYWHERE:
         settings = SMALL.get(name, {})
         for question in COMMON if name == "noiser@1" else asked:
             prompt, options = QUESTIONS[question]
