@@ -18,7 +18,7 @@ _NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds a page for every notebook, beside the notebook itself, and the changelog."""
+    """Adds a page for every notebook, beside the notebook itself, the changelog, and llms.txt."""
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         text = notebook_markdown(Path(file.abs_src_path).read_text(encoding="utf-8"), posixpath.basename(file.src_uri))
@@ -26,6 +26,8 @@ def on_files(files: Any, config: Any) -> Any:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     moved = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
     files.append(File.generated(config, "changelog.md", content=moved))
+    index = (ROOT / "llms.txt").read_text(encoding="utf-8").replace("](docs/", "](").replace(".md)", ".html)")
+    files.append(File.generated(config, "llms.txt", content=index))
     return files
 
 
