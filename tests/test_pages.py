@@ -49,7 +49,9 @@ def desk(tmp_path, monkeypatch, registries):
         return load_data(name, data_dir, 1, *more, **options)
 
     def load(name, **options):
-        return loading(name, **options) if (tmp_path / name).is_dir() else chat_model() if options else tiny("llama")
+        if (tmp_path / name).is_dir():
+            return loading(name, **options)
+        return chat_model() if options or name.startswith("Qwen/") else tiny("llama")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(noiser, "load_model", load)
