@@ -10,6 +10,7 @@ __all__ = [
     "CitedUnit",
     "Message",
     "ModelIdentity",
+    "Pair",
     "Profile",
     "Progress",
     "Prompt",
@@ -131,6 +132,25 @@ class Target(NamedTuple):
     def token_ids(self) -> tuple[int, ...]:
         """Ids of all its tokens, in order."""
         return (self.token_id, *self.rest)
+
+
+class Pair(NamedTuple):
+    """Two units that decide only together, or of which either would do.
+
+    Attributes:
+        target: the row of the scores.
+        units: the columns of the two units.
+        score: the Banzhaf interaction index: what both units do beyond the sum of what each does alone. Positive for
+            "together", negative for "either", in the unit of the method's values.
+        stderr: its standard error; 0 if every input was run.
+        kind: "together" or "either".
+    """
+
+    target: int
+    units: tuple[int, int]
+    score: float
+    stderr: float
+    kind: Literal["together", "either"]
 
 
 class ModelIdentity(NamedTuple):

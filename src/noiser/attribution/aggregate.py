@@ -36,6 +36,7 @@ def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
         units=tuple(_joined(att, columns) for columns in groups),
         unit=unit if isinstance(unit, str) else "spans",
         stderr=None if att.stderr is None or spread is None else _by_group(att.stderr, groups, spread),
+        pairs=(),
         thresholds=None if att.thresholds is None else _by_group(att.thresholds, groups, REDUCTIONS["min"]),
         info={**att.info, "aggregated": {"from": att.unit, "reduce": reduce}},
     )

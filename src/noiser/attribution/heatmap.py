@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from noiser.attribution import pairs
 from noiser.attribution.display import headings, label, number_format, visible
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
@@ -37,6 +38,7 @@ class HeatMap(NamedTuple):
     question: str  # its probability, its rank and the foil: facts that hold for every method
     facts: str  # the question, and the smallest threshold if there is one
     highest: list[tuple[str, str]]  # label and score of up to five units, highest first, all above 0
+    pairs: list[str]  # units that decide only together, or of which either would do: a line for each kind
     largest: str  # the largest magnitude of a cell's score, which has the strongest colour; "" without one
     meaning: list[str]  # legends of a positive and a negative score; only the first without negative scores
 
@@ -65,6 +67,7 @@ def heat_map(att: Attribution, row: int) -> HeatMap:
         question=question,
         facts=question if math.isnan(k_min) else f"{question} · k_min {k_min:.3g}",
         highest=[(label(unit.text), show.with_error(unit.score, stderr[unit.index])) for unit in top],
+        pairs=pairs.sentences(att, row),
         largest=show(strongest) if strongest else "",  # not cut at its error: the weights are exact shares of it
         meaning=_meaning(att, row)[: 2 if any(cell.weight < 0 for cell in shown) else 1],
     )

@@ -27,6 +27,7 @@ from noiser.attribution.display import (
     short,
 )
 from noiser.attribution.heatmap import Cell, HeatMap, Table, heat_map, shared_legend, table
+from noiser.attribution.pairs import pair_arcs
 from noiser.attribution.through import links
 from noiser.pages import html_page, html_table
 
@@ -122,6 +123,10 @@ def _section(attributions: Sequence[Attribution], row: int, most: int | None) ->
     if len(attributions) == 1:
         paths = arcs(*links(attributions[0], row)) if "through" in attributions[0].info else ""
         drawing = paths and f"<details open><summary>paths to this target</summary>{paths}</details>"
+        if maps[0].pairs:
+            drawing += (
+                f"<details open><summary>pairs of units</summary>{arcs(*pair_arcs(attributions[0], row))}</details>"
+            )
         shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}</p>'
         return f"{shown}{_facts(maps[0])}{drawing}{numbers}"
     common = shared_legend(maps)
@@ -165,7 +170,7 @@ def _facts(heat: HeatMap) -> str:
         bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
         scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat)}"
     best = " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in heat.highest)
-    lines = [escape(heat.facts), scale, best and f"highest: {best}"]
+    lines = [escape(heat.facts), scale, best and f"highest: {best}", *map(escape, heat.pairs)]
     return "".join(f"<p class=facts>{line}</p>" for line in lines if line)
 
 

@@ -25,7 +25,8 @@ def _section(att: Attribution, row: int) -> str:
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
     first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**"
     facts = f"({_escaped(heat.facts)})"
-    return "\n".join([first, facts, "", table([numbers.head, *numbers.rows], range(1, len(numbers.head)))])
+    lines = [first, facts, "", table([numbers.head, *numbers.rows], range(1, len(numbers.head)))]
+    return "\n".join([*lines, *(f"\n{_escaped(line)}" for line in heat.pairs)])
 
 
 def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:

@@ -20,7 +20,7 @@ from noiser.attribution.through import through
 from noiser.checks import check_count, random_state_kept
 from noiser.errors import ParameterError
 from noiser.files import write_text
-from noiser.types import ModelIdentity, Span, Target, Unit
+from noiser.types import ModelIdentity, Pair, Span, Target, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +52,8 @@ class Attribution:
         k_min: [targets], the smallest threshold; NaN where it was not searched for. None for methods other than
             Noiser. The noise of each score is `info["k"]`.
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
+        pairs: units that decide only together, or of which either would do, for each target the largest first. `joint`
+            finds them; other methods have none. `pandas.DataFrame(att.pairs)` is a table.
         foil: the alternative token of a contrastive attribution, or None.
         unit: kind of the units, such as "token", "word", "source", "spans", or "auto": of several sizes.
         target_unit: kind of the targets: "token", "word", "sentence", "all" or "spans".
@@ -72,6 +74,7 @@ class Attribution:
     thresholds: Float[Tensor, "targets units"] | None = None
     k_min: Float[Tensor, " targets"] | None = None
     stderr: Float[Tensor, "targets units"] | None = None
+    pairs: tuple[Pair, ...] = ()
     foil: Target | None = None
     unit: str = "token"
     target_unit: str = "token"

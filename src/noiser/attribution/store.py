@@ -20,7 +20,7 @@ from torch import Tensor
 from noiser.errors import StoredFileError
 from noiser.files import parse_json
 from noiser.registry import renamed
-from noiser.types import ModelIdentity, Span, Target
+from noiser.types import ModelIdentity, Pair, Span, Target
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
@@ -57,6 +57,7 @@ class SavedAttribution(BaseModel):
     stderr: list[list[SavedNumber]] | None = None
     thresholds: list[list[SavedNumber]] | None = None
     k_min: list[SavedNumber] | None = None
+    pairs: list[Pair] = []
     info: dict[str, Any]
 
 
@@ -95,7 +96,7 @@ def from_dict(make: Callable[..., T], data: Any) -> T:
             if fields[name] is not None:
                 rows = torch.tensor(fields[name], dtype=torch.float32, device="cpu")
                 fields[name] = rows if rows.numel() else rows.reshape(shape[: 1 if name == "k_min" else 2])
-        for name in ("units", "targets"):
+        for name in ("units", "targets", "pairs"):
             fields[name] = tuple(fields[name])
         prompt = fields["prompt"] if isinstance(fields["prompt"], str) else tuple(fields["prompt"])
         changed = {"prompt": prompt, "info": _with_nan(fields["info"]), "method": renamed(fields["method"])}
@@ -134,6 +135,7 @@ def to_dict(att: Attribution) -> dict[str, Any]:
     values |= {name: getattr(att, name) for name in SavedAttribution.model_fields if hasattr(att, name)}
     values |= {"model": att.model._asdict(), "units": [unit._asdict() for unit in att.units]}
     values |= {"targets": [_target(target) for target in att.targets], "foil": att.foil and _target(att.foil)}
+    values |= {"pairs": [pair._asdict() for pair in att.pairs]}
     return to_jsonable(values)
 
 

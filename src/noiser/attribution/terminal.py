@@ -87,6 +87,8 @@ def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[Rendera
             yield _line(heat.facts, "dim")
         if heat.highest:
             yield _line(" · ".join(f"{name} {score}" for name, score in heat.highest))
+        for line in heat.pairs:
+            yield _line(line)
         legend = heat if not common else common if heat is maps[-1] else None
         if legend and legend.largest:
             pairs = zip(("orange", "blue"), legend.meaning, strict=False)
@@ -106,6 +108,8 @@ def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[Renderable
         if several:
             yield _line(heading)
         yield from _numbers(table([att], row, _MOST_UNITS))
+        for line in heat_map(att, row).pairs:
+            yield _line(line)
 
 
 def _numbers(numbers: Table) -> Iterator[RenderableType]:

@@ -51,6 +51,7 @@ def through(att: Attribution) -> Attribution:
         thresholds=None,
         k_min=None,
         stderr=None,
+        pairs=(),
         info={**att.info, "through": between.tolist()},
     )
 

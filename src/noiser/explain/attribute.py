@@ -154,6 +154,7 @@ def attribution_of(
         thresholds=scores.thresholds,
         k_min=scores.k_min,
         stderr=scores.stderr,
+        pairs=scores.pairs,
         foil=foil,
         unit=query.unit,
         target_unit=query.target_unit,

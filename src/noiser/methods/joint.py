@@ -13,8 +13,9 @@ from torch import Tensor
 from noiser.checks import check_choice, set_count
 from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.methods.coalitions import draw_per_unit, table
+from noiser.methods.pairs import find_pairs
 from noiser.methods.protocol import Scores
-from noiser.types import RemovalName
+from noiser.types import Pair, RemovalName
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
@@ -92,20 +93,21 @@ class Joint:
         half, exact = self._draw([len(seen) for seen in game.units], units, rng)
         values = yield from game(_inputs(half))
         root = self.score == "root" and game.score == "logit"
-        ends, whole = values[:, : 1 + 2 * units], game.whole
-        guesses = _steps(ends, whole)
-        if root:
-            ends, whole = ends.sigmoid() ** 0.25, whole.sigmoid() ** 0.25
-        steps = _steps(ends, whole).mean(0)
+        guesses = _steps(values, game.whole, units)
         drawn, opposite = values[:, 1 + 2 * units :].chunk(2, dim=1)
+        ends, whole = (each.sigmoid() ** 0.25 if root else each for each in (values, game.whole))
+        steps = _steps(ends, whole, units)
         fits: list[_Fit] = []
+        pairs: list[Pair] = []
         for g, seen in enumerate(game.units):
             every = len(seen) <= exact
             found = _fit(half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen])
-            fits.append(_ordered(steps[g, seen], found, min(len(half), 2 ** (len(seen) - 1))))
+            fits.append(_ordered(steps.mean(0)[g, seen], found, min(len(half), 2 ** (len(seen) - 1))))
+            pairs += find_pairs(g, seen, half, steps[:, g], ends[g], whole[g], exact=every)
         return Scores(
             scores=table(game, [fit.scores for fit in fits]),
             stderr=table(game, [fit.stderr for fit in fits]),
+            pairs=tuple(pairs),
             info={"baseline_value": ends[:, 0].tolist(), "value": whole.tolist()},
         )
 
@@ -133,16 +135,11 @@ def _inputs(half: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:
 
 
 def _steps(
-    ends: Float64[Tensor, "targets inputs"], whole: Float64[Tensor, " targets"]
+    values: Float64[Tensor, "targets inputs"], whole: Float64[Tensor, " targets"], units: int
 ) -> Float64[Tensor, "2 targets units"]:
-    """Each unit's last step, from all but it to all, and its first, from nothing to it alone.
-
-    Args:
-        ends: the values of nothing, then of all but each unit, then of each unit alone.
-        whole: the values of all.
-    """
-    last, first = ends[:, 1:].chunk(2, dim=1)
-    return torch.stack([whole[:, None] - last, first - ends[:, :1]])
+    """Each unit's last step, from all but it to all, and its first, from nothing to it alone."""
+    nothing, last, first, _ = values.tensor_split((1, 1 + units, 1 + 2 * units), dim=1)
+    return torch.stack([whole[:, None] - last, first - nothing])
 
 
 class _Fit(NamedTuple):

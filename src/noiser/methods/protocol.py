@@ -14,6 +14,7 @@ from torch import Tensor
 from noiser.engine import Query, Steps
 from noiser.errors import ParameterError, UnsupportedModelError
 from noiser.registry import Entry, Registry
+from noiser.types import Pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +26,7 @@ class Scores:
         thresholds: [targets, units]; Noiser only.
         k_min: [targets]; Noiser only.
         stderr: [targets, units]; of methods that average over samples.
+        pairs: units that decide together, or of which either would do.
         info: plain values worth keeping with the result; what was run is added to them.
     """
 
@@ -32,6 +34,7 @@ class Scores:
     thresholds: Float[Tensor, "targets units"] | None = None
     k_min: Float[Tensor, " targets"] | None = None
     stderr: Float[Tensor, "targets units"] | None = None
+    pairs: tuple[Pair, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
