@@ -13,8 +13,8 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_030,
-    "attribution": 1_650,
+    "": 1_050,
+    "attribution": 1_720,
     "bench": 1_730,
     "cli": 930,
     "data": 800,
@@ -23,15 +23,15 @@ LIMITS = {
     "explain": 1_310,
     "integrations": 752,
     "judges": 770,
-    "methods": 2_050,
+    "methods": 2_160,
     "metrics": 1_800,
     "model": 2_170,
     "report": 1_100,
     "server": 950,
     "text": 1_060,
 }
-ALL, FILES = 21_190, 161
-AROUND = {"tests": 18_700, "benchmarks": 2_000}
+ALL, FILES = 21_300, 163
+AROUND = {"tests": 18_770, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 24_900, 8_000  # words
 
