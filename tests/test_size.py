@@ -31,9 +31,9 @@ LIMITS = {
     "text": 1_060,
 }
 ALL, FILES = 21_300, 163
-AROUND = {"tests": 18_770, "benchmarks": 2_000}
+AROUND = {"tests": 18_780, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
-MANUAL, RECORDS = 24_900, 8_000  # words
+MANUAL, RECORDS = 24_950, 8_000  # words
 
 
 def lines(files):
