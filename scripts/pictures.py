@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 import noiser
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -113,6 +115,7 @@ def _ask(prompt: str, **question: Any) -> noiser.Attribution:
 
 def _plot(name: str, first: noiser.Attribution, *others: noiser.Attribution) -> None:
     first.plot(*others).savefig(IMAGES / f"{name}.png", dpi=160)
+    _shrink(name)
 
 
 def _html(name: str, page: str, width: int) -> None:
@@ -138,6 +141,13 @@ def _shot(name: str, address: str, width: int, before: Callable[[Any], None] | N
             before(page)
         page.screenshot(path=IMAGES / f"{name}.png", full_page=True)
         browser.close()
+    _shrink(name)
+
+
+def _shrink(name: str) -> None:
+    """A palette of 128 colours: a third of the bytes."""
+    path = IMAGES / f"{name}.png"
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
 PICTURES = foil, twice, chat, citations, figure, neighbours, through, web
