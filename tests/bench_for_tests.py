@@ -96,9 +96,9 @@ def by_key(folder: Path) -> dict[tuple[str, ...], dict[str, Any]]:
 
 
 def check_same_numbers(one: Path, other: Path) -> None:
-    """Fails where two folders differ by more than rounding, as blocks that were done in parts do."""
+    """Fails where models of one folder differ from another's by more than rounding, as blocks done in parts do."""
     found, expected = by_key(one), by_key(other)
-    assert found.keys() == expected.keys()
+    assert found.keys() == {key for key in expected if key[0] in {key[0] for key in found}}
     for key, row in found.items():
         values, others = row.pop("values"), expected[key].pop("values")
         probability, other_probability = row.pop("probability"), expected[key].pop("probability")

@@ -95,10 +95,15 @@ FULL: dict[str, Any] = {
     "metrics": [
         {"name": "faithfulness"},
         {"name": "answerability", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
-        {"name": "answerability_top5", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
+        {
+            "name": "answerability_top5",
+            "judge": "local:smollm2-135m-instruct",
+            "data": ["known"],
+            "methods": ["noiser"],
+        },
         {"name": "minimum_top_k", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
-        {"name": "localisation", "data": ["longra"]},
-        {"name": "stability", "data": ["known"]},
+        {"name": "localisation", "data": ["longra"], "models": ["gemma-3-270m"]},
+        {"name": "stability", "data": ["known"], "models": ["gemma-3-270m"]},
     ],
 }
 """Something of everything."""
@@ -138,10 +143,7 @@ def full(prompts: int = 12) -> Run:
 def _cells(wanted: Plan) -> Iterator[tuple[str, str, str, str]]:
     for model in wanted.labels("models"):
         for data in wanted.labels("data"):
-            for method in wanted.methods_for(model, data):
-                yield model, data, method.label, "attribution"
-                for metric in wanted.metrics_for(method, model, data):
-                    yield model, data, method.label, metric.label
+            yield from ((model, data, *kind) for kind in wanted.kinds(model, data))
 
 
 def _values(metric: str, method: str, drawn: random.Random, category: str) -> dict[str, Any]:

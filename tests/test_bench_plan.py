@@ -76,7 +76,7 @@ def test_our_own_plans():
         assert len({str(sorted(method.items())) for method in methods.values()}) == len(methods), path  # no row twice
 
 
-@pytest.mark.parametrize("folder", ["evidence", "evidence/fair", "evidence/frontier", "reproduction/three_models"])
+@pytest.mark.parametrize("folder", ["evidence/fair"])
 def test_our_packs_open_and_are_complete(folder):
     place = ROOT / "docs" / folder / "rows"
     store = Store(place)

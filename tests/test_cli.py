@@ -17,12 +17,14 @@ import noiser
 import noiser.model
 from noiser.cli import app, terminal
 from noiser.cli.options import parse_parameters, parse_prompt
-from noiser.errors import NoiserError, ParameterError
+from noiser.errors import NoiserError
+from noiser.files import json_text
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from tiny import tiny
 
 PROMPT = "The quick brown fox jumps"
+LOADING = "Loading gemma-3-270m ...\n"
 SOURCE = str(Path(__file__))
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 HEAVY = {"torch", "transformers", "pandas", "numpy", "sklearn", "matplotlib", "noiser.model", "noiser.methods"}
@@ -90,14 +92,6 @@ def test_metrics_lists_every_metric_with_its_settings(noiser_command):
     assert lines[lines.index("answerability") + 2].strip().endswith("judge")
 
 
-def test_models_says_what_is_installed(noiser_command):
-    text = noiser_command("models").stdout
-    for model in noiser.model.gguf.BUILT_IN.values():
-        assert model.name in text
-        assert model.licence in text
-        assert (model.install in text) == (model.folder() is None)
-
-
 # ---- every command with a model --------------------------------------------------------------------------------------
 
 
@@ -106,7 +100,7 @@ def test_attribute_is_the_library_s(noiser_command, tmp_path, capsys):
     method = noiser.Noiser(samples=4)
     expected = noiser.attribute(tiny("llama"), PROMPT, method=method, seed=3, unit="word", max_new_tokens=2)
     result = noiser_command(*arguments, "--format", "json")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, LOADING)
     (tmp_path / "a.json").write_text(result.stdout, encoding="utf-8")
     att = noiser.Attribution.load(tmp_path / "a.json")
     assert att.scores.nan_to_num().tolist() == expected.scores.nan_to_num().tolist()
@@ -150,7 +144,8 @@ def test_cite(noiser_command, tmp_path):
         unit="source",
     )
     assert noiser_command(*arguments).stdout == f"{expected}\n".lstrip("\n")
-    assert json.loads(noiser_command(*arguments, "--format", "json").stdout) == json.loads(expected.to_json())
+    record = json.loads(noiser_command(*arguments, "--format", "json").stdout)
+    assert record == json.loads(json_text(expected.to_dict()))
     assert "<html" in noiser_command(*arguments, "--set", "baseline=zero", "--format", "html").stdout
 
 
@@ -188,19 +183,9 @@ def test_evaluate(noiser_command):
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, name, options, form):
     arguments = ["attribute", PROMPT, "--method", "occlusion"]
     result = noiser_command(*arguments, *options, "-o", str(tmp_path / name))
-    assert (result.stdout, result.stderr) == ("", "")
+    assert (result.stdout, result.stderr) == ("", f"{LOADING}Wrote {tmp_path / name}\n")
     assert (tmp_path / name).read_text(encoding="utf-8") == noiser_command(*arguments, "--format", form).stdout
     assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_a_file_has_plain_text_and_a_terminal_colours(noiser_command, tmp_path, monkeypatch):
-    command = ["attribute", PROMPT, "--method", "occlusion"]
-    plain = noiser_command(*command).stdout
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[" in noiser_command(*command).stdout
-    noiser_command(*command, "-o", str(tmp_path / "out"))
-    assert (tmp_path / "out").read_text(encoding="utf-8") == plain
 
 
 def test_prompt_from_stdin(noiser_command):
@@ -233,8 +218,6 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", ""], "prompt"),
         (["attribute", PROMPT, "--method", "nosier"], "Did you mean 'noiser'?"),
         (["attribute", PROMPT, "--max-new-tokens", "0"], "max_new_tokens is 0; expected an integer of at least 1"),
-        (["attribute", PROMPT, "--unit", "source"], "source"),
-        (["attribute", PROMPT, "--set", "samples=0"], "samples is 0"),
         (["attribute", PROMPT, "--set", "sample=3"], "argument 'sample'. Expected some of samples, steps, bounding,"),
         (["attribute", PROMPT, "--set", "samples"], "expected key=value"),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
@@ -246,30 +229,53 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json or .html"),
         (["compare", PROMPT, "--methods", "occlusion,random,occlusion"], "got 'occlusion' twice"),
-        (["compare", PROMPT, "--methods", " , "], "expected names with commas"),
         (["cite", PROMPT, "--source", "not/there.txt"], "No such file or directory: 'not/there.txt'"),
         (["cite", PROMPT, "--source", sys.executable], "is not UTF-8 at byte"),
         (["evaluate"], "either PROMPTs or --data"),
-        (["evaluate", PROMPT, "--data", "known"], "either PROMPTs or --data"),
         (["evaluate", PROMPT, "--category", "river"], "only with --data"),
         (["evaluate", PROMPT, "--metrics", "top_k,top_k"], "--metrics: got 'top_k' twice"),
-        (["evaluate", PROMPT, "--against", "random,noiser"], "got 'noiser' twice"),
         (["evaluate", PROMPT, "--metric-set", "maks=2"], "Did you mean 'masks'?"),
         (["evaluate", PROMPT, "--metrics", "lds", "--metric-set", "normalization=softmax"], "would change nothing"),
         (["evaluate", PROMPT, "--metrics", "answerability"], "has no judge; expected judge='local'"),
         (["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"], "got no model; expected a name"),
         (["evaluate", PROMPT, "--judge", "local", "--judge-set", "stile=plain"], "does not accept stile"),
         (["bench", "status", "not/there"], "not/there"),
-        (["report", "not/there"], "not/there"),
         (["data", "show", "knwon"], "Did you mean 'known'?"),
     ],
 )
 def test_errors_are_one_line_on_stderr(noiser_command, arguments, says):
     result = noiser_command(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("noiser: error: ")
-    assert says.lower() in result.stderr.lower()
-    assert len(result.stderr.splitlines()) == 1
+    said = result.stderr.removeprefix(LOADING)
+    assert said.startswith("noiser: error: ")
+    assert says.lower() in said.lower()
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"],
+        ["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"],
+        ["compare", PROMPT, "--methods", "occlusion:score=none"],
+    ],
+)
+def test_what_is_known_before_is_said_before_loading(noiser_command, arguments):
+    result = noiser_command(*arguments)
+    assert (result.exit_code, result.asked) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["attribute", "The", "sky", "is"], "Put quotes around a text of several words"),
+        (["compare", PROMPT, "--methods", "noiser", "occlusion"], "commas between names"),
+        (["attribute", PROMPT, "--unit", "words"], "Did you mean 'word'?"),
+        (["attribute", SOURCE, "--method", "random"], f"the name of a file; its text is read by: - < {SOURCE}"),
+    ],
+)
+def test_hints(noiser_command, arguments, hint):
+    assert hint in " ".join(noiser_command(*arguments).stderr.replace("│", " ").split())
 
 
 def test_debug_shows_the_traceback(noiser_command):
@@ -305,14 +311,7 @@ def test_warnings_and_errors_have_no_control_characters(noiser_command, monkeypa
 
     monkeypatch.setattr(noiser.model, "load_model", load)
     result = noiser_command("attribute", PROMPT)
-    assert result.stderr == f"noiser: warning: {SHOWN}\nnoiser: error: {SHOWN}\n"
-
-
-def test_a_status_has_no_control_characters(noiser_command, monkeypatch, tmp_path):
-    from noiser.bench import status
-
-    monkeypatch.setattr(status, "status", lambda folder: HOSTILE)
-    assert noiser_command("bench", "status", str(tmp_path)).stdout == f"{SHOWN}\n"
+    assert result.stderr == f"{LOADING}noiser: warning: {SHOWN}\nnoiser: error: {SHOWN}\n"
 
 
 @pytest.mark.parametrize(("tty", "expected"), [(True, "⟨U+009B⟩2J"), (False, "\x9b2J")])
@@ -329,16 +328,7 @@ def test_an_interrupt_and_a_closed_pipe_are_quiet(noiser_command, monkeypatch, e
 
     monkeypatch.setattr(noiser.model, "load_model", fail)
     result = noiser_command("attribute", PROMPT)
-    assert (result.exit_code, result.stdout, result.stderr) == (status, "", "")
-
-
-def test_a_defect_keeps_its_traceback(noiser_command, monkeypatch):
-    def fail(*args, **options):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(noiser.model, "load_model", fail)
-    with pytest.raises(ZeroDivisionError):
-        noiser_command("attribute", PROMPT)
+    assert (result.exit_code, result.stdout, result.stderr) == (status, "", LOADING)
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------
@@ -362,12 +352,6 @@ def test_parameter_values(typed, value):
     (parsed,) = parse_parameters([f"key={typed}"]).values()
     assert parsed == value
     assert type(parsed) is type(value)
-
-
-@pytest.mark.parametrize("pair", ["", "=", "=3", "samples", "two words=3", "1=1"])
-def test_wrong_parameters(pair):
-    with pytest.raises(ParameterError, match="expected key=value"):
-        parse_parameters([pair])
 
 
 @pytest.mark.parametrize(
@@ -395,12 +379,6 @@ def terminal_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", text)
     monkeypatch.setenv("TERM", "xterm")
     return text
-
-
-def test_no_bar_without_a_terminal(capsys):
-    with terminal.progress_bar("Attributing") as update:
-        assert update is None
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("patience", "shows"), [(60.0, False), (0.0, True)])
@@ -449,4 +427,4 @@ def test_the_main_job(gemma, tmp_path):
     att = noiser.Attribution.load(tmp_path / "a.json")
     assert [target.text for target in att.targets] == [" basketball"]
     assert att.model.name == "gemma-3-270m"
-    assert ran.stderr == ""
+    assert ran.stderr == LOADING

@@ -13,10 +13,10 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_050,
+    "": 1_055,
     "attribution": 1_720,
-    "bench": 1_730,
-    "cli": 930,
+    "bench": 1_630,
+    "cli": 925,
     "data": 800,
     "engine": 2_200,
     "evaluation": 800,
@@ -26,11 +26,11 @@ LIMITS = {
     "methods": 2_160,
     "metrics": 1_800,
     "model": 2_170,
-    "report": 1_100,
+    "report": 1_090,
     "server": 950,
     "text": 1_060,
 }
-ALL, FILES = 21_300, 163
+ALL, FILES = 21_130, 164
 AROUND = {"tests": 18_780, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 24_950, 8_000  # words

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import re
+import socket
 import threading
 import time
 from pathlib import Path
@@ -18,11 +21,11 @@ from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
-from noiser.server import check_address, serving
+from noiser.server import check_address, guard, listening
 from noiser.server.chart import tolerance_html
-from noiser.server.jobs import Job, Models, ServerError
+from noiser.server.jobs import Job, Models
 from noiser.server.page import FACT, Ask, parse_chat
-from web_for_tests import PROMPT, chatty, failing, served
+from web_for_tests import PROMPT, chatty, failing, nonsense, served
 
 ROOM = Path(noiser.__file__).parent / "server"
 PAGE = (ROOM / "page.html").read_text(encoding="utf-8")
@@ -146,12 +149,6 @@ def test_the_chart_is_that_of_the_library_s_tolerance(web):
     assert "expected 0 to 1" in refused(web.ask("tolerate", answer=att.to_dict(), unit=1, target=2))["message"]
 
 
-def test_a_unit_after_the_target_has_no_chart():
-    att = noiser.attribute(chatty("llama"), PROMPT, unit="word", max_new_tokens=2)
-    curve = noiser.tolerance(chatty("llama"), att, len(att.units) - 1)
-    assert "does not stand before" in tolerance_html(att, curve, 0)
-
-
 def test_measured_numbers_are_those_of_evaluate(web):
     lm = chatty("llama")
     atts = [
@@ -161,7 +158,6 @@ def test_measured_numbers_are_those_of_evaluate(web):
     for att in atts:
         value = noiser.evaluate(lm, att, metrics="lds").estimates["lds"].value
         assert f"<td>{value:.3f}</td>".replace("-", "−") in html
-    assert "without the foil" in html
 
 
 def test_the_page_s_choices_are_the_library_s():
@@ -303,12 +299,10 @@ def test_models_are_loaded_once_and_one_question_computes_at_a_time():
 async def end_of(job):
     while not await job.ended():
         pass
-    return job.result()
+    return job.future.result()
 
 
-@pytest.mark.parametrize(
-    ("method", "passes"), [("noiser", 1), ("noiser", 2), ("noiser", 5), ("attn_lrp", 1), ("attn_lrp", 2)]
-)
+@pytest.mark.parametrize(("method", "passes"), [("noiser", 2), ("attn_lrp", 1)])
 def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, passes):
     models, count = Models(["llama"], chatty), []
 
@@ -342,26 +336,6 @@ def test_a_reader_that_goes_away_stops_the_work(web):
         time.sleep(0.05)
 
 
-def test_a_defect_is_logged_and_a_job_s_share_is_known(caplog):
-    def work(job):
-        job.step("Halving")
-        job.progress(1, 2)
-        time.sleep(0.1)
-        raise ZeroDivisionError("0")
-
-    job = Job(work)
-    time.sleep(0.05)
-    assert job.state[:2] == ("Halving", 0.5)
-    with pytest.raises(ServerError, match="ZeroDivisionError"):
-        asyncio.run(end_of(job))
-    assert "Traceback" in caplog.text
-
-
-def test_visitors_see_the_end_of_a_path(tmp_path):
-    names = Models([str(tmp_path), "hub/name"], chatty).names
-    assert [*names.items()][:2] == [(tmp_path.name, str(tmp_path)), ("hub/name", "hub/name")]
-
-
 # ---- who is answered -------------------------------------------------------------------------------------------------
 
 
@@ -371,13 +345,10 @@ def test_visitors_see_the_end_of_a_path(tmp_path):
         ({}, 200),
         ({"host": "noiser.example"}, 200),
         ({"host": "evil.example"}, 400),
-        ({"host": "evil.example:7860"}, 400),
         ({"origin": "http://127.0.0.1:{port}", "sec-fetch-site": "same-origin"}, 200),
         ({"origin": "http://evil.example"}, 403),
-        ({"origin": "http://127.0.0.1:1"}, 403),
         ({"origin": "null"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
     ],
 )
 def test_only_the_server_s_own_page_and_programs_can_ask(web, headers, status):
@@ -394,44 +365,75 @@ def test_every_reply_says_that_it_cannot_be_framed(web):
     assert web.client.get("page.html").status_code == 404
 
 
-def test_a_body_has_a_size(web):
-    reply = web.client.post("ask", content=b"x" * (8 * 2**20 + 1), headers={"content-type": "application/json"})
-    assert (reply.status_code, reply.json()["error"]["type"]) == (413, "TooLarge")
-    assert web.client.post("ask", content=iter([b"{}"])).status_code == 413  # says no length
+def test_a_body_is_bounded_before_it_is_read(web):
+    large = b'{"prompt": "' + b"x" * guard.LARGEST_BODY + b'"}'
+    for path, content in (("ask", large), ("ask", iter([large])), ("measure", b"x" * (guard.LARGEST_ANSWER + 1))):
+        reply = web.client.post(path, content=content)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (413, "TooLarge")
+    assert web.client.post("ask", content=iter([b"{}"])).status_code == 422  # says no length, and is small
     assert web.client.post("ask", content="prompt=x").status_code == 422  # a form, which other sites can send
+    for field in ("prompt", "target", "model", "foil"):
+        reply = web.client.post("ask", json={"prompt": PROMPT, field: {"path": "/etc/passwd"}})
+        assert reply.status_code == 422
+        assert field in reply.json()["error"]["message"]
 
 
-def test_a_password_is_asked_for_everywhere():
+def test_no_question_is_a_failure(web, caplog):
+    for path, content in nonsense(random.Random(0), 120):
+        status = web.client.post(path, content=content).status_code
+        assert status == 200 or 400 <= status < 500, (path, content[:300])
+    assert "Traceback" not in caplog.text
+
+
+def test_a_password_is_asked_for_before_anything_is_read():
     with served(auth="me:secret") as web:
         for path in ("", "page.js", "docs", "openapi.json", "v1/models"):
             reply = web.client.get(path)
             assert reply.status_code == 401
             assert reply.headers["www-authenticate"].startswith("Basic ")
-        assert web.client.post("v1/attribute", json={"prompt": PROMPT}, auth=("me", "wrong")).status_code == 401
+        with socket.create_connection(("127.0.0.1", web.port), 10) as half:
+            half.sendall(b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n{")
+            assert b"401" in half.recv(100)
         assert web.client.get("v1/models", auth=("me", "secret")).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_this_machine_needs_no_password(host):
-    check_address(host, None)
+def test_wrong_passwords_are_slowed_whatever_they_say_they_come_from():
+    with served(auth="me:secret") as web:
+        codes = [
+            web.client.get("v1/models", auth=("me", str(i)), headers={"x-forwarded-for": f"10.0.0.{i}"}).status_code
+            for i in range(12)
+        ]
+        assert codes == [401] * 9 + [429] * 3
+        assert web.client.get("v1/models", auth=("me", "secret")).status_code == 429
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.4", "example.org", ""])
-def test_other_addresses_need_one(host):
-    with pytest.raises(ParameterError, match="--auth"):
+def test_connections_that_send_nothing_are_ended(monkeypatch):
+    monkeypatch.setattr(listening, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 20)
+    with served() as web:
+        halves = [socket.create_connection(("127.0.0.1", web.port), 10) for _ in range(30)]
+        for half in halves[::2]:
+            with contextlib.suppress(OSError):
+                half.sendall(b"GET / HTTP/1.1\r\nHost: local")
+        for half in halves:
+            with contextlib.suppress(ConnectionError):
+                assert half.recv(10) == b""  # ended by the server
+            half.close()
+        assert web.client.get("v1/models").status_code == 200
+
+
+def test_who_needs_a_password_and_what_a_login_is(web):
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
         check_address(host, None)
-    check_address(host, "user:pass:word")
-
-
-@pytest.mark.parametrize("auth", ["", "user", "user:", ":password"])
-def test_a_login_has_two_parts(auth):
-    with pytest.raises(ParameterError, match="user:password"):
-        check_address("127.0.0.1", auth)
-
-
-def test_a_port_that_is_taken_says_so(web):
+    for host in ("0.0.0.0", "::", "192.168.0.4", "example.org", ""):
+        with pytest.raises(ParameterError, match="--auth"):
+            check_address(host, None)
+        check_address(host, "user:pass:word")
+    for auth in ("", "user", "user:", ":password"):
+        with pytest.raises(ParameterError, match="user:password"):
+            check_address("127.0.0.1", auth)
     with pytest.raises(ParameterError, match=r"another port; --port 0"):
-        serving.serve(["llama"], chatty, port=web.port)
+        listening.serve(["llama"], chatty, port=web.port)
 
 
 def test_the_command_passes_on_what_it_was_given(monkeypatch):
@@ -445,4 +447,5 @@ def test_the_command_passes_on_what_it_was_given(monkeypatch):
         "port": 0,
         "auth": None,
         "allowed_hosts": ["noiser.example"],
+        "proxy": None,
     }

@@ -114,7 +114,7 @@ def test_compare_measure_and_save(visit, tmp_path):
     expect(page.locator("#chart h3")).to_be_visible()
     field(page, "metrics").select_option("lds")
     page.get_by_role("button", name="Measure").click()
-    expect(page.locator("#measured thead")).to_contain_text("random@1")
+    expect(page.locator("#measured h3").nth(1)).to_contain_text("random@1")
     with page.expect_download() as download:
         page.get_by_text("Save as JSON").click()
     records = json.loads(download.value.path().read_text(encoding="utf-8"))
@@ -166,6 +166,21 @@ def test_stop_and_ask_again(visit):
     prompt.press("Shift+Enter")
     done(page)
     assert page.locator("#answer .u").all_inner_texts() == ["The"]
+
+
+def test_ten_tabs_of_one_browser_work(web, browser):
+    context = browser.new_context()
+    first = context.new_page()
+    first.goto(f"{web.address}?prompt={'The trains to the coast run late and the children sing. ' * 3}&methods=noiser")
+    expect(first.locator("#status progress")).to_be_visible()
+    tabs = [context.new_page() for _ in range(9)]
+    for tab in tabs:  # they are there while the first one's question runs
+        tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
+        expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
+    first.get_by_role("button", name="Stop").click()
+    for tab in tabs:
+        done(tab)
+    context.close()
 
 
 def test_a_link_asks_the_same_question_again(visit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
@@ -14,6 +15,9 @@ import uvicorn
 
 import noiser
 from noiser.server.jobs import Models
+from noiser.server.listening import configured
+from noiser.server.page import Ask, Measure, Tolerate
+from noiser.server.questions import Attribute, Cite, Evaluate
 from noiser.server.serving import application
 from tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
@@ -24,7 +28,7 @@ HOSTS = ("localhost", "127.0.0.1", "noiser.example")
 @cache
 def chatty(family):
     """A tiny model that can chat."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = copy.deepcopy(tiny_tokenizer())  # which other tests use without a template
     tokenizer.chat_template = CHAT_TEMPLATE
     return noiser.wrap(tiny_model(family).eval(), tokenizer)
 
@@ -37,7 +41,8 @@ def failing(name):
 def served(load=chatty, named=("llama", "gemma3"), **options):
     """The server; its address, its models, and `ask`, which posts a question and gives its events."""
     models = Models(named, load)
-    config = uvicorn.Config(application(models, hosts=HOSTS, **options), port=0, log_level="error", ws="none")
+    config = configured(application(models, hosts=HOSTS, **options))
+    config.port = 0
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -57,6 +62,20 @@ def served(load=chatty, named=("llama", "gemma3"), **options):
     for job in threading.enumerate():  # tests share the models: work that was stopped must have left them
         if job.name == "noiser-job":
             job.join()
+
+
+def nonsense(chance, count):
+    """(path, body) of questions of a right form with wrong values, or of no form at all."""
+    kinds = {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure}
+    kinds |= {"/v1/attribute": Attribute, "/v1/cite": Cite, "/v1/evaluate": Evaluate}
+    values = [None, True, -1, 0, 3, 1e308, 10**30, "", "x", "\ud800", [], {}, [[]], [None], {"path": "/etc/passwd"}]
+    values += [PROMPT, "occlusion", "random", [PROMPT], [[0, 3]], ["lds"], [{"role": "user", "content": 3}], {"a": 0}]
+    for _ in range(count):
+        path, kind = chance.choice([*kinds.items()])
+        body = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.4}
+        text = json.dumps({"prompt": PROMPT, "question": PROMPT, "examples": [PROMPT], "methods": "random"} | body)
+        ends = [text, text, text, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]
+        yield path, chance.choice(ends).encode("utf-8")
 
 
 def events(text):

@@ -92,6 +92,14 @@ class StoredFileError(NoiserError, ValueError):
 class DependencyError(NoiserError, ImportError):
     """An optional dependency that is not installed. The message has the command that installs it."""
 
+    def __init__(self, problem: str, extra: str = "") -> None:
+        super().__init__(f"{problem} {install_line(extra)}" if extra else problem)
+
+
+def install_line(extra: str) -> str:
+    """How to install an extra of this package, of which there is no release yet."""
+    return f"In the folder of Noiser's repository: pip install -e '.[{extra}]'"
+
 
 class PlanError(NoiserError, ValueError):
     """A benchmark's plan that cannot be read, or that changes the meaning of what is stored."""

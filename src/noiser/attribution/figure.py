@@ -73,7 +73,7 @@ def figure_class() -> type[Figure]:
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise DependencyError("Figures need matplotlib; install it with: pip install 'noiser[report]'") from error
+        raise DependencyError("Figures need matplotlib.", "report") from error
     return matplotlib.figure.Figure
 
 

@@ -22,6 +22,8 @@ from noiser.errors import DependencyError, RunError
 
 Job = TypeVar("Job")
 Results = Iterator[tuple[Job, Any]]
+Make = Callable[[], Any]
+"""Makes a worker, an object with a method `work(job)`; it can be sent to another process."""
 
 ATTEMPTS = 3
 """How often a job is tried whose workers die."""
@@ -31,10 +33,6 @@ CORES = 4
 
 _SECONDS_TO_WAIT = 20.0
 """How long actors without a job keep their place while others have one."""
-
-
-Make = Callable[[], Any]
-"""Makes a worker, an object with a method `work(job)`; it can be sent to another process."""
 
 
 class Inline:
@@ -47,12 +45,10 @@ class Inline:
 
     def run(self, jobs: Iterable[Job]) -> Results[Job]:
         """Every job with its result."""
-        for job in jobs:
-            yield job, self._worker.work(job)
+        return ((job, self._worker.work(job)) for job in jobs)
 
     def close(self) -> None:
-        """Forgets the worker."""
-        del self._worker
+        """Does nothing."""
 
 
 class Processes:
@@ -74,8 +70,7 @@ class Processes:
             RunError: no worker lives through a job.
         """
         waiting, deaths, finished = enumerate(jobs), Counter[int](), False
-        again: list[tuple[int, Job]] = []
-        running: dict[Future[Any], tuple[int, Job]] = {}
+        again, running = list[tuple[int, Job]](), dict[Future[Any], tuple[int, Job]]()
         while True:
             room = 1 if again else self.workers  # jobs that ran when a worker died run alone, to tell which it was
             while len(running) < room and (entry := again.pop() if again else next(waiting, None)):
@@ -146,7 +141,7 @@ class RayActors:
         try:
             self._ray: Any = import_module("ray")
         except ImportError as error:
-            raise DependencyError('The executor "ray" needs Ray. Install it with: pip install "noiser[ray]"') from error
+            raise DependencyError('The executor "ray" needs Ray.', "ray") from error
         self._connected = self._ray.is_initialized()
         if not self._connected:
             _connect(self._ray)
@@ -207,6 +202,6 @@ def _connect(ray: Any) -> None:
         if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(log_to_driver=False, **({} if address else {"include_dashboard": False}))
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         where = address or "this machine"
         raise RunError(f"Cannot reach the Ray cluster at {where}: {error}. See: ray status") from error

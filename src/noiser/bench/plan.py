@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -14,12 +14,7 @@ from noiser.bench.store import ATTRIBUTION, Label, Row
 from noiser.errors import PlanError, UnknownNameError
 from noiser.types import Profile, RemovalName, TargetUnitName
 
-
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """A list of texts, or one text."""
 
 Count = Annotated[int, Field(ge=1)]
@@ -28,15 +23,16 @@ Limit = Count | dict[str, Count] | None
 
 _KINDS = ("models", "data", "methods", "metrics")
 
-_WHICH = ("model", "quantization", "tokenizer")
-"""The engine arguments that say which model it is and what it reads."""
-
 WORKING = {"api_key_env", "budget_tokens", "cache_dir", "concurrency", "job", "max_retries", "timeout"}
 """Settings of a judge that change no answer."""
 
 
 class Entry(BaseModel):
-    """An entry of a plan, with the label that names its rows."""
+    """An entry of a plan, with the label that names its rows.
+
+    `models`, `data`, `methods` and `metrics` of an entry restrict it to these labels. `limit` is the most examples of
+    each data set's sample that it is used for, or of named ones: `{ known = 40 }`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +58,6 @@ class ModelEntry(Entry):
 
     Attributes:
         engine_args: settings of vLLM or of a server.
-        limit: only the first examples of every data set's sample, or of named ones: `{ known = 60 }`.
     """
 
     name: str
@@ -76,8 +71,9 @@ class ModelEntry(Entry):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """Name and dtype; the identity of the loaded model is stored beside it."""
-        which = {key: value for key, value in self.engine_args.items() if key in _WHICH}
+        """Which model it is, and what it reads; the identity of the loaded model is stored beside it."""
+        names = ("model", "quantization", "tokenizer")
+        which = {name: self.engine_args[name] for name in names if name in self.engine_args}
         meaning = self.model_dump(mode="json", include={"label", "name", "dtype"})
         return meaning | ({"engine_args": which} if which else {})
 
@@ -127,14 +123,10 @@ class DataEntry(Entry):
         if self.prompts is not None:
             if not self.prompts or not all(prompt.strip() for prompt in self.prompts):
                 raise ValueError("prompts: expected at least one text, and none that is blank")
-            if useless := sorted(self.model_fields_set & _OF_DATA_SETS):
+            any_source = {"label", "prompts", "limit", "max_new_tokens", "target_unit"}
+            if useless := sorted(self.model_fields_set - any_source):
                 raise ValueError(f"{', '.join(useless)}: only for data sets, not for prompts")
         return self
-
-
-_OF_DATA_SETS = {
-    "only_correct", "category", "without_category", "without_ids", "stratified", "max_characters", "explain"
-}  # fmt: skip
 
 
 class MethodEntry(Entry):
@@ -145,8 +137,6 @@ class MethodEntry(Entry):
         args: hyper-parameters.
         profile: "authors" for the published script's definitions, of the method and of its metrics.
         unit: what gets a score; "spans": the spans that each example names.
-        models, data, metrics: only these labels; all if empty.
-        limit: only the first examples of every data set's sample, or of named ones: `{ known = 40 }`.
     """
 
     name: str
@@ -168,8 +158,6 @@ class MetricEntry(Entry):
         judge: "local", the model itself; "local:MODEL", another model on this machine, loaded as the plan says where
             MODEL is the label of one of its models; "openai:MODEL".
         judge_args: settings of the judge, without its key. Settings in `WORKING` may change while rows are kept.
-        models, data, methods: only these labels; all if empty.
-        limit: only the first examples of every data set's sample, or of named ones: `{ known = 40 }`.
     """
 
     name: str
@@ -227,11 +215,11 @@ class Plan(BaseModel):
                 raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
         for entry in (*self.models, *self.methods, *self.metrics):
             limited = entry.limit if isinstance(entry.limit, dict) else ()
-            for kind, names in [*((kind, getattr(entry, kind, ())) for kind in _KINDS), ("data", limited)]:
-                for name in names:
-                    if name not in self.labels(kind):
-                        error = UnknownNameError(f"label in {kind}", name, self.labels(kind))
-                        raise ValueError(f"{entry.label!r}: {error}")
+            named = [(kind, name) for kind in _KINDS for name in getattr(entry, kind, ())]
+            for kind, name in (*named, *(("data", name) for name in limited)):
+                if name not in self.labels(kind):
+                    error = UnknownNameError(f"label in {kind}", name, self.labels(kind))
+                    raise ValueError(f"{entry.label!r}: {error}")
         return self
 
     def labels(self, kind: str) -> list[str]:
@@ -242,53 +230,35 @@ class Plan(BaseModel):
         """The entry with a label of the plan."""
         return next(entry for entry in getattr(self, kind) if entry.label == label)
 
-    def data_for(self, model: str) -> Iterator[DataEntry]:
-        """The data sets on which a method runs for a model, each with its limit there."""
-        for entry in self.data:
-            if self.methods_for(model, entry.label):
-                limits = (entry.limit, limit_for(self.entry("models", model), entry.label))
-                yield entry.model_copy(update={"limit": combined(limits)})
+    def kinds(self, model: str, data: str) -> dict[tuple[str, str], int | None]:
+        """The limit of every kind of row for a model and a data set, by method and metric; None for all examples."""
+        most = lowest(self.entry("data", data).limit, _limit(self.entry("models", model), data))
+        kinds: dict[tuple[str, str], int | None] = {}
+        for method in self.methods:
+            if _allows(method.models, model) and _allows(method.data, data):
+                kinds[method.label, ATTRIBUTION] = fewer = lowest(most, _limit(method, data))
+                for metric in self.metrics:
+                    allowed = _allows(metric.models, model) and _allows(metric.data, data)
+                    if allowed and _allows(metric.methods, method.label) and _allows(method.metrics, metric.label):
+                        kinds[method.label, metric.label] = lowest(fewer, _limit(metric, data))
+        return kinds
 
-    def methods_for(self, model: str, data: str) -> list[MethodEntry]:
-        """The methods that run for a model and a data set."""
-        return [entry for entry in self.methods if _allows(entry.models, model) and _allows(entry.data, data)]
-
-    def metrics_for(self, method: MethodEntry, model: str, data: str) -> list[MetricEntry]:
-        """The metrics that measure a method's attributions for a model and a data set."""
-        return [
-            entry
-            for entry in self.metrics
-            if _allows(entry.models, model)
-            and _allows(entry.data, data)
-            and _allows(entry.methods, method.label)
-            and _allows(method.metrics, entry.label)
-        ]
-
-    def kinds(self, model: str, data: str) -> Iterator[tuple[str, str, int | None]]:
-        """Method, metric and limit of every kind of row for a model and a data set."""
-        for method in self.methods_for(model, data):
-            limit = limit_for(method, data)
-            yield method.label, ATTRIBUTION, limit
-            for metric in self.metrics_for(method, model, data):
-                yield method.label, metric.label, combined((limit, limit_for(metric, data)))
-
-    def pairs(self) -> Iterator[tuple[tuple[str, str], int | None]]:
-        """Every model and data set with its limit there."""
-        for model in self.labels("models"):
-            for entry in self.data_for(model):
-                yield (model, entry.label), entry.limit
+    def pairs(self) -> dict[tuple[str, str], int | None]:
+        """The limit of every sample, by model and data set, where a method runs; None for all examples."""
+        return {
+            (model.label, data.label): lowest(data.limit, _limit(model, data.label))
+            for model in self.models
+            for data in self.data
+            if self.kinds(model.label, data.label)
+        }
 
     def row_count(self, model: str, data: str, examples: int) -> int:
-        """How many rows a model and a data set have with so many examples."""
-        return sum(combined((examples, limit)) or 0 for _, _, limit in self.kinds(model, data))
+        """The number of rows of a model and a data set with so many examples."""
+        return sum(lowest(examples, limit) or 0 for limit in self.kinds(model, data).values())
 
     def wanted(self) -> Callable[[Row], bool]:
         """A test for rows that the plan asks for; a folder keeps rows of an earlier, larger plan."""
-        limits = {
-            (*pair, method, metric): combined((limit, most))
-            for pair, most in self.pairs()
-            for method, metric, limit in self.kinds(*pair)
-        }
+        limits = {(*pair, *kind): limit for pair in self.pairs() for kind, limit in self.kinds(*pair).items()}
 
         def asks_for(row: Row) -> bool:
             limit = limits.get((row.model, row.data, row.method, row.metric), 0)
@@ -297,14 +267,13 @@ class Plan(BaseModel):
         return asks_for
 
 
-def limit_for(entry: ModelEntry | MethodEntry | MetricEntry, data: str) -> int | None:
-    """The most examples of a data set that an entry is used for; None for all."""
-    return entry.limit.get(data) if isinstance(entry.limit, dict) else entry.limit
-
-
-def combined(limits: Iterable[int | None]) -> int | None:
+def lowest(*limits: int | None) -> int | None:
     """The lowest of several limits; None where there is none."""
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(entry: ModelEntry | MethodEntry | MetricEntry, data: str) -> int | None:
+    return entry.limit.get(data) if isinstance(entry.limit, dict) else entry.limit
 
 
 def _allows(labels: Sequence[str], label: str) -> bool:
@@ -325,18 +294,12 @@ def read_plan(path: Path) -> tuple[Plan, str]:
 
 
 def parse_plan(text: str, source: str) -> Plan:
-    """A plan from TOML; errors name `source`.
-
-    Raises:
-        PlanError: the text is not TOML, or holds no valid plan.
-    """
+    """A plan from TOML; errors name `source`."""
     try:
         return Plan.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{source} is not valid TOML: {error}. See docs/bench.md for the form of a plan.") from error
     except ValidationError as error:
-        problems = [
-            ": ".join(filter(None, [".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")]))
-            for each in error.errors()
-        ]
-        raise PlanError(f"{source}: {'; '.join(problems)}. See docs/bench.md for the form of a plan.") from error
+        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+        problems = "; ".join(": ".join(filter(None, each)) for each in found).replace("Value error, ", "")
+        raise PlanError(f"{source}: {problems}. See docs/bench.md for the form of a plan.") from error

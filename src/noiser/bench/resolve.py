@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from noiser.attribution.store import to_jsonable
-from noiser.bench.plan import DataEntry, Entry, MethodEntry, MetricEntry, Plan
+from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, Plan
 from noiser.checks import check_choice, check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
@@ -17,8 +17,6 @@ from noiser.metrics import METRICS
 from noiser.metrics.metric import SETTINGS, check_read
 from noiser.metrics.top_k import check_top
 from noiser.registry import renamed
-
-T = TypeVar("T", bound=Entry)
 
 
 def make(entry: MethodEntry) -> Method:
@@ -32,21 +30,18 @@ def resolve(plan: Plan, source: str) -> dict[str, Any]:
     Raises:
         PlanError: an unknown name, or a parameter that is refused.
     """
-    return {
-        "seed": plan.seed,
-        "block": plan.block,
-        "models": {entry.label: entry.meaning for entry in plan.models},
-        "data": {entry.label: _checked(source, "data", entry, _data) for entry in plan.data},
-        "methods": {entry.label: _checked(source, "methods", entry, _method) for entry in plan.methods},
-        "metrics": {entry.label: _checked(source, "metrics", entry, _metric) for entry in plan.metrics},
-    }
-
-
-def _checked(source: str, kind: str, entry: T, look_up: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return to_jsonable(look_up(entry))
-    except NoiserError as error:
-        raise PlanError(f"{source}: {kind}, {entry.label!r}: {error}") from error
+    models = {entry.label: entry.meaning for entry in plan.models}
+    resolved: dict[str, Any] = {"seed": plan.seed, "block": plan.block, "models": to_jsonable(models)}
+    kinds: tuple[tuple[str, Callable[[Any], dict[str, Any]]], ...]
+    kinds = (("data", _data), ("methods", _method), ("metrics", _metric))
+    for kind, look_up in kinds:
+        resolved[kind] = {}
+        for entry in getattr(plan, kind):
+            try:
+                resolved[kind][entry.label] = to_jsonable(look_up(entry))
+            except NoiserError as error:
+                raise PlanError(f"{source}: {kind}, {entry.label!r}: {error}") from error
+    return resolved
 
 
 def _data(entry: DataEntry) -> dict[str, Any]:
@@ -85,16 +80,13 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
 def check_change(
     old: Mapping[str, Any], new: Mapping[str, Any], folder: str, used: Mapping[str, Container[str]]
 ) -> None:
-    """Refuses a plan that changes the meaning of stored rows; it may add to the stored plan, and restrict it.
+    """Raises PlanError where a resolved plan changes what rows of the old one mean; it may add to it, and restrict it.
 
     Args:
         old: the resolved plan that is stored.
         new: the resolved plan that takes its place.
         folder: the benchmark's folder, for errors.
         used: labels of each kind that have rows; other entries may change or go.
-
-    Raises:
-        PlanError: it changes a meaning; names what changed, from what, to what.
     """
     changes = [f"{key} was {old[key]!r} and is {new[key]!r}" for key in ("seed", "block") if old[key] != new[key]]
     for kind in ("models", "data", "methods", "metrics"):
@@ -105,9 +97,9 @@ def check_change(
             elif label in used[kind]:
                 changes += [f"{where}, {change}" for change in _differences(meaning, new[kind][label])]
     if changes:
+        text = f"The plan changes what is stored in {folder}: {'; '.join(changes)}"
         raise PlanError(
-            f"The plan changes what is stored in {folder}: {'; '.join(changes)}. Put the old values back, give new "
-            "entries labels of their own, or start another folder. Nothing stored was changed."
+            f"{text}. Put the old values back, give new entries labels of their own, or start another folder."
         )
 
 

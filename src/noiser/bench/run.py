@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -15,16 +17,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from noiser.bench.executors import Inline, Processes, RayActors
-from noiser.bench.plan import DataEntry, Plan, read_plan
+from noiser.bench.plan import Plan, lowest, read_plan
 from noiser.bench.resolve import check_change, resolve
 from noiser.bench.samples import Drawn, Sampled, Selection, draw_all, first_selection, sample
 from noiser.bench.store import ATTRIBUTION, Key, Store, locked
-from noiser.bench.work import Done, Job, Questions, Worker, check_identity
-from noiser.errors import PlanError, RunError
+from noiser.bench.work import Done, Job, Questions, Worker
+from noiser.errors import PlanError, RunError, StoredFileError
 from noiser.version import __version__, version_of
 
 ExecutorName = Literal["local", "ray"]
-Executor = Inline | Processes | RayActors
 
 ASKED = 20
 """Examples of a job that asks which ones the model answers right."""
@@ -77,12 +78,22 @@ def run_bench(
         DataError: a data set is not there.
     """
     wanted, text = read_plan(Path(plan))
-    check_trust(wanted, trust_remote_code=trust_remote_code)
+    for entry in wanted.models:
+        if entry.load_options.get("trust_remote_code") and not trust_remote_code:
+            runs = f"The plan runs Python code that comes with the model {entry.label!r}"
+            raise PlanError(f"{runs}. Add --trust-remote-code if you trust that code.")
     resolved, drawn = resolve(wanted, str(plan)), draw_all(wanted, data_dir)
     with locked(Path(folder)):
         store = Store(folder, create=True)
         _begin(store, text, resolved, {"executor": executor, "workers": workers})
-        chosen = _executor(executor, wanted, workers)
+        make = partial(Worker, wanted)
+        if executor == "ray":
+            chosen = RayActors(make, workers)
+        elif workers == 0:
+            chosen = Inline(make)
+        else:  # workers share the cores, unless the user has said how many threads there are to be
+            threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
+            chosen = Processes(partial(make, threads), workers or 1)
         try:
             return _Run(wanted, drawn, store, chosen, progress).work(retry_errors=retry_errors)
         finally:
@@ -94,28 +105,18 @@ def most_rows(plan: str | PathLike[str], data_dir: str | PathLike[str] | None = 
     wanted, _ = read_plan(Path(plan))
     resolve(wanted, str(plan))
     sizes = {label: len(drawn.examples) for label, drawn in draw_all(wanted, data_dir).items()}
-    return sum(wanted.row_count(*pair, min(sizes[pair[1]], limit or sizes[pair[1]])) for pair, limit in wanted.pairs())
-
-
-def check_trust(plan: Plan, *, trust_remote_code: bool) -> None:
-    """Raises PlanError where a model's code would run and only the plan says so."""
-    for entry in plan.models:
-        if entry.load_options.get("trust_remote_code") and not trust_remote_code:
-            raise PlanError(
-                f"The plan runs Python code that comes with the model {entry.label!r}. Add --trust-remote-code if you "
-                "trust that code."
-            )
+    return sum(wanted.row_count(*pair, lowest(sizes[pair[1]], limit) or 0) for pair, limit in wanted.pairs().items())
 
 
 def keys_sent(plan: str | PathLike[str]) -> Iterator[str]:
     """Which keys a plan sends where, as sentences. Raises PlanError."""
     wanted, _ = read_plan(Path(plan))
-    for entry in wanted.models:
-        if key := entry.engine_args.get("api_key_env"):
-            yield f"The key in {key} goes to {entry.name}."
+    places = [(entry.engine_args, entry.name) for entry in wanted.models]
     for entry in wanted.metrics:
-        if key := entry.judge_args.get("api_key_env"):
-            yield f"The key in {key} goes to {entry.judge_args.get('base_url', 'OPENAI_BASE_URL or OpenAI')}."
+        places.append((entry.judge_args, entry.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI")))
+    for settings, place in places:
+        if key := settings.get("api_key_env"):
+            yield f"The key in {key} goes to {place}."
 
 
 def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mapping[str, Any]) -> None:
@@ -137,51 +138,40 @@ def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mappin
     )
 
 
-def _executor(name: ExecutorName, plan: Plan, workers: int | None) -> Executor:
-    """Local workers share the cores, unless the user has said how many threads there are to be."""
-    make = partial(Worker, plan)
-    if name == "ray":
-        return RayActors(make, workers)
-    if workers == 0:
-        return Inline(make)
-    threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
-    return Processes(partial(make, threads), workers or 1)
-
-
 class _Run:
     """A plan at work in its folder."""
 
     def __init__(
-        self, plan: Plan, drawn: Mapping[str, Drawn], store: Store, executor: Executor, progress: RunProgress | None
+        self,
+        plan: Plan,
+        drawn: Mapping[str, Drawn],
+        store: Store,
+        executor: Inline | Processes | RayActors,
+        progress: RunProgress | None,
     ) -> None:
         self.plan, self.drawn, self.store, self.executor, self.progress = plan, drawn, store, executor, progress
 
-    def sample(self, model: str, entry: DataEntry) -> tuple[Sampled, ...]:
+    def sample(self, model: str, data: str, limit: int | None) -> tuple[Sampled, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
-        found = first_selection(model, entry, self.drawn[entry.label])
+        entry, drawn = self.plan.entry("data", data), self.drawn[data]
+        found = first_selection(model, entry, drawn, limit)
         for stored in self.store.meta["selections"] if entry.only_correct else ():
-            found = Selection(**stored) if (stored["model"], stored["data"]) == (model, entry.label) else found
-        while questions := [*self._questions(entry, found)]:
+            found = Selection(**stored) if (stored["model"], stored["data"]) == (model, data) else found
+        while found.lacks(limit):
+            start = found.checked or 0
+            following = [*drawn.examples.values()][start : start + ASKED * self.executor.workers]
+            parts = [tuple(following[i : i + ASKED]) for i in range(0, len(following), ASKED)]
             answers: dict[str, bool | str] = {}
-            for job, done in self.executor.run(questions):
+            for job, done in self.executor.run(Questions(model, data, part) for part in parts):
                 if isinstance(done, RunError):
                     raise RunError(f"{job}: {done}.")
                 self._check_model(model, done)
                 answers |= done.answers
-            asked = {sampled.id: answers[sampled.id] for job in questions for sampled in job.examples}
-            found = found.extended(asked, entry.limit)
+            found = found.extended({sampled.id: answers[sampled.id] for sampled in following}, limit)
             self._keep(found)
-            self._report(0, 0, f"{model}, {entry.label}: {found.right} right of {found.checked}")
+            self._report(0, 0, f"{model}, {data}: {found.right} right of {found.checked}")
         self._keep(found)
-        return sample(self.drawn[entry.label], found, entry.limit)
-
-    def _questions(self, entry: DataEntry, selection: Selection) -> Iterator[Questions]:
-        """Jobs for all workers about the next examples of the draw, if there are not enough right ones yet."""
-        if selection.lacks(entry.limit):
-            start = selection.checked or 0
-            following = [*self.drawn[entry.label].examples.values()][start : start + ASKED * self.executor.workers]
-            for part in range(0, len(following), ASKED):
-                yield Questions(selection.model, entry.label, tuple(following[part : part + ASKED]))
+        return sample(drawn, found, limit)
 
     def _keep(self, selection: Selection) -> None:
         kept = {(each["model"], each["data"]): each for each in self.store.meta["selections"]}
@@ -191,31 +181,26 @@ class _Run:
     def jobs(self, *, retry_errors: bool) -> Iterator[Job]:
         """The jobs with missing rows: model by model, so that each is loaded once, then block by block."""
         for model in self.plan.labels("models"):
-            samples = {entry.label: self.sample(model, entry) for entry in self.plan.data_for(model)}
+            limits = {data: limit for (owner, data), limit in self.plan.pairs().items() if owner == model}
+            samples = {data: self.sample(model, data, limit) for data, limit in limits.items()}
             stored = {data: self.store.examples(model, data, errors=not retry_errors) for data in samples}
-            for start in range(0, max(map(len, samples.values()), default=0), self.plan.block):
+            for block in range(math.ceil(max(map(len, samples.values()), default=0) / self.plan.block)):
                 for data, examples in samples.items():
-                    block = examples[start : start + self.plan.block]
-                    for method in self.plan.methods_for(model, data):
-                        missing = self._missing(model, data, method.label, block, stored[data])
-                        if any(missing.values()):
-                            yield Job(model, data, method.label, block, missing, {})
-
-    def _missing(
-        self, model: str, data: str, method: str, block: Sequence[Sampled], stored: Mapping[tuple[str, str], set[str]]
-    ) -> dict[str, frozenset[str]]:
-        """The examples without a row, by metric."""
-        return {
-            metric: frozenset(each.id for each in block if limit is None or each.item.index < limit)
-            - stored.get((label, metric), set())
-            for label, metric, limit in self.plan.kinds(model, data)
-            if label == method
-        }
+                    here = examples[block * self.plan.block : (block + 1) * self.plan.block]
+                    missing: dict[str, dict[str, frozenset[str]]] = {}
+                    for (method, metric), limit in self.plan.kinds(model, data).items():
+                        wanted = {each.id for each in here if limit is None or each.item.index < limit}
+                        lacking = frozenset(wanted - stored[data].get((method, metric), set()))
+                        missing.setdefault(method, {})[metric] = lacking
+                    for method, by_metric in missing.items():
+                        if lacking := frozenset[str]().union(*by_metric.values()):
+                            those = tuple(each for each in here if each.id in lacking)
+                            yield Job(model, data, method, block, those, by_metric)
 
     def work(self, *, retry_errors: bool) -> Outcome:
         """Makes all missing rows."""
         jobs = [*self.jobs(retry_errors=retry_errors)]
-        total = sum(job.size for job in jobs)
+        total = sum(len(examples) for job in jobs for examples in job.missing.values())
         rows, errors, lost = 0, 0, list[str]()
         self._report(0, total, "")
         for job, done in self.executor.run(map(self._with_attributions, jobs)):
@@ -230,23 +215,25 @@ class _Run:
 
     def _with_attributions(self, job: Job) -> Job:
         """The job with its stored attributions."""
-        key = Key(job.model, job.data, job.method, ATTRIBUTION, "")
-        texts = {each.id: self.store.text(key._replace(example=each.id)) for each in job.wanted}
-        return job._replace(
-            attributions={name: text[ATTRIBUTION] for name, text in texts.items() if text and ATTRIBUTION in text}
-        )
+        keys = [Key(job.model, job.data, job.method, ATTRIBUTION, each.id) for each in job.examples]
+        stored = {key.example: self.store.text(key).get(ATTRIBUTION) for key in keys}
+        return job._replace(attributions={example: att for example, att in stored.items() if att})
 
     def _report(self, done: int, total: int, job: str) -> None:
         if self.progress is not None:
             self.progress(done, total, job)
 
     def _check_model(self, label: str, done: Done) -> None:
-        """Records the model, or refuses another one than before."""
-        models = self.store.meta["models"]
-        if label in models:
-            check_identity(label, done.identity, models[label]["identity"])
-        else:
-            self.store.set_meta(models={**models, label: {"identity": done.identity}})
+        """Records the model. Raises StoredFileError where stored rows are about another one."""
+        models, identity = self.store.meta["models"], done.identity
+        if label not in models:
+            self.store.set_meta(models={**models, label: {"identity": identity}})
+            return
+        stored = models[label]["identity"]
+        if changed := [key for key in identity if key != "name" and identity[key] != stored.get(key)]:
+            changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in changed)
+            text = f"The model {label!r} is not the one that the stored rows are about: {changes}"
+            raise StoredFileError(f"{text}. Load the same weights, or start another folder.")
 
 
 def _versions() -> dict[str, str]:
@@ -262,18 +249,14 @@ def _machine() -> dict[str, Any]:
     """System, processor, cores and graphics cards of this machine."""
     import torch
 
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, TypeError):
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)[1]  # pyright: ignore[reportOptionalSubscript]
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"system": sys.platform, "cpu": _processor(), "cores": _core_count(), "gpus": gpus}
+    return {"system": sys.platform, "cpu": name, "cores": _core_count(), "gpus": gpus}
 
 
 def _core_count() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

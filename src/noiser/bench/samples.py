@@ -59,20 +59,19 @@ class Selection(NamedTuple):
 
     def extended(self, answers: Mapping[str, bool | str], limit: int | None) -> Selection:
         """The selection after further answers, in the order of the draw: right, wrong, or an error's type."""
-        found = self
+        chosen, failed, checked = [*self.chosen], {**self.failed}, self.checked or 0
         for example, answer in answers.items():
-            if found.lacks(limit):
-                chosen = [*found.chosen, *([example] if answer is True else [])]
-                failed = {**found.failed, **({example: answer} if isinstance(answer, str) else {})}
-                checked = (found.checked or 0) + 1
-                found = found._replace(checked=checked, right=len(chosen), chosen=chosen, failed=failed)
-        return found
+            if limit is None or len(chosen) < limit:
+                chosen += [example] if answer is True else []
+                failed |= {example: answer} if isinstance(answer, str) else {}
+                checked += 1
+        return self._replace(checked=checked, right=len(chosen), chosen=chosen, failed=failed)
 
 
-def first_selection(model: str, entry: DataEntry, drawn: Drawn) -> Selection:
+def first_selection(model: str, entry: DataEntry, drawn: Drawn, limit: int | None) -> Selection:
     """The first examples of the draw; none yet where only right answers count."""
     asked = 0 if entry.only_correct else None
-    chosen = [] if entry.only_correct else [*drawn.examples][: entry.limit]
+    chosen = [] if entry.only_correct else [*drawn.examples][:limit]
     return Selection(model, entry.label, len(drawn.examples), asked, asked, chosen, {}, drawn.notes)
 
 
@@ -81,7 +80,6 @@ def draw_all(plan: Plan, data_dir: str | PathLike[str] | None) -> dict[str, Draw
 
     Raises:
         PlanError: no such category or example, none is left, or the data set has no answers and the entry needs them.
-        DataError: a data set's files are not there.
     """
     try:
         return {entry.label: draw(entry, plan.seed, data_dir) for entry in plan.data}
@@ -92,8 +90,8 @@ def draw_all(plan: Plan, data_dir: str | PathLike[str] | None) -> dict[str, Draw
 def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> Drawn:
     """All examples of an entry, in the order of the draw."""
     if entry.prompts is not None:
-        items = [Item(index=index, prompt=prompt) for index, prompt in enumerate(entry.prompts)]
-        return Drawn({(name := f"{entry.label}-{item.index}"): Sampled(name, "", item) for item in items}, ())
+        named = {f"{entry.label}-{i}": Item(index=i, prompt=prompt) for i, prompt in enumerate(entry.prompts)}
+        return Drawn({name: Sampled(name, "", item) for name, item in named.items()}, ())
     assert entry.name is not None
     dataset = load(entry.name, data_dir)
     _check_names(entry, dataset)
@@ -114,44 +112,33 @@ def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> D
         turns = defaultdict[str, Iterator[int]](itertools.count)
         turn = {example.id: next(turns[example.category]) for example in ordered}
         ordered.sort(key=lambda example: turn[example.id])
-    sampled = {
-        example.id: Sampled(
-            example.id,
-            example.category,
-            Item(
-                index=0,  # `sample` counts
-                prompt=example.prompt,
-                target=example.target if entry.explain == "answer" else None,
-                gold=example.target,
-                spans=example.spans or None,
-                without=example.without,
-            ),
+    sampled: dict[str, Sampled] = {}
+    for example in ordered:
+        item = Item(
+            index=0,  # `sample` counts
+            prompt=example.prompt,
+            target=example.target if entry.explain == "answer" else None,
+            gold=example.target,
+            spans=example.spans or None,
+            without=example.without,
         )
-        for example in ordered
-    }
+        sampled[example.id] = Sampled(example.id, example.category, item)
     return Drawn(sampled, tuple(dataset.notes))
 
 
 def _check_names(entry: DataEntry, dataset: DataSet) -> None:
     categories, ids = set(dataset.categories), {example.id for example in dataset}
-    for kind, names, there in [
-        ("category", (*entry.category, *entry.without_category), categories),
-        ("example", entry.without_ids, ids),
-    ]:
-        if unknown := [name for name in names if name not in there]:
-            raise UnknownNameError(f"{kind} of {entry.name}", unknown[0], sorted(there)[:20])
+    named = [("category", name, categories) for name in (*entry.category, *entry.without_category)]
+    for kind, name, there in (*named, *(("example", name, ids) for name in entry.without_ids)):
+        if name not in there:
+            raise UnknownNameError(f"{kind} of {entry.name}", name, sorted(there)[:20])
 
 
 def sample(drawn: Drawn, selection: Selection, limit: int | None) -> tuple[Sampled, ...]:
-    """The chosen examples, each with its position.
-
-    Raises:
-        StoredFileError: the data set lacks a chosen example.
-    """
+    """The chosen examples, each with its position. Raises StoredFileError where the data set lacks one."""
     chosen = selection.chosen[:limit]
     if gone := [example for example in chosen if example not in drawn.examples]:
-        raise StoredFileError(
-            f"{selection.data!r} lacks {gone[0]!r}, which was chosen before. Use the data of that run."
-        )
-    found = [drawn.examples[example] for example in chosen]
-    return tuple(each._replace(item=replace(each.item, index=index)) for index, each in enumerate(found))
+        text = f"{selection.data!r} lacks {gone[0]!r}, which was chosen before. Use the data of that run."
+        raise StoredFileError(text)
+    examples = map(drawn.examples.__getitem__, chosen)
+    return tuple(each._replace(item=replace(each.item, index=index)) for index, each in enumerate(examples))

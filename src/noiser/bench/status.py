@@ -8,37 +8,31 @@ from pathlib import Path
 from noiser.bench.samples import Selection
 from noiser.bench.store import Store
 
-Pair = tuple[str, str]
-
 
 def status(folder: Path) -> str:
-    """A table of rows stored and wanted per model and data set, and the errors by type.
-
-    Raises:
-        StoredFileError: there is no benchmark in the folder.
-    """
+    """A table of rows stored and wanted per model and data set, and the errors by type."""
     store = Store(folder)
-    rows, errors, seconds, types = Counter[Pair](), Counter[Pair](), Counter[Pair](), Counter[str]()
+    rows, errors, types, seconds = Counter[str](), Counter[str](), Counter[str](), dict[str, float]()
     for row in filter(store.plan.wanted(), store.rows()):
-        pair = row.model, row.data
+        pair = f"{row.model}/{row.data}"
         rows[pair] += 1
-        seconds[pair] += row.seconds or 0  # pyright: ignore[reportArgumentType]
+        seconds[pair] = seconds.get(pair, 0) + (row.seconds or 0)
         errors[pair] += row.error is not None
         types.update([row.error] if row.error else [])
     selections = {(each["model"], each["data"]): Selection(**each) for each in store.meta["selections"]}
     lines, complete = [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")], True
-    for pair, limit in store.plan.pairs():
-        selection = selections.get(pair)
+    for (model, data), limit in store.plan.pairs().items():
+        pair, selection = f"{model}/{data}", selections.get((model, data))
         chosen = len(selection.chosen[:limit]) if selection else 0
-        wanted = store.plan.row_count(*pair, chosen)
+        wanted = store.plan.row_count(model, data, chosen)
         complete &= selection is not None and not selection.lacks(limit) and rows[pair] >= wanted
         asked = f"{selection.right} of {selection.checked}" if selection and selection.checked is not None else ""
         total = f"{chosen} of {selection.total}" if selection else "not yet"
-        counts = (f"{rows[pair]} of {wanted}", str(errors[pair]), f"{seconds[pair]:.0f}")
-        lines.append((*pair, asked, total, *counts))
+        counts = (f"{rows[pair]} of {wanted}", str(errors[pair]), f"{seconds.get(pair, 0):.0f}")
+        lines.append((model, data, asked, total, *counts))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     state = "complete" if complete else "not complete"
-    head = f"{store.plan.name}: {state}, {rows.total():,} rows, {seconds.total():,.0f} seconds of work"
+    head = f"{store.plan.name}: {state}, {rows.total():,} rows, {sum(seconds.values()):,.0f} seconds of work"
     kinds = [f"  {count} × {name}" for name, count in types.most_common()]
     return "\n".join([head, "", *table, *(["", "Errors:", *kinds] if kinds else [])])

@@ -8,10 +8,11 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from pydantic import Field
 
@@ -26,11 +27,24 @@ if TYPE_CHECKING:
 FORMAT, SCHEMA = "noiser.bench", 2
 FILE, ROWS, RUN, PLAN = "bench.sqlite", "rows.jsonl.gz", "run.json", "plan.toml"
 
+MOST_BYTES, INFLATION = 1_000_000, 100
+"""Bounds of a pack, which others may have made: bytes of a row, and of all rows for each packed byte."""
+
 ATTRIBUTION = "attribution"
 """The metric of rows about the attribution itself."""
 
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_length=100)]
 """A name for an entry of a plan, without characters that a file name cannot have."""
+
+
+class Key(NamedTuple):
+    """The columns that identify a row."""
+
+    model: str
+    data: str
+    method: str
+    metric: str
+    example: str
 
 
 class Row(NamedTuple):
@@ -74,16 +88,6 @@ class Row(NamedTuple):
         return Key(self.model, self.data, self.method, self.metric, self.example)
 
 
-class Key(NamedTuple):
-    """The columns that identify a row."""
-
-    model: str
-    data: str
-    method: str
-    metric: str
-    example: str
-
-
 class Text(NamedTuple):
     """The attribution, the error message or the judge's words that belong to a row."""
 
@@ -92,7 +96,7 @@ class Text(NamedTuple):
 
 
 _COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
-_KEY = ", ".join(Key._fields)
+_KINDS, _KEY = (", ".join(names) for names in (Key._fields[:4], Key._fields))
 _IS_KEY = " AND ".join(f"{name} = ?" for name in Key._fields)
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -104,13 +108,14 @@ CREATE TABLE IF NOT EXISTS texts ({_KEY}, value TEXT NOT NULL, PRIMARY KEY ({_KE
 class Store:
     """A benchmark's folder: `bench.sqlite` as `noiser bench run` fills it, or a pack, read into memory.
 
+    Every method raises RunError where the file system refuses, and StoredFileError where the file is damaged.
+
     Args:
         path: the folder.
         create: makes a new benchmark where there is none, and one to go on with out of a pack.
 
     Raises:
-        StoredFileError: there is no benchmark in the folder, it has another schema, or it is damaged.
-        RunError: the file system refuses.
+        StoredFileError: there is no benchmark in the folder, or it has another schema.
     """
 
     def __init__(self, path: str | PathLike[str], *, create: bool = False) -> None:
@@ -121,7 +126,8 @@ class Store:
         with self._explained():
             if create:
                 self.path.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self.path / FILE if exists or create else ":memory:", timeout=60)
+            place = inside(self.path, FILE) if exists or create else ":memory:"
+            self._db = sqlite3.connect(place, timeout=60)
             if not (schema := self._select("PRAGMA user_version")[0][0]):
                 self._db.executescript(_TABLES)
                 if packed:
@@ -147,7 +153,7 @@ class Store:
             return {name: json.loads(value) for name, value in facts}
 
     def set_meta(self, **values: Any) -> None:
-        """Replaces facts about the run. Raises RunError."""
+        """Replaces facts about the run."""
         with self._explained(), self._db:
             self._db.executemany("REPLACE INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in values.items()])
         for name in ("meta", "plan"):
@@ -155,14 +161,13 @@ class Store:
 
     def rows(self) -> Iterator[Row]:
         """All rows, ordered by their labels and positions."""
-        rows = self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY model, data, method, metric, "index"')
-        at = Row._fields.index("values")
         with self._explained():
-            found = [Row._make((*values[:at], json.loads(values[at]), *values[at + 1 :])) for values in rows]
+            found = map(Row._make, self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY {_KINDS}, "index"'))
+            found = [row._replace(values=json.loads(cast("str", row.values))) for row in found]
         yield from found
 
     def add(self, rows: Iterable[Row], texts: Iterable[Text] = ()) -> None:
-        """Stores rows with their texts, all or none; they replace those of the same keys. Raises RunError."""
+        """Stores rows with their texts, all or none; they replace those of the same keys."""
         rows, marks = list(rows), ", ".join("?" * len(Row._fields))
         with self._explained(), self._db:
             self._db.executemany(f"DELETE FROM texts WHERE {_IS_KEY}", [row.key for row in rows])
@@ -180,17 +185,15 @@ class Store:
         return found
 
     def labels(self) -> dict[str, set[str]]:
-        """The labels of each kind that have rows."""
-        kinds = {"models": "model", "data": "data", "methods": "method", "metrics": "metric"}
-        return {
-            kind: {label for (label,) in self._select(f"SELECT DISTINCT {column} FROM rows")}
-            for kind, column in kinds.items()
-        }
+        """The labels of "models", "data", "methods" and "metrics" that have rows."""
+        columns = zip(*self._select(f"SELECT DISTINCT {_KINDS} FROM rows"), strict=True)
+        kinds = ("models", "data", "methods", "metrics")
+        return {kind: set[str]() for kind in kinds} | dict(zip(kinds, map(set, columns), strict=False))
 
-    def text(self, key: Key) -> Mapping[str, Any] | None:
-        """The text of a row; None where there is none."""
+    def text(self, key: Key) -> Mapping[str, Any]:
+        """The text of a row; empty where there is none."""
         found = self._select(f"SELECT value FROM texts WHERE {_IS_KEY}", key)
-        return json.loads(found[0][0]) if found else None
+        return json.loads(found[0][0]) if found else {}
 
     def attributions(self, model: str, data: str, method: str) -> dict[str, Attribution]:
         """A method's attributions by example; none in a pack."""
@@ -208,9 +211,6 @@ class Store:
 
         Returns:
             The files.
-
-        Raises:
-            RunError: a file cannot be written.
         """
         facts = {name: value for name, value in self.meta.items() if name != "plan"}
         head = {"format": FORMAT, "schema": SCHEMA, **facts}
@@ -221,16 +221,13 @@ class Store:
             RUN: self._without_paths(json.dumps(head, indent=1, ensure_ascii=False) + "\n").encode(),
         }
         with self._explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                write_bytes(folder / name, content)
-        return [folder / name for name in files]
+            return write_files(folder, files)
 
     def _without_paths(self, text: str) -> str:
-        plan = self.plan
-        names = [entry.name for entry in plan.models] + [(each.judge or "").partition(":")[2] for each in plan.metrics]
-        for settings in (*(model.engine_args for model in plan.models), *(each.judge_args for each in plan.metrics)):
-            names += [value for value in settings.values() if isinstance(value, str)]
+        names = [entry.name for entry in self.plan.models]
+        names += [(entry.judge or "").partition(":")[2] for entry in self.plan.metrics]
+        settings = [entry.engine_args for entry in self.plan.models] + [entry.judge_args for entry in self.plan.metrics]
+        names += [str(value) for values in settings for value in values.values()]
         for name in sorted({name for name in names if Path(name).is_absolute()}, key=len, reverse=True):
             text = text.replace(name, Path(name).name)
         return text
@@ -241,11 +238,16 @@ class Store:
             if (facts.pop("format", None), schema := facts.pop("schema", None)) != (FORMAT, SCHEMA):
                 raise StoredFileError(f"{self.path / RUN} has schema {schema}; this version of noiser reads {SCHEMA}.")
             self.set_meta(plan=renamed((self.path / PLAN).read_text(encoding="utf-8")), **facts)
-            with gzip.open(self.path / ROWS, "rt", encoding="utf-8") as file:
-                self.add(Row(**json.loads(renamed(line))) for line in file)
-        except StoredFileError:
-            raise
-        except (AttributeError, ValueError, TypeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            left = INFLATION * (self.path / ROWS).stat().st_size
+            with gzip.open(self.path / ROWS) as file:
+                while batch := list(islice(iter(partial(file.readline, MOST_BYTES), b""), 1000)):
+                    left -= sum(map(len, batch))
+                    if left < 0 or max(map(len, batch)) == MOST_BYTES:
+                        raise ValueError("its rows are larger than any that are made here")
+                    self.add(Row(**json.loads(renamed(line.decode()))) for line in batch)
+        except (AttributeError, ValueError, TypeError, EOFError, RecursionError, gzip.BadGzipFile, zlib.error) as error:
+            if isinstance(error, StoredFileError):
+                raise
             raise StoredFileError(f"The pack in {self.path} is damaged: {error}. Use another copy.") from error
 
     def _select(self, query: str, values: Iterable[str] = ()) -> list[tuple[Any, ...]]:
@@ -258,13 +260,11 @@ class Store:
         place = path or self.path / FILE
         try:
             yield
+        except RunError:
+            raise
         except (sqlite3.OperationalError, OSError) as error:
-            if isinstance(error, RunError):
-                raise
-            raise RunError(
-                f"Cannot use {place}: {error}. What is stored is whole; when the reason is gone, the same command goes "
-                "on where this one stopped."
-            ) from error
+            text = "What is stored is whole; when the reason is gone, the same command goes on where this one stopped."
+            raise RunError(f"Cannot use {place}: {error}. {text}") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise StoredFileError(f"{place} is damaged: {error}. Use another copy, or another folder.") from error
 
@@ -278,17 +278,33 @@ def locked(folder: Path) -> Generator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        lock = FileLock(inside(folder, ".lock")).acquire(timeout=0)
     except Timeout as error:
         raise RunError(f"Another run is at work in {folder}. Wait for it, or stop it first.") from error
     except OSError as error:
-        raise RunError(
-            f"Cannot write {folder}: {error.strerror or error}. Expected a folder that is writable."
-        ) from error
-    try:
+        raise RunError(f"Cannot write {folder}: {error}. Expected a folder that is writable.") from error
+    with lock:
         yield
-    finally:
-        lock.release()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder. Raises RunError where a link in the folder leads out of it."""
+    root = folder.resolve()
+    if not (path := (root / name).resolve()).is_relative_to(root):
+        raise RunError(f"{folder / name} is a link to {path}, which is outside of {folder}. Remove the link.")
+    return path
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """The paths of the files, written into a folder by their names in it; each is whole or not there.
+
+    Raises:
+        OSError: a file cannot be written, or its name is a link that leads out of the folder.
+    """
+    for name, content in contents.items():
+        path = inside(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
+    return [folder / name for name in contents]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from noiser.bench.plan import MetricEntry, Plan
 from noiser.bench.resolve import make
 from noiser.bench.samples import Sampled
 from noiser.bench.store import ATTRIBUTION, Key, Row, Text
-from noiser.errors import NoiserError, RunError, StoredFileError
+from noiser.errors import NoiserError, RunError
 from noiser.evaluation.measuring import Attributor, Measurement, MetricRun, measure_block, says
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.metrics import METRICS
@@ -22,7 +22,7 @@ from noiser.metrics.metric import SETTINGS
 from noiser.model import LanguageModel, load_model
 from noiser.model.memory import free_memory
 
-_WORDS = frozenset(("correct", "wrong", "unscored", "Infinity", "-Infinity"))
+_WORDS = ("correct", "wrong", "unscored", "Infinity", "-Infinity")
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
 
 
@@ -42,7 +42,8 @@ class Job(NamedTuple):
 
     Attributes:
         model, data, method: labels of the plan.
-        examples: the block's.
+        block: the index of the block; methods on it share what a prompt has once.
+        examples: those of the block that lack a row.
         missing: ids of examples without a row, by metric, "attribution" among them.
         attributions: stored attributions by example, as JSON.
     """
@@ -50,23 +51,13 @@ class Job(NamedTuple):
     model: str
     data: str
     method: str
+    block: int
     examples: tuple[Sampled, ...]
     missing: Mapping[str, frozenset[str]]
-    attributions: Mapping[str, Mapping[str, Any]]
+    attributions: Mapping[str, Mapping[str, Any]] = {}
 
     def __str__(self) -> str:
         return f"{self.model}, {self.data}, {self.method}"
-
-    @property
-    def size(self) -> int:
-        """The number of missing rows."""
-        return sum(map(len, self.missing.values()))
-
-    @property
-    def wanted(self) -> list[Sampled]:
-        """The examples that lack a row."""
-        lacking = frozenset[str]().union(*self.missing.values())
-        return [sampled for sampled in self.examples if sampled.id in lacking]
 
 
 class Done(NamedTuple):
@@ -95,7 +86,6 @@ class Worker:
     def __init__(self, plan: Plan, threads: int | None = None) -> None:
         self.plan = plan
         self._models: dict[str, LanguageModel] = {}
-        self._identity: Mapping[str, Any] = {}
         self._judges: dict[str, Judge] = {}
         self._block: tuple[Any, ...] = ()
         self._caches: dict[int, dict[Hashable, Any]] = {}
@@ -110,16 +100,21 @@ class Worker:
         """
         try:
             lm = self._model(job.model)
+            identity = lm.identity._asdict()
             if isinstance(job, Questions):
-                return Done(self._identity, answers={each.id: _is_right(lm, each) for each in job.examples})
-            return Done(self._identity, *_rows(self.plan, job, self._measured(job, lm)))
+                return Done(identity, answers={each.id: _is_right(lm, each) for each in job.examples})
+            rows, texts = list[Row](), list[Text]()
+            for sampled, found in zip(job.examples, self._measured(job, lm), strict=True):
+                _note(self.plan, job, sampled, found, rows, texts)
+            return Done(identity, rows, texts)
         except NoiserError as error:  # not every error of ours can be sent to another process
             raise RunError(str(error)) from error
 
     def _measured(self, job: Job, lm: LanguageModel) -> list[Measurement]:
         index_of = {sampled.id: sampled.item.index for sampled in job.examples}
-        if self._block != (block := (job.model, job.data, *index_of)):  # all methods share what a prompt has once
-            self._block, self._caches = block, {index: {} for index in index_of.values()}
+        if self._block != (block := (job.model, job.data, job.block)):
+            self._block, self._caches = block, {}
+        caches = {index: self._caches.setdefault(index, {}) for index in index_of.values()}
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
         attributor = Attributor(
             lm=lm,
@@ -129,19 +124,18 @@ class Worker:
             target_unit=data.target_unit,
             profile=method.profile,
         )
+        metrics = {
+            metric: self._metric(self.plan.entry("metrics", metric), lm, {index_of[example] for example in examples})
+            for metric, examples in job.missing.items()
+            if metric != ATTRIBUTION
+        }
         return measure_block(
             attributor,
-            [sampled.item for sampled in job.wanted],
-            {
-                metric: self._metric(
-                    self.plan.entry("metrics", metric), lm, {index_of[example] for example in examples}
-                )
-                for metric, examples in job.missing.items()
-                if metric != ATTRIBUTION
-            },
+            [sampled.item for sampled in job.examples],
+            metrics,
             seed=self.plan.seed,
             attributions={index_of[key]: Attribution.from_dict(att) for key, att in job.attributions.items()},
-            caches=self._caches,
+            caches=caches,
         )
 
     def _metric(self, entry: MetricEntry, lm: LanguageModel, items: set[int]) -> MetricRun:
@@ -155,8 +149,7 @@ class Worker:
             self._models.clear()
             self._caches.clear()
             free_memory()
-            lm = self._load(label)
-            self._models[label], self._identity = lm, lm.identity._asdict()
+            self._models[label] = self._load(label)
         return self._models[label]
 
     def _load(self, name: str) -> LanguageModel:
@@ -189,40 +182,36 @@ def _is_right(lm: LanguageModel, sampled: Sampled) -> bool | str:
         return type(error).__name__
 
 
-def _rows(plan: Plan, job: Job, measured: Iterable[Measurement]) -> tuple[list[Row], list[Text]]:
-    """The rows that a job lacks, and the texts that belong to them."""
-    rows, texts = list[Row](), list[Text]()
-    for sampled, found in zip(job.wanted, measured, strict=True):
-        att = found.attribution if isinstance(found.attribution, Attribution) else None
-        place = Key(job.model, job.data, job.method, ATTRIBUTION, sampled.id)
-        if att and found.attribution_seconds is not None:
-            texts.append(Text(place, {ATTRIBUTION: att.to_dict()}))
-        for metric in [metric for metric, examples in job.missing.items() if sampled.id in examples]:
-            columns, seconds = found.attribution, found.attribution_seconds
-            if metric != ATTRIBUTION:
-                seconds = found.seconds.get(metric)
-                columns = found.numbers.get(metric, found.attribution)  # where there is none, its error
-            key = place._replace(metric=metric)
-            numbers = _facts(columns) if isinstance(columns, Attribution) else columns
-            failed = isinstance(numbers, Exception)
-            rows.append(
-                Row(
-                    **key._asdict(),
-                    category=sampled.category,
-                    index=sampled.item.index,
-                    seed=plan.seed + sampled.item.index,
-                    units=len(att.units) if att else 0,
-                    targets=len(att.targets) if att else 0,
-                    probability=att.targets[0].probability if att else None,
-                    values={} if failed else {k: v for k, v in to_jsonable(numbers).items() if _is_free_of_text(v)},
-                    error=type(numbers).__name__ if failed else None,
-                    seconds=None if seconds is None else round(seconds, 6),
-                    threads=torch.get_num_threads(),
-                )
-            )
-            words = {"error": str(numbers)} if failed else _words(numbers)
-            texts += [Text(key, words)] if words else []
-    return rows, texts
+def _note(plan: Plan, job: Job, sampled: Sampled, found: Measurement, rows: list[Row], texts: list[Text]) -> None:
+    """Adds the rows that an example lacks, and the texts that belong to them."""
+    att = found.attribution if isinstance(found.attribution, Attribution) else None
+    place = Key(job.model, job.data, job.method, ATTRIBUTION, sampled.id)
+    if att and found.attribution_seconds is not None:
+        texts.append(Text(place, {ATTRIBUTION: att.to_dict()}))
+    for metric in [metric for metric, examples in job.missing.items() if sampled.id in examples]:
+        if metric == ATTRIBUTION:
+            numbers, seconds = _facts(att) if att else found.attribution, found.attribution_seconds
+        else:
+            numbers, seconds = found.numbers.get(metric, found.attribution), found.seconds.get(metric)
+        columns = numbers if isinstance(numbers, Mapping) else {}
+        error = numbers if isinstance(numbers, Exception) else None
+        row = Row(
+            **place._replace(metric=metric)._asdict(),
+            category=sampled.category,
+            index=sampled.item.index,
+            seed=plan.seed + sampled.item.index,
+            units=len(att.units) if att else 0,
+            targets=len(att.targets) if att else 0,
+            probability=att.targets[0].probability if att else None,
+            values={name: value for name, value in to_jsonable(columns).items() if _is_free_of_text(value)},
+            error=type(error).__name__ if error else None,
+            seconds=None if seconds is None else round(seconds, 6),
+            threads=torch.get_num_threads(),
+        )
+        rows.append(row)
+        words = {name: value for name, value in columns.items() if isinstance(value, str) and value not in _WORDS}
+        if error or words:
+            texts.append(Text(row.key, words or {"error": str(error)}))
 
 
 def _facts(att: Attribution) -> dict[str, Any]:
@@ -234,22 +223,4 @@ def _facts(att: Attribution) -> dict[str, Any]:
 
 
 def _is_free_of_text(value: object) -> bool:
-    return value in _WORDS if isinstance(value, str) else value is None or isinstance(value, int | float)
-
-
-def _words(numbers: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in numbers.items() if isinstance(value, str) and value not in _WORDS}
-
-
-def check_identity(label: str, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raises StoredFileError where a model of the plan is not the one that rows are stored of."""
-    changes = [
-        f"{key} was {stored.get(key)!r} and is {identity[key]!r}"
-        for key in identity
-        if key != "name" and identity[key] != stored.get(key)
-    ]
-    if changes:
-        raise StoredFileError(
-            f"The model {label!r} is not the one that the stored rows are about: {'; '.join(changes)}. Load the same "
-            "weights, or start another folder. Nothing stored was changed."
-        )
+    return value is None or value in _WORDS or isinstance(value, int | float)

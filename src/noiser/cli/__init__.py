@@ -12,7 +12,7 @@ from noiser.cli.bench import bench, report
 from noiser.cli.cite import cite
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import evaluate
-from noiser.cli.options import command
+from noiser.cli.options import Command, command
 from noiser.cli.serve import serve
 
 __all__ = ["app"]
@@ -42,6 +42,6 @@ def main(
 
 
 for function in (attribute, compare, cite, evaluate, report, methods, metrics, models, serve):
-    app.command()(command(function))
+    app.command(cls=Command)(command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,8 +12,6 @@ from noiser.cli.terminal import progress_bar
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
     from noiser.methods import Method
-    from noiser.model import LanguageModel
-    from noiser.question import Question
 
 
 def attribute(
@@ -30,15 +28,15 @@ def attribute(
     from noiser.attribution.terminal import to_text
     from noiser.methods import make_method
 
-    question, chosen = prompt.question(), make_method(method, **o.parse_parameters(set_))
-    att = _attribute(loading.load(model), question, chosen, seed, "Attributing")
+    chosen = {method: make_method(method, **o.parse_parameters(set_))}
+    (att,) = _attributions(prompt, chosen, model, seed, loading)
     plain = output.output is not None
     output.write({"text": lambda: to_text([att], plain=plain), "json": lambda: dumps(att), "html": att.to_html})
 
 
 def compare(
     prompt: o.PromptOptions,
-    methods: Annotated[str, typer.Option(help="Names, with commas between them; see: noiser methods.")] = (
+    methods: Annotated[str, typer.Option(help="Names with commas, such as joint,occlusion:score=logprob.")] = (
         "joint,noiser,occlusion"
     ),
     model: o.Model = "gemma-3-270m",
@@ -50,13 +48,9 @@ def compare(
     from noiser.attribution.html import page
     from noiser.attribution.terminal import to_text
     from noiser.files import json_text
-    from noiser.methods import make_method
 
-    question = prompt.question()
-    chosen = {name: make_method(name) for name in o.parse_names("--methods", methods)}
-    lm = loading.load(model)
-    attributions = [_attribute(lm, question, one, seed, name) for name, one in chosen.items()]
-    plain = output.output is not None
+    chosen = {name: o.parse_method(name) for name in o.parse_names("--methods", methods)}
+    attributions, plain = _attributions(prompt, chosen, model, seed, loading), output.output is not None
     output.write(
         {
             "text": lambda: to_text(attributions, plain=plain),
@@ -66,19 +60,21 @@ def compare(
     )
 
 
-def _attribute(lm: LanguageModel, question: Question, method: Method, seed: int, label: str) -> Attribution:
+def _attributions(
+    prompt: o.PromptOptions, methods: dict[str, Method], model: str, seed: int, loading: o.Loading
+) -> list[Attribution]:
+    """An attribution by each method; what can be refused without the model is refused before it is loaded."""
+    from noiser.engine import score_of
     from noiser.explain import attribute as run
 
-    with progress_bar(label) as progress:
-        return run(
-            lm,
-            question.prompt,
-            method=method,
-            target=question.target,
-            foil=question.foil,
-            max_new_tokens=question.max_new_tokens,
-            target_unit=question.target_unit,
-            unit=question.unit,
-            seed=seed,
-            progress=progress,
-        )
+    question = prompt.arguments()
+    for method in methods.values():
+        score: Any = getattr(method, "score", None)
+        if question["foil"] is not None and score in ("hellinger", "squared"):
+            score_of(score, 0)
+    lm = loading.load(model)
+    attributions: list[Attribution] = []
+    for name, method in methods.items():
+        with progress_bar(f"Attributing by {name}") as progress:
+            attributions.append(run(lm, method=method, seed=seed, progress=progress, **question))
+    return attributions

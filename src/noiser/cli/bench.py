@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -48,17 +49,10 @@ def run(
         return
     for line in keys_sent(plan):
         say(line, err=True)
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "data_dir": data_dir}
+    options |= {"retry_errors": retry_errors, "trust_remote_code": trust_remote_code}
     with progress_bar("rows", patience=0) as update:
-        outcome = run_bench(
-            plan,
-            output,
-            executor=executor,
-            workers=workers,
-            data_dir=data_dir,
-            retry_errors=retry_errors,
-            trust_remote_code=trust_remote_code,
-            progress=_Progress(update),
-        )
+        outcome = run_bench(plan, output, **options, progress=partial(_tell, update, [0.0]))
     say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
     if outcome.lost:
         raise RunError(
@@ -67,19 +61,14 @@ def run(
         )
 
 
-class _Progress:
-    """A bar on a terminal, a line from time to time elsewhere."""
-
-    def __init__(self, update: Update | None) -> None:
-        self._update, self._next_line = update, 0.0
-
-    def __call__(self, done: int, total: int, job: str) -> None:
-        text = f"{done:,} of {total:,} rows: {job}" if total else job
-        if self._update:
-            self._update(done, total or 1, text)
-        elif time.monotonic() > self._next_line:
-            self._next_line = time.monotonic() + QUIET_SECONDS
-            say(text, err=True)
+def _tell(update: Update | None, next_line: list[float], done: int, total: int, job: str) -> None:
+    """Moves a bar on a terminal; elsewhere writes a line from time to time."""
+    text = f"{done:,} of {total:,} rows: {job}" if total else job
+    if update:
+        update(done, total or 1, text)
+    elif time.monotonic() > next_line[0]:
+        next_line[0] = time.monotonic() + QUIET_SECONDS
+        say(text, err=True)
 
 
 def status(folder: Folder) -> None:
@@ -111,22 +100,21 @@ def report(
 ) -> None:
     """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
     from noiser.bench import Store
+    from noiser.bench.store import inside
     from noiser.report import FORMATS, render, write_report
 
-    store, text = Store(folder), ""
+    store, place, text, paths = Store(folder), output or inside(folder, "report"), "", list[Path]()
     with progress_bar("Reporting") as progress:
+        options: dict[str, Any] = {"confidence": confidence, "progress": progress}
         if output is None and format_ != "all" and not figures and not html:
-            text, paths = render(store, format_, confidence, progress), []
+            text = render(store, format_, **options)
         else:
             forms = FORMATS if format_ == "all" else (format_,)
-            folder = output or folder / "report"
-            paths = write_report(
-                store, folder, forms, figures=figures, html=html, confidence=confidence, progress=progress
-            )
+            paths = write_report(store, place, forms, figures=figures, html=html, **options)
     write(text, None, format_)
     for path in paths:
         say(path)
 
 
 for name, function in (("run", run), ("status", status), ("pack", pack)):
-    bench.command(name)(o.command(function))
+    bench.command(name, cls=o.Command)(o.command(function))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,27 +32,15 @@ def cite(
     from noiser.files import json_text
     from noiser.methods import make_method
 
-    sources, parameters = [(path.name, _text(path)) for path in source], o.parse_parameters(set_)
-    if method is None and parameters:
+    prompt, sources = str(o.parse_prompt(question)), [(path.name, _text(path)) for path in source]
+    if (parameters := o.parse_parameters(set_)) and method is None:
         parameters = {"score": "logprob", "baseline": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
+    options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit, "contrast": contrast}
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
-        citations = run(
-            lm,
-            str(o.parse_prompt(question)),
-            sources,
-            method=chosen,
-            answer=answer,
-            max_new_tokens=max_new_tokens,
-            unit=unit,
-            contrast=contrast,
-            seed=seed,
-            progress=progress,
-        )
-    output.write(
-        {"text": lambda: str(citations), "json": lambda: json_text(citations.to_dict()), "html": citations.to_html}
-    )
+        found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)
+    output.write({"text": lambda: str(found), "json": lambda: json_text(found.to_dict()), "html": found.to_html})
 
 
 def _text(path: Path) -> str:

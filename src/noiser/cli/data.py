@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Annotated, Any
 
@@ -21,20 +22,12 @@ def methods() -> None:
     for name in METHODS.names():
         entry = METHODS.get(name)
         say(f"{name}\n  {entry.summary}")
-        if defaults := _defaults(entry.factory):
-            say("  " + ", ".join(f"{key}={value}" for key, value in defaults.items()))
+        with contextlib.suppress(Exception):  # a plugin's method may need an argument, and may be no dataclass
+            method: Any = entry.factory()
+            options = [field.name for field in dataclasses.fields(method) if field.init]
+            say("  " + ", ".join(f"{option}={getattr(method, option)}" for option in options))
     for family in METHODS.families():
         say(f"{family.prefix}:NAME\n  {family.summary}")
-
-
-def _defaults(factory: Any) -> dict[str, Any]:
-    """The fields of the method that a factory makes without arguments, where it can."""
-    try:
-        method = factory()
-    except Exception:  # a plugin's method may need an argument
-        return {}
-    options = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
-    return {field.name: getattr(method, field.name) for field in options if field.init}
 
 
 def metrics() -> None:
@@ -55,7 +48,7 @@ def models() -> None:
 
     for model in BUILT_IN.values():
         folder = model.folder()
-        state = f"installed in {folder}" if folder else f"not installed; install with: {model.install}"
+        state = f"installed in {folder}" if folder else f"not installed. {model.install}"
         say(f"{model.name}\n  {model.summary}\n  licence: {model.licence}\n  {state}")
     say("\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging Face hub.")
 
@@ -106,9 +99,8 @@ def show(
     from noiser.data import load
 
     dataset = load(name, data_dir, limit, category=category)
-    say(f"{dataset.name}: {len(dataset)} examples")
-    for line in (*dataset.notes, f"licence: {dataset.source.licence}", f"cite: {dataset.source.citation}"):
-        say(f"  {line}")
+    notes = (*dataset.notes, f"licence: {dataset.source.licence}", f"cite: {dataset.source.citation}")
+    say("\n  ".join([f"{dataset.name}: {len(dataset)} examples", *notes]))
     for example in dataset:
         say(f"\n{example.id}  {example.category}\n  {example.prompt}")
         if example.target is not None:
@@ -122,4 +114,4 @@ def _size(size: int) -> str:
 
 
 for name, function in (("list", list_), ("fetch", fetch), ("show", show)):
-    data.command(name)(o.command(function))
+    data.command(name, cls=o.Command)(o.command(function))

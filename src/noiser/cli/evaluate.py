@@ -55,7 +55,7 @@ def evaluate(
     if bool(data) == bool(prompts) or (prompts and (category or sample_seed is not None)):
         raise ParameterError("Expected either PROMPTs or --data, and --category or --sample-seed only with --data.")
     from noiser.evaluation import evaluate as run
-    from noiser.judges import make_judge
+    from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics.metric import SETTINGS
 
@@ -63,28 +63,19 @@ def evaluate(
     for name in settings:
         check_choice("setting of metrics", name, (*SETTINGS, "profile"))
     first, *others = o.parse_names("--method and --against", f"{method},{against}")
-    methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: make_method(name) for name in others}
+    methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: o.parse_method(name) for name in others}
     names, judge_settings = o.parse_names("--metrics", metrics), o.parse_parameters(judge_set, "--judge-set")
     examples = _load(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat)[:limit]
+    early = judge and kind_of(judge) != "local"  # whatever it lacks is said before the model is loaded
+    asked = make_judge(judge, **judge_settings) if judge and early else None
     lm = loading.load(model)
-    one_judge = make_judge(judge, lm=lm, **judge_settings) if judge else None
+    asked = make_judge(judge, lm=lm, **judge_settings) if judge and not early else asked
+    settings |= {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit, "seed": seed}
     results: dict[str, Evaluation] = {}
     for name, one in methods.items():
         with progress_bar(f"Evaluating {name}") as progress:
-            results[name] = run(
-                lm,
-                examples,
-                method=one,
-                metrics=names,
-                judge=one_judge,
-                unit=unit,
-                max_new_tokens=max_new_tokens,
-                target_unit=target_unit,
-                seed=seed,
-                progress=progress,
-                **settings,
-            )
-    if paid := getattr(one_judge, "paid", 0):
+            results[name] = run(lm, examples, method=one, metrics=names, judge=asked, progress=progress, **settings)
+    if paid := getattr(asked, "paid", 0):
         say(f"{paid:,} tokens were paid for at the judge's endpoint", err=True)
     _show(results, output)
 
@@ -104,15 +95,10 @@ def _show(results: dict[str, Evaluation], output: o.Output) -> None:
     title = f"{next(iter(results))} minus each other method, prompt by prompt; p_holm is corrected for all lines"
     tables = "".join(each.to_html() for each in results.values())
     page = html_page("Evaluation", _STYLE, f"{tables}<p>{escape(title)}</p>{gaps.to_html(index=False, border=0)}")
+    text = "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)])
     evaluations = {name: each.to_dict() for name, each in results.items()}
-    both = {"evaluations": evaluations, "differences": gaps.to_dict("records")}
-    output.write(
-        {
-            "text": lambda: "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)]),
-            "json": lambda: json_text(to_jsonable(both)),
-            "html": lambda: page,
-        }
-    )
+    both = json_text(to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")}))
+    output.write({"text": lambda: text, "json": lambda: both, "html": lambda: page})
 
 
 def _load(name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None) -> list[Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
+import re
 import sys
 import traceback
 import warnings
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from noiser import types
 from noiser.cli.terminal import say, write
@@ -20,8 +24,8 @@ from noiser.errors import NoiserError, ParameterError
 from noiser.files import json_messages, parse_json
 
 if TYPE_CHECKING:
+    from noiser.methods import Method
     from noiser.model import LanguageModel
-    from noiser.question import Question
 
 Pairs = list[str] | None
 
@@ -87,18 +91,20 @@ class PromptOptions:
     ] = "token"
     chat: Chat = False
 
-    def question(self) -> Question:
-        """The question. Raises ParameterError where two options say the same thing."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `noiser.attribute`. Raises ParameterError where two options say the same thing."""
         from noiser.question import Question
 
-        return Question(
-            prompt=parse_prompt(self.prompt, chat=self.chat),
-            target=_either(target=self.target, target_id=self.target_id),
-            foil=_either(foil=self.foil, foil_id=self.foil_id),
-            max_new_tokens=self.max_new_tokens,
-            target_unit=self.target_unit,
-            unit=self.unit,
-        )
+        arguments: dict[str, Any] = {
+            "prompt": parse_prompt(self.prompt, chat=self.chat),
+            "target": _either(target=self.target, target_id=self.target_id),
+            "foil": _either(foil=self.foil, foil_id=self.foil_id),
+            "max_new_tokens": self.max_new_tokens,
+            "target_unit": self.target_unit,
+            "unit": self.unit,
+        }
+        Question(**arguments)
+        return arguments
 
 
 _Form = Literal["text", "json", "html"]
@@ -125,6 +131,8 @@ class Output:
         """Writes the result in its form, with one newline at the end."""
         form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
         write(forms[form]().rstrip("\n") + "\n", self.output, form)
+        if self.output:
+            say(f"Wrote {self.output}", err=True)
 
 
 LOADING, OUTPUT = Loading(), Output()
@@ -153,6 +161,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             try:
                 for name, group in groups.items():
                     values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+                if "loading" in groups and isinstance(values["model"], str):  # at once: imports take seconds
+                    say(f"Loading {values['model']} ...", err=True)
                 function(**values)
             except BrokenPipeError:  # typer ends quietly
                 raise
@@ -167,6 +177,24 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+class Command(TyperCommand):
+    """A command whose errors of usage say what was most likely meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left over."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            message = str(getattr(error, "message", ""))
+            got, *known = re.findall("'([^']*)'", message) or [""]
+            if "unexpected extra argument" in message:
+                message += ". Put quotes around a text of several words, and commas between names."
+            elif near := difflib.get_close_matches(got, known, 1):
+                message += f" Did you mean {near[0]!r}?"
+            error.message = message  # pyright: ignore[reportAttributeAccessIssue]
+            raise
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter]:
@@ -204,8 +232,19 @@ def parse_names(option: str, typed: str) -> list[str]:
     return names
 
 
+def parse_method(typed: str) -> Method:
+    """A method, written as NAME or NAME:KEY=VALUE:KEY=VALUE."""
+    from noiser.methods import make_method
+
+    name, *settings = re.split(r":(?=\w+=)", typed)
+    return make_method(name, **parse_parameters(settings, "--methods"))
+
+
 def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
-    """The prompt as `to_prompt` makes it; `-` stands for stdin."""
+    """The prompt as `to_prompt` makes it; `-` stands for stdin. The name of a file is a prompt, too, with a hint."""
+    with contextlib.suppress(OSError):  # most prompts are too long for a name
+        if typed != "-" and Path(typed).is_file():
+            say(f"noiser: warning: the prompt is the name of a file; its text is read by: - < {typed}", err=True)
     return to_prompt(sys.stdin.read().removesuffix("\n") if typed == "-" else typed, chat)
 
 

@@ -27,13 +27,16 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="Another name that visitors reach the server by; repeatable."),
     ] = None,
+    proxy: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A proxy in front, whose X-Forwarded-For is believed.")
+    ] = None,
     loading: o.Loading = o.LOADING,
 ) -> None:
     """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
     try:
         from noiser.server import serve
     except ModuleNotFoundError as error:
-        raise DependencyError(f"The page needs {error.name}. Install it with: pip install 'noiser[app]'") from error
+        raise DependencyError(f"The page needs {error.name}.", "app") from error
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:
@@ -43,4 +46,4 @@ def serve(
         others = dict.fromkeys(("device_map", "revision", "engine_arg", "chat_template_arg"))
         return replace(loading, trust_remote_code=False, **others).load(name)
 
-    serve(names, load, host=host, port=port, auth=auth, allowed_hosts=allowed_host or ())
+    serve(names, load, host=host, port=port, auth=auth, allowed_hosts=allowed_host or (), proxy=proxy)

@@ -96,9 +96,7 @@ def imported(module: str, extra: str) -> Any:
         with random_state_kept(), warnings.catch_warnings(action="ignore"):
             return importlib.import_module(module)
     except ImportError as error:
-        raise DependencyError(
-            f"{module} could not be imported ({error}); install it with: pip install 'noiser[{extra}]'."
-        ) from error
+        raise DependencyError(f"{module} could not be imported ({error}).", extra) from error
 
 
 def names_of(function: Any, *without: str) -> tuple[str, ...]:

@@ -26,9 +26,7 @@ try:
 
     from noiser.endpoint import choose, client, is_fatal, problem
 except ImportError as error:
-    raise DependencyError(
-        f"The openai judge needs a package that is not installed: {error}. Install it: pip install 'noiser[openai]'."
-    ) from error
+    raise DependencyError(f"The openai judge needs a package that is not installed: {error}.", "openai") from error
 
 WHOLE, CUT = frozenset({"stop", "eos", "end_turn", "none", ""}), frozenset({"length", "max_tokens"})
 """Why a reply ended, in lower case; a reply that ended for any other reason, such as a filter, is unscored."""

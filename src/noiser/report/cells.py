@@ -16,6 +16,7 @@ from noiser.bench.store import ATTRIBUTION
 from noiser.evaluation import estimated, paired
 from noiser.metrics import Summary
 from noiser.metrics.bootstrap import holm
+from noiser.registry import unversioned
 from noiser.report.paper import printed
 from noiser.report.results import LABELS, Frame, rows_of, scope, summaries_of
 from noiser.types import Progress
@@ -25,11 +26,11 @@ def cells(store: Store, confidence: float = 0.95, progress: Progress | None = No
     """Every number of a benchmark, one line per data set, metric, model, method and number that the plan asks for.
 
     `value`, `low`, `high` and `n` are the estimate over prompts; `failed` counts prompts with an error. `mark` is
-    "best" for the best value of its column (one number and model, methods of one profile), among those with an
-    interval and at least half of the column's largest n. `gap` and `p` are of the paired difference between the best
-    and this method, over the prompts that both have; p is corrected by Holm's method for all p of the data set and
-    metric. Methods that are not significantly worse than the best have the mark "level". `paper` is the number that
-    the paper printed, `reason` says what is missing.
+    "best" for the best value of its column (one number and model, methods of one profile, without controls), among
+    those with an interval and at least half of the column's largest n. `gap` and `p` are of the paired difference
+    between the best and this method, over the prompts that both have; p is corrected by Holm's method for all p of the
+    data set and metric. Methods that are not significantly worse than the best have the mark "level". `paper` is the
+    number that the paper printed, `reason` says what is missing.
 
     Args:
         store: a run's folder, or a packed one.
@@ -52,7 +53,7 @@ def _planned(plan: Plan) -> dict[tuple[str, str], dict[tuple[str, str], list[str
     names = product(plan.labels("data"), [*plan.labels("metrics"), ATTRIBUTION])
     planned: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {name: {} for name in names}
     for model, data in product(plan.labels("models"), plan.labels("data")):
-        for method, metric, _ in plan.kinds(model, data):
+        for method, metric in plan.kinds(model, data):
             profile = plan.entry("methods", method).profile
             planned[data, metric].setdefault((model, profile), []).append(method)
     return {name: columns for name, columns in planned.items() if columns}
@@ -66,10 +67,6 @@ class _Table(NamedTuple):
     metric: str
     confidence: float
 
-    @property
-    def entry(self) -> MetricEntry | None:
-        return entry_of(self.plan, self.metric)
-
     def lines(
         self, columns: Mapping[tuple[str, str], Sequence[str]], parts: Mapping[Any, Frame], empty: Frame
     ) -> list[dict[str, Any]]:
@@ -81,7 +78,7 @@ class _Table(NamedTuple):
         measured = {name for _, rows in groups for part in rows.values() for name in part.columns[part.notna().any()]}
         lines: list[dict[str, Any]] = []
         for model, rows in groups:
-            for number, summary in summaries_of(self.entry, sorted(measured)).items():
+            for number, summary in summaries_of(entry_of(self.plan, self.metric), sorted(measured)).items():
                 if not measured or measured.issuperset(summary.columns):
                     lines += self._column(model, number, summary, rows)
         for line, p in zip(lines, holm([line["p"] for line in lines]), strict=True):
@@ -93,7 +90,7 @@ class _Table(NamedTuple):
         """One number of one model, by method, with the best marked."""
         rows = {method: scope(part, number) for method, part in rows.items()}
         column = {method: self._cell(model, number, summary, method, part) for method, part in rows.items()}
-        best = _best(list(column.values()), summary.scale.higher_is_better)
+        best = _best(list(column.values()), controls(self.plan), summary.scale.higher_is_better)
         for method, cell in column.items():
             if best and cell is not best and not math.isnan(cell["value"]):
                 gap = paired(rows[best["method"]], rows[method], summary, confidence=self.confidence)
@@ -102,11 +99,11 @@ class _Table(NamedTuple):
         return list(column.values())
 
     def _cell(self, model: str, number: str, summary: Summary, method: str, rows: Frame) -> dict[str, Any]:
-        one, plan = estimated(rows, summary, confidence=self.confidence), self.plan
+        one, plan, metric = estimated(rows, summary, confidence=self.confidence), self.plan, self.metric
         if number == "seconds" and _shares(rows, plan.block):
             one = replace(one, low=math.nan, high=math.nan)
-        entries = plan.entry("data", self.data), plan.entry("methods", method), self.entry
-        labels = {"data": self.data, "metric": self.metric, "model": model, "method": method, "number": number}
+        entries = plan.entry("data", self.data), plan.entry("methods", method), entry_of(plan, metric)
+        labels = {"data": self.data, "metric": metric, "model": model, "method": method, "number": number}
         return labels | {
             "value": one.value,
             "low": one.low,
@@ -126,14 +123,19 @@ def entry_of(plan: Plan, metric: str) -> MetricEntry | None:
     return None if metric == ATTRIBUTION else plan.entry("metrics", metric)
 
 
-def _best(column: Sequence[dict[str, Any]], higher: bool | None) -> dict[str, Any] | None:
-    """The best cell of a column; None where no better is defined, or all are equal."""
+def controls(plan: Plan) -> set[str]:
+    """The labels of methods that know nothing of the model: they never win."""
+    return {method.label for method in plan.methods if unversioned(method.name) in ("random", "position")}
+
+
+def _best(column: Sequence[dict[str, Any]], losers: set[str], higher: bool | None) -> dict[str, Any] | None:
+    """The best cell of a column, now marked; None where no better is defined, or all are equal."""
     ranked = [cell for cell in column if not math.isnan(cell["low"])]
-    if higher is None or len({cell["value"] for cell in ranked}) < 2:
+    most = max((cell["n"] for cell in ranked), default=0)
+    usable = [cell for cell in ranked if 2 * cell["n"] >= most and cell["method"] not in losers]
+    if higher is None or len({cell["value"] for cell in ranked}) < 2 or not usable:
         return None
-    most = max(cell["n"] for cell in ranked)
-    key = max if higher else min
-    best = key((cell for cell in ranked if 2 * cell["n"] >= most), key=lambda cell: cell["value"])
+    best = (max if higher else min)(usable, key=lambda cell: cell["value"])
     best["mark"] = "best"
     return best
 

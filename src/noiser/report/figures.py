@@ -125,13 +125,16 @@ def _canvas(width: float, height: float, rows: int, columns: int, **options: Any
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise DependencyError("Figures need matplotlib; install it with: pip install 'noiser[report]'") from error
+        raise DependencyError("Figures need matplotlib.", "report") from error
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
-
-
-# ---- bars -----------------------------------------------------------------------------------------------------------
+        panels = figure.subplots(rows, columns, squeeze=False, **options)
+        yield figure, panels
+        for axes in panels.flat:
+            if axes.get_xscale() == "linear":
+                axes.locator_params(axis="x", nbins=4)  # numbers of neighbours do not touch
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # a second layout would differ in the last digits
 
 
 def bars(found: Frame, numbers: Mapping[str, str | float | None]) -> Figure | None:
@@ -154,8 +157,9 @@ def bars(found: Frame, numbers: Mapping[str, str | float | None]) -> Figure | No
     height = 0.7 / len(names)
     with _canvas(*size, 1, len(models), sharey=True) as (figure, (panels,)):
         for axes, model in zip(panels, models, strict=True):
-            axes.set_title(model)
-            _name_rows(axes, methods)
+            axes.set(title=model, yticks=range(len(methods)), yticklabels=methods, ylim=(len(methods) - 0.4, -0.6))
+            axes.tick_params(axis="y", length=0)
+            axes.grid(visible=False, axis="y")
             for i, name in enumerate(names):
                 part, line = columns[name].get(model, found[:0]).reindex(methods), numbers[name]
                 _bars(axes, part, _BARS[i % 2], height, (i - (len(names) - 1) / 2) * height, name)
@@ -167,13 +171,6 @@ def bars(found: Frame, numbers: Mapping[str, str | float | None]) -> Figure | No
         return figure
 
 
-def _name_rows(axes: Axes, methods: Sequence[str]) -> None:
-    axes.set_yticks(range(len(methods)), methods)
-    axes.set_ylim(len(methods) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-
-
 def _bars(axes: Axes, part: Frame, style: dict[str, Any], height: float, shift: float, name: str) -> None:
     rows = [row + shift for row in range(len(part))]
     axes.barh(rows, part["value"].fillna(0.0), height, label=name, **style)
@@ -182,9 +179,6 @@ def _bars(axes: Axes, part: Frame, style: dict[str, Any], height: float, shift: 
             axes.text(0, row, " –", va="center", fontsize=8)
         elif pd.notna(cell.low):
             axes.plot([cell.low, cell.high], [row, row], color=INK, linewidth=1.3, solid_capstyle="butt")
-
-
-# ---- scatter plots --------------------------------------------------------------------------------------------------
 
 
 def scatter(found: Frame, across: Sequence[str], up: Sequence[str], lines: Mapping[str, str]) -> Figure | None:
@@ -247,9 +241,6 @@ def _draw(axes: Axes, points: Frame, cost: bool, lines: Mapping[str, str], names
         axes.plot(part["x_value"], part["value"], color=colour, label=name, markersize=6, linewidth=1.2, **style)
     if cost and len(rest):
         axes.set_xscale("log")
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 def svg(picture: Picture) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from noiser.attribution.display import visible
+from noiser.attribution.markdown import escaped_line
 from noiser.report.tables import Table
 
 READING = (
@@ -60,7 +61,7 @@ def _markdown(table: Table) -> str:
 
 def _line(text: str) -> str:
     """The text in one line, in which nothing is mark-up."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", one_line(text))
+    return escaped_line(one_line(text))
 
 
 def one_line(text: str) -> str:

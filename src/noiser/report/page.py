@@ -50,7 +50,7 @@ def page(title: str, about: Sequence[tuple[str, str]], tables: Sequence[Table], 
     try:
         from jinja2 import Environment
     except ImportError as error:
-        raise DependencyError("The page needs jinja2; install it with: pip install 'noiser[report]'") from error
+        raise DependencyError("The page needs jinja2.", "report") from error
     written = [{"title": one.title, "notes": list(map(one_line, one.notes)), "html": _table(one)} for one in tables]
     drawn = [{"title": one.title, "notes": (), "html": _figure(one)} for one in pictures]
     body = Environment(autoescape=True).from_string(_BODY)

@@ -47,9 +47,6 @@ def _line(row: Row) -> dict[str, Any]:
     return row.key._asdict() | about | {"seconds": None if row.error else row.seconds} | costs | numbers
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------
-
-
 def _mean_sum(*columns: Any) -> Any:
     return mean(sum(columns))
 

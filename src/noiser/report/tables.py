@@ -10,10 +10,10 @@ import pandas as pd
 
 from noiser import numbers
 from noiser.bench import Store
-from noiser.bench.plan import DataEntry, MetricEntry, Plan, combined
+from noiser.bench.plan import DataEntry, MetricEntry, Plan, lowest
 from noiser.bench.samples import Selection
 from noiser.bench.store import ATTRIBUTION
-from noiser.report.cells import entry_of
+from noiser.report.cells import controls, entry_of
 from noiser.report.paper import data_of, model_of, published
 from noiser.report.results import COSTS, LABELS, Frame, rows_of, summaries_of
 
@@ -49,7 +49,8 @@ class Table(NamedTuple):
 
 
 def tables(store: Store, found: Frame) -> list[Table]:
-    """All tables of a report: at a glance, correct predictions, one per data set and metric, failures, the numbers.
+    """All tables of a report: at a glance, the methods, correct predictions, one per data set and metric, failures,
+    the numbers.
 
     Args:
         store: of the benchmark.
@@ -62,7 +63,8 @@ def tables(store: Store, found: Frame) -> list[Table]:
     failures = rows_of(store).dropna(subset="error").groupby(LABELS, sort=False)["error"].value_counts()
     failed = failures.reset_index(name="prompts").astype(str)
     return [
-        _plain("At a glance", glance(in_profile(plan, found)), _GLANCE),
+        _plain("At a glance", glance(plan, in_profile(plan, found)), _GLANCE),
+        _plain("Methods", methods(plan)),
         _plain("Correct predictions", selections(store), _SELECTED),
         *by_metric,
         _plain("What failed", failed, "" if len(failed) else "Nothing failed."),
@@ -70,7 +72,10 @@ def tables(store: Store, found: Frame) -> list[Table]:
     ]
 
 
-_GLANCE = "The best method of each number, and those that are level with it."
+_GLANCE = (
+    "The best method of each number, and methods that are not significantly worse. Random and position are controls: "
+    "they never win. Below six prompts there is no interval, and so no best."
+)
 _SELECTED = (
     "Checked: prompts whose greedy continuation was compared with the answer. Chosen: prompts that are attributed. The "
     "paper counted whole data sets."
@@ -82,54 +87,66 @@ def _plain(title: str, frame: Frame, *notes: str) -> Table:
     return Table(title, frame, bold, tuple(filter(None, notes)))
 
 
-def in_profile(plan: Plan, found: Frame, profile: str = "paper") -> Frame:
-    """The cells of the methods of a profile."""
-    return found[found["method"].isin([method.label for method in plan.methods if method.profile == profile])]
+def in_profile(plan: Plan, found: Frame) -> Frame:
+    """The cells of the methods of the paper's profile."""
+    return found[found["method"].isin([method.label for method in plan.methods if method.profile == "paper"])]
 
 
-def glance(found: Frame) -> Frame:
+def glance(plan: Plan, found: Frame) -> Frame:
     """The best method of each headline number per model and data set, with how many are level with it."""
     texts: dict[tuple[str, str], dict[str, str]] = {}
+    found = found[found["metric"] != ATTRIBUTION]
     for (model, data, metric), part in found.groupby(["model", "data", "metric"], sort=False):
         names = list(part["number"].unique())
         for number in [name for name in names if name in HEADLINES] or names[:1]:
             column = part[part["number"] == number]
-            level = list(column.loc[column["mark"] == "level", "method"])
-            rest = f"; level: {', '.join(level) if len(level) < 3 else f'{len(level)} others'}" if level else ""
-            for cell in column[column["mark"] == "best"].itertuples():
-                name = (
-                    number if found.loc[found["number"] == number, "metric"].nunique() == 1 else f"{number} ({metric})"
-                )
-                text = f"{cell.method} {numbers.number(cell.value)} (n = {cell.n}){rest}"
-                texts.setdefault((model, data), {})[name] = text
-    return (
-        pd.DataFrame(texts.values(), index=pd.MultiIndex.from_tuples(texts, names=["model", "data"]))
-        .fillna(DASH)
-        .reset_index()
+            several = found.loc[found["number"] == number, "metric"].nunique() > 1
+            name = f"{number} ({metric})" if several else number
+            texts.setdefault((model, data), {})[name] = _winner(column, controls(plan))
+    keys = pd.MultiIndex.from_tuples(texts, names=["model", "data"])
+    return pd.DataFrame(texts.values(), index=keys).fillna(DASH).reset_index()
+
+
+def _winner(column: Frame, losers: set[str]) -> str:
+    """One number in words: its best method, and those that are level with it."""
+    best, level = column[column["mark"] == "best"], list(column.loc[column["mark"] == "level", "method"])
+    if not len(best):
+        return f"{DASH} (n = {column['n'].max()})"
+    (cell,) = best.itertuples()
+    if len(level) == column["value"].notna().sum() - 1 and losers & {*level}:
+        return f"no method is significantly better (n = {cell.n})"
+    rest = f"; level: {', '.join(level) if len(level) < 3 else f'{len(level)} others'}" if level else ""
+    return f"{cell.method} {numbers.number(cell.value)} (n = {cell.n}){rest}"
+
+
+def methods(plan: Plan) -> Frame:
+    """The methods with what the plan sets for them."""
+    return pd.DataFrame(
+        {
+            "method": one.label,
+            "name": one.name,
+            "unit": one.unit,
+            "profile": one.profile,
+            "hyper-parameters": ", ".join(f"{key} = {value}" for key, value in one.args.items()) or "defaults",
+        }
+        for one in plan.methods
     )
 
 
 def selections(store: Store) -> Frame:
     """Prompts before and after the filter "the model's own answer is right", beside the paper's counts."""
     plan, lines = store.plan, list[dict[str, str]]()
-    limits = {(model, data.label): data.limit for model in plan.labels("models") for data in plan.data_for(model)}
+    limits = plan.pairs()
+    heads = ("total", "checked", "right", "chosen", "paper: right", "paper: total")
     for one in (Selection(**each) for each in store.meta.get("selections", ())):
-        if (one.model, one.data) not in limits:
-            continue
-        right = (
-            [None, None]
-            if _is_part(data := plan.entry("data", one.data))
-            else [
-                published("correct_predictions", [data_of(data.name) or ""], name)
-                for name in (model_of(plan.entry("models", one.model).name) or "none", "total")
-            ]
-        )
-        counts = (one.total, one.checked, one.right, combined((len(one.chosen), limits[one.model, one.data])), *right)
-        heads = ("total", "checked", "right", "chosen", "paper: right", "paper: total")
-        lines.append(
-            {"model": one.model, "data": one.data}
-            | {head: DASH if count is None else f"{count:,.0f}" for head, count in zip(heads, counts, strict=True)}
-        )
+        if (one.model, one.data) in limits:
+            data, model = plan.entry("data", one.data), model_of(plan.entry("models", one.model).name) or "none"
+            path = [] if _is_part(data) else [data_of(data.name) or ""]
+            right = [published("correct_predictions", path, name) if path else None for name in (model, "total")]
+            chosen = lowest(len(one.chosen), limits[one.model, one.data])
+            counts = (one.total, one.checked, one.right, chosen, *right)
+            texts = [DASH if count is None else f"{count:,.0f}" for count in counts]
+            lines.append({"model": one.model, "data": one.data} | dict(zip(heads, texts, strict=True)))
     return pd.DataFrame(lines)
 
 

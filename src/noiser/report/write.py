@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from noiser.bench import Store
-from noiser.files import csv_text, write_bytes
+from noiser.bench.store import write_files
+from noiser.files import csv_text
 from noiser.report.cells import cells
 from noiser.report.figures import pictures, png, svg
 from noiser.report.formats import latex, markdown
 from noiser.report.page import page
-from noiser.report.tables import Table, tables
+from noiser.report.tables import tables
 from noiser.types import Progress
 from noiser.version import __version__
 
@@ -22,13 +23,14 @@ Format = Literal["md", "latex", "csv"]
 FORMATS: tuple[Format, ...] = ("md", "latex", "csv")
 """Formats of the tables."""
 
-_SUFFIXES: dict[Format, str] = {"md": "md", "latex": "tex", "csv": "csv"}
-
 
 def render(store: Store, form: Format, confidence: float = 0.95, progress: Progress | None = None) -> str:
     """All tables as one text: Markdown, LaTeX tables to be put into a paper, or the cells as CSV."""
     found = cells(store, confidence, progress)
-    return _text(store, form, found, [] if form == "csv" else tables(store, found), confidence)
+    if form == "csv":
+        return csv_text(found)
+    made = tables(store, found)
+    return latex(made) if form == "latex" else markdown(made, *_about(store, confidence))
 
 
 def write_report(
@@ -45,7 +47,7 @@ def write_report(
 
     Args:
         store: a run's folder, or a packed one.
-        folder: made if it is not there.
+        folder: made if it is not there; links in it that lead out of it are refused.
         forms: "md", "latex", "csv".
         figures: whether to draw, as SVG and PNG.
         html: whether to write one page with everything.
@@ -62,35 +64,19 @@ def write_report(
     found = cells(store, confidence, progress)
     made = tables(store, found)
     drawn = list(pictures(store.plan, found)) if figures or html else []
-    contents = {
-        f"report.{_SUFFIXES[form]}": _text(store, form, found, made, confidence).encode()
-        for form in FORMATS
-        if form in forms
-    }
+    about, title = _about(store, confidence)
+    texts = {"report.md": markdown(made, about, title), "report.tex": latex(made), "report.csv": csv_text(found)}
+    contents = {name: text.encode() for form, (name, text) in zip(FORMATS, texts.items(), strict=True) if form in forms}
     if html:
-        contents["report.html"] = page(_title(store), _about(store, confidence), made, drawn).encode()
+        contents["report.html"] = page(title, about, made, drawn).encode()
     for picture in drawn if figures else []:
         contents[f"figures/{picture.key}.svg"] = svg(picture).encode()
         contents[f"figures/{picture.key}.png"] = png(picture)
-    paths = [Path(folder) / name for name in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content)
-    return paths
+    return write_files(Path(folder), contents)
 
 
-def _text(store: Store, form: Format, found: Any, made: list[Table], confidence: float) -> str:
-    if form == "csv":
-        return csv_text(found)
-    return latex(made) if form == "latex" else markdown(made, _about(store, confidence), _title(store))
-
-
-def _title(store: Store) -> str:
-    return f"Benchmark “{store.plan.name}”"
-
-
-def _about(store: Store, confidence: float) -> list[tuple[str, str]]:
-    """Models, seed, versions and machine, as (name, value)."""
+def _about(store: Store, confidence: float) -> tuple[list[tuple[str, str]], str]:
+    """Models, seed, versions and machine, as (name, value), and the title."""
     plan, run = store.plan, store.meta
     facts = {
         "models": ", ".join(plan.labels("models")),
@@ -103,7 +89,7 @@ def _about(store: Store, confidence: float) -> list[tuple[str, str]]:
         "machine": _flat(run.get("machine")),
         "reported by": f"noiser {__version__}",
     }
-    return [(name, value) for name, value in facts.items() if value]
+    return [(name, value) for name, value in facts.items() if value], f"Benchmark “{plan.name}”"
 
 
 def _flat(values: Any) -> str:

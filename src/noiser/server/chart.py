@@ -11,8 +11,6 @@ from noiser.attribution.display import label
 from noiser.pages import html_table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from noiser.attribution import Attribution
     from noiser.explain import Tolerance
 
@@ -50,13 +48,16 @@ class _Chart:
         self.p: list[float] = curve.probabilities[row].tolist()
         self.stderr: list[float] = curve.stderr[row].tolist()
         self.flips: list[bool] = curve.flips[row].tolist()
-        self.threshold = _known(att.thresholds, row, curve.unit_index)
-        self.k_min = _known(att.k_min, row)
+        threshold = math.nan if att.thresholds is None else float(att.thresholds[row, curve.unit_index])
+        k_min = math.nan if att.k_min is None else float(att.k_min[row])
+        self.levels = {name: k for name, k in (("threshold", threshold), ("k_min", k_min)) if k > 0}
         self.foil: list[float] = [] if curve.foil_probabilities is None else curve.foil_probabilities.tolist()
         self.shown = [i for i, k in enumerate(self.ks) if k > 0]
         powers = [math.log2(self.ks[i]) for i in self.shown] or [0.0]
         self.low, self.high = min(powers), max(max(powers), min(powers) + 1)
-        self.top = _round_up(max([*self.p, *self.foil]))
+        largest = max([*self.p, *self.foil, 1e-9])
+        scale = 10.0 ** math.floor(math.log10(largest))  # quarters of the top are short numbers
+        self.top = min(1.0, next((step * scale for step in (1, 2, 4, 6, 8) if step * scale >= largest), 10 * scale))
 
     def x(self, k: float) -> float:
         share = (math.log2(k) - self.low) / (self.high - self.low)
@@ -93,73 +94,43 @@ class _Chart:
         if self.foil:
             points = self._points(self.shown, self.foil)
             parts.append(f'<polyline class="line foil" points="{points}"><title>the foil</title></polyline>')
-        if self.k_min is not None and self.k_min != self.threshold:
-            parts.append(self._upright(self.k_min, "k_min", "least", TOP + 24))
-        if self.threshold is not None:
-            parts.append(self._upright(self.threshold, "threshold", "threshold", TOP + 10))
+        for i, (name, k) in enumerate(self.levels.items()):
+            x = self.x(k)
+            anchor, side = ("end", -5) if x > WIDTH * 0.75 else ("start", 5)
+            parts.append(f'<path class={name} d="M{x} {TOP}V{HEIGHT - BOTTOM}"/>')
+            place = f'x="{x + side}" y="{TOP + 10 + 14 * i}" text-anchor={anchor}'
+            parts.append(f"<text class=axis {place}>{name} {k:.3g}</text>")
         return "".join(parts)
 
     def _points(self, indices: Iterable[int], values: list[float]) -> str:
         return " ".join(f"{self.x(self.ks[i])},{self.y(values[i])}" for i in indices)
 
-    def _upright(self, k: float, name: str, kind: str, height: int) -> str:
-        x = self.x(k)
-        anchor, side = ("end", -5) if x > WIDTH * 0.75 else ("start", 5)
-        text = f'<text class=axis x="{x + side}" y="{height}" text-anchor={anchor}>{name} {k:.3g}</text>'
-        return f'<path class={kind} d="M{x} {TOP}V{HEIGHT - BOTTOM}"/>{text}'
-
     def marks(self) -> str:
         parts: list[str] = []
         for i in self.shown:
-            x, y = self.x(self.ks[i]), self.y(self.p[i])
+            x, y, leader = self.x(self.ks[i]), self.y(self.p[i]), self.leaders[i]
             circle, diamond = f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", f"M{x} {y - 6}l6 6l-6 6l-6 -6z"
             kind, d = ("flips", diamond) if self.flips[i] else ("stays", circle)
-            parts.append(f'<path class="point {kind}" d="{d}"><title>{escape(self._point_in_words(i))}</title></path>')
+            spread = "" if math.isnan(self.stderr[i]) else f" ± {self.stderr[i]:.2g}"
+            leads = f", “{label(leader.text)}” leads with {leader.probability:.3g}" if self.flips[i] else ""
+            words = f"k {self.ks[i]:.3g}: p(target) {self.p[i]:.3g}{spread}{leads}"
+            parts.append(f'<path class="point {kind}" d="{d}"><title>{escape(words)}</title></path>')
         return "".join(parts)
 
-    def _point_in_words(self, i: int) -> str:
-        leader, spread = self.leaders[i], "" if math.isnan(self.stderr[i]) else f" ± {self.stderr[i]:.2g}"
-        leads = f", “{label(leader.text)}” leads with {leader.probability:.3g}" if self.flips[i] else ""
-        return f"k {self.ks[i]:.3g}: p(target) {self.p[i]:.3g}{spread}{leads}"
-
     def in_words(self) -> str:
-        parts = [f"Without noise the probability is {self.target.probability:.3g}."]
+        change = f"The prediction does not change up to k = {max(self.ks):.3g}."
         if any(self.flips):
-            first = self.flips.index(True)
-            leader = self.leaders[first]
-            parts.append(
-                f"At k = {self.ks[first]:.3g} the model changes its mind: “{label(leader.text)}” leads "
-                f"with {leader.probability:.3g}."
-            )
-        else:
-            parts.append(f"The prediction does not change up to k = {max(self.ks):.3g}.")
-        if self.threshold is not None:
-            parts.append(f"Noiser's search put this unit's threshold at {self.threshold:.3g}.")
-        return " ".join(parts)
+            leader, k = self.leaders[self.flips.index(True)], self.ks[self.flips.index(True)]
+            leads = f"“{label(leader.text)}” leads with {leader.probability:.3g}"
+            change = f"At k = {k:.3g} the model changes its mind: {leads}."
+        searched = "Noiser's search put this unit's threshold at"
+        threshold = f" {searched} {self.levels['threshold']:.3g}." if "threshold" in self.levels else ""
+        return f"Without noise the probability is {self.target.probability:.3g}. {change}{threshold}"
 
     def table(self) -> str:
-        rows = [
-            (
-                f"{self.ks[i]:.4g}",
-                f"{self.p[i]:.4g}",
-                "" if math.isnan(self.stderr[i]) else f"{self.stderr[i]:.2g}",
-                f"<bdi>{escape(label(leader.text))}</bdi>{' (flips)' if self.flips[i] else ''}",
-                f"{leader.probability:.4g}",
-            )
-            for i, leader in enumerate(self.leaders)
-        ]
+        rows: list[tuple[str, ...]] = []
+        for k, p, stderr, flips, leader in zip(self.ks, self.p, self.stderr, self.flips, self.leaders, strict=True):
+            leads = f"<bdi>{escape(label(leader.text))}</bdi>{' (flips)' if flips else ''}"
+            spread = "" if math.isnan(stderr) else f"{stderr:.2g}"
+            rows.append((f"{k:.4g}", f"{p:.4g}", spread, leads, f"{leader.probability:.4g}"))
         return html_table(("k", "p(target)", "±", "leads", "p(leader)"), rows)
-
-
-def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 6, 8 and 10 times a power of ten, so that quarters are short numbers."""
-    if value <= 0:
-        return 1.0
-    scale = 10.0 ** math.floor(math.log10(value))
-    return min(1.0, next((step * scale for step in (1, 2, 4, 6, 8, 10) if step * scale >= value), 1.0))
-
-
-def _known(values: Tensor | None, *index: int) -> float | None:
-    """A threshold that was searched; None for any other."""
-    value = math.nan if values is None else float(values[index])
-    return None if math.isnan(value) or value <= 0 else value

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import secrets
+import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LARGEST_BODY = 8 * 2**20
-"""Bytes of a request; a question of the longest prompt has a tenth of it."""
+LARGEST_BODY = 2**18
+"""Bytes of a question."""
+
+LARGEST_ANSWER = 2**21
+"""Bytes of a question about an answer of the page, which holds the answer."""
+
+BODY_SECONDS = 30.0
+"""The longest time in which a body arrives."""
+
+WRONG_PASSWORDS, PAUSE = 10, 60.0
+"""Wrong passwords after which an address has to wait, and for how many seconds."""
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -23,7 +35,7 @@ HEADERS = {
 
 
 class Guard:
-    """An ASGI application around the server's.
+    """An ASGI application around the server's: nothing is read before the login, and nothing beyond a limit.
 
     Args:
         app: the server's.
@@ -33,35 +45,76 @@ class Guard:
     def __init__(self, app: ASGIApp, auth: str | None) -> None:
         self._app = app
         self._login = auth and f"Basic {base64.b64encode(auth.encode()).decode()}"
+        self._wrong: dict[str, list[float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses a request or passes it on; every reply has the headers."""
+        """Refuses a request or passes it on with its whole body; every reply has the headers."""
+        content: bytes | Response | None = b""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            refused = self._check_login(headers, str((scope.get("client") or [""])[0]))
+            if not refused and scope["method"] not in ("GET", "HEAD"):
+                limit = LARGEST_ANSWER if scope["path"] in ("/tolerate", "/measure") else LARGEST_BODY
+                refused = _check_origin(headers) or await _body(receive, headers, limit)
+            content = refused or b""
+        unread: list[Message] = [{"type": "http.request", "body": content}] if scope["type"] == "http" else []
+
+        async def read() -> Message:
+            return unread.pop() if unread else await receive()
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refused = self._refusal(Headers(scope=scope), scope["method"]) if scope["type"] == "http" else None
-        await (refused or self._app)(scope, receive, answer)
+        await (content if isinstance(content, Response) else self._app)(scope, read, answer)
 
-    def _refusal(self, headers: Headers, method: str) -> JSONResponse | None:
-        if self._login and not secrets.compare_digest(headers.get("authorization", "").encode(), self._login.encode()):
-            challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
-            return refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
-        if method in ("GET", "HEAD"):
+    def _check_login(self, headers: Headers, peer: str) -> Response | None:
+        """Refuses a wrong password; an address that tried too many waits. A proxy counts as one address."""
+        if not self._login:
             return None
-        site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-        if site not in ("same-origin", "none") or (origin and urlsplit(origin).netloc != headers.get("host")):
-            text = "The request comes from another site's page. A proxy must pass on the Host that the browser sent."
-            return refusal(403, "Forbidden", text)
-        length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > LARGEST_BODY:
-            text = f"The request has {length or 'no stated number of'} bytes; expected at most {LARGEST_BODY:,}."
-            return refusal(413, "TooLarge", f"{text} Shorten the prompt.")
+        now, given = time.monotonic(), headers.get("authorization", "")
+        recent = [moment for moment in self._wrong.pop(peer, ()) if now - moment < PAUSE]
+        if len(recent) < WRONG_PASSWORDS and secrets.compare_digest(given.encode(), self._login.encode()):
+            return None
+        if given and len(recent) < WRONG_PASSWORDS:
+            recent.append(now)
+        if recent:
+            self._wrong[peer] = recent
+        while len(self._wrong) > 1000:
+            self._wrong.pop(next(iter(self._wrong)))
+        if len(recent) >= WRONG_PASSWORDS:
+            return refusal(429, "TooMany", f"Too many wrong passwords. Wait {PAUSE:.0f} seconds.")
+        challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
+        return refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
+
+
+def _check_origin(headers: Headers) -> Response | None:
+    site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+    if site in ("same-origin", "none") and (not origin or urlsplit(origin).netloc == headers.get("host")):
         return None
+    text = "The request comes from another site's page. A proxy must pass on the Host that the browser sent."
+    return refusal(403, "Forbidden", text)
 
 
-def refusal(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An error as every reply has it."""
-    return JSONResponse({"error": {"type": kind, "message": message}}, status, headers)
+async def _body(receive: Receive, headers: Headers, limit: int) -> bytes | Response:
+    """The body of a request, or what refuses it: too large, by what it says or by what comes, or too slow."""
+    content, more = b"", True
+    length = headers.get("content-length", "0")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more and len(content) <= limit and length.isdecimal() and int(length[:20]) <= limit:
+                message = await receive()
+                content += message.get("body", b"")
+                more = message.get("more_body", False)
+    except TimeoutError:
+        return refusal(408, "TooSlow", f"The request did not arrive within {BODY_SECONDS:.0f} seconds. Send it again.")
+    if more or len(content) > limit:
+        return refusal(413, "TooLarge", f"The request has more than {limit:,} bytes. Shorten the prompt.")
+    return content
+
+
+def refusal(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    """An error as every reply has it; in ASCII, in which half of a surrogate pair can be written."""
+    text = json.dumps({"error": {"type": kind, "message": message}})
+    return Response(text, status, headers, media_type="application/json")

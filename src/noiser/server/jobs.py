@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from noiser.errors import NoiserError, UnknownNameError
+from noiser.errors import NoiserError, ParameterError, UnknownNameError
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -39,25 +39,32 @@ class State(NamedTuple):
 
 
 class Job(Generic[T]):
-    """`work(job)` in a thread of its own; its `progress` raises `Stopped` after `stop`."""
+    """`work(job)` in a thread of its own; its `progress` raises `Stopped` after `stop`.
+
+    Attributes:
+        future: what the work returned, or a NoiserError.
+        label: the present step.
+    """
 
     def __init__(self, work: Callable[[Job[T]], T]) -> None:
-        self._label, self._share, self._began = "Starting", None, time.monotonic()
-        self._stop, self._future = threading.Event(), Future[T]()
+        self.label, self._share, self._began = "Starting", None, time.monotonic()
+        self._stop, self.future = threading.Event(), Future[T]()
         self.stop = self._stop.set
         threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
 
     def _run(self, work: Callable[[Job[T]], T]) -> None:
         try:
-            self._future.set_result(work(self))
+            self.future.set_result(work(self))
         except Stopped:
-            self._future.set_exception(NoiserError("The question was stopped."))
+            self.future.set_exception(NoiserError("The question was stopped."))
         except NoiserError as error:
-            self._future.set_exception(error)
+            self.future.set_exception(error)
+        except RecursionError:
+            self.future.set_exception(ParameterError("The question is nested too deeply."))
         except BaseException as error:
             logger.exception("A question could not be answered")
             text = f"{type(error).__name__}: {error}. The server's log has the details; the server goes on."
-            self._future.set_exception(ServerError(text))
+            self.future.set_exception(ServerError(text))
 
     def check(self, *_: Any) -> None:
         """Raises Stopped after `stop`; also a forward hook of the model."""
@@ -67,32 +74,24 @@ class Job(Generic[T]):
     def step(self, label: str) -> None:
         """Begins a step."""
         self.check()
-        self._label, self._share = label, None
+        self.label, self._share = label, None
 
     def progress(self, done: float, expected: float) -> None:
         """Notes how far the present step is."""
         self.check()
         self._share = min(1.0, done / expected) if expected else None
 
-    def __str__(self) -> str:
-        return self._label
-
     @property
     def state(self) -> State:
         """Where the work is."""
-        return State(self._label, self._share, time.monotonic() - self._began)
+        return State(self.label, self._share, time.monotonic() - self._began)
 
     async def ended(self) -> bool:
         """Whether the work is over; waits for that a quarter of a second."""
         for _ in range(10):
-            if self._future.done():
-                break
-            await asyncio.sleep(0.025)
-        return self._future.done()
-
-    def result(self) -> T:
-        """What the work returned, once it is over. Raises its NoiserError."""
-        return self._future.result()
+            if not self.future.done():
+                await asyncio.sleep(0.025)
+        return self.future.done()
 
 
 class Models:
@@ -107,7 +106,7 @@ class Models:
         self._named, self._load = named, load
         self._loaded: dict[str, LanguageModel] = {}
         self._turn = threading.RLock()
-        self._running: object = ""
+        self._running: Job[Any] | None = None
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -128,7 +127,7 @@ class Models:
         if chosen not in self.names:
             raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
         while not self._turn.acquire(timeout=0.1):
-            job.step(f"Waiting ({self._running})")
+            job.step(f"Waiting ({self._running.label if self._running else ''})")
         try:
             self._running = job
             if chosen not in self._loaded:

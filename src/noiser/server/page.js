@@ -31,14 +31,16 @@ function restore(asked) {
   }
 }
 
-function offer(control, value) {
-  if (![...control.options].some((option) => option.value === value)) control.add(new Option(value));
+function offer(control, value, summary) {
+  let option = [...control.options].find((each) => each.value === value);
+  if (!option) control.add(option = new Option(value));
+  if (summary) Object.assign(option, { value, text: `${value}: ${summary}` });
 }
 
-async function fill(path, name) { // a select's options; what is chosen stays
-  const names = (await (await fetch(path)).json()).data.map(({ id }) => id);
-  for (const control of form.querySelectorAll(`[name="${name}"]`)) names.forEach((each) => offer(control, each));
-  return names;
+async function fill(path, name) { // a select's options, each with a line about it; what is chosen stays
+  const { data } = await (await fetch(path)).json();
+  for (const control of form.querySelectorAll(`[name="${name}"]`)) data.forEach(({ id, summary }) => offer(control, id, summary));
+  return data.map(({ id }) => id);
 }
 
 function say(text, share, numbers = "") {
@@ -50,8 +52,7 @@ function say(text, share, numbers = "") {
 }
 
 function refuse(into, message) {
-  const line = Object.assign(document.createElement("p"), { className: "error", role: "alert", textContent: message });
-  into.replaceChildren(line);
+  into.replaceChildren(Object.assign(document.createElement("p"), { className: "error", role: "alert", textContent: message }));
   say("");
 }
 
@@ -72,10 +73,14 @@ async function ask(path, question, into) { // what is answered, if it is
   const mine = running = new AbortController();
   $("stop").disabled = false;
   into.classList.add("busy");
-  say("Asking", null);
+  say("Waiting for another tab", null);
+  let release; // a browser has six connections for all tabs: one tab at a time uses one for a question
   try {
-    const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: mine.signal };
-    const reply = await fetch(path, { ...options, body: JSON.stringify(question) });
+    await new Promise((begin, fail) => !navigator.locks ? begin() : navigator.locks.request("noiser", { signal: mine.signal },
+      () => new Promise((end) => { release = end; begin(); })).catch(fail));
+    say("Asking", null);
+    const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
+    const reply = await fetch(path, { method: "POST", headers, signal: mine.signal, body: JSON.stringify(question) });
     if (!reply.ok) return refuse(into, (await reply.json()).error.message);
     for await (const [name, value] of events(reply.body)) {
       if (name === "error") return refuse(into, value.error.message);
@@ -92,6 +97,7 @@ async function ask(path, question, into) { // what is answered, if it is
     if (mine === running && error.name === "AbortError") say("Stopped."); // or another question has taken its place
     else if (mine === running) refuse(into, `The server does not answer (${error.message}). Is it still running?`);
   } finally {
+    release?.();
     into.classList.remove("busy");
     if (mine === running) $("stop").disabled = true;
   }
@@ -119,9 +125,8 @@ async function answer() {
   }
 }
 
-async function probe(path, question, into) {
-  if (await ask(path, { model: shown.question.model, ...question }, into)) into.scrollIntoView({ block: "nearest" });
-}
+const probe = async (path, question, into) =>
+  await ask(path, { model: shown.question.model, ...question }, into) && into.scrollIntoView({ block: "nearest" });
 
 function tolerate(unit) {
   const section = unit.closest("section"), row = [...section.querySelectorAll(".map")].indexOf(unit.closest(".map"));
