@@ -47,7 +47,7 @@ GAMES = {
         lambda kept: bool({0, 1, 2} & kept),
         dict.fromkeys(itertools.combinations(range(3), 2), "either"),
     ),
-    "against": (lambda kept: -float({0, 1} <= kept), {BOTH: "together"}),
+    "against": (lambda kept: -float({0, 1} <= kept), {}),
     "nothing": (lambda kept: 0.5, {}),
 }
 

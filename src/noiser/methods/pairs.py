@@ -35,7 +35,7 @@ def find_pairs(
     *,
     exact: bool,
 ) -> list[Pair]:
-    """The pairs of one target that differ from 0 and are large, the largest first.
+    """The large pairs of one target that differ from 0, the largest first; none if the prompt speaks against it.
 
     Candidates are pairs whose last steps (for "together") or first steps (for "either") each have a quarter of the
     effect of the whole prompt. Interactions are fitted to the means of complementary inputs by kernel ridge regression
@@ -51,7 +51,7 @@ def find_pairs(
         exact: whether the drawn inputs are all there are: interactions are then means, without an error.
     """
     effect, units = whole - values[0], half.shape[1]
-    if not effect or len(seen) < 2:
+    if effect <= 0 or len(seen) < 2:
         return []
     last, first = (steps[:, seen] / effect).numpy()
     needed, enough = (np.minimum.outer(step, step) >= STEP for step in (last, first))
@@ -66,7 +66,7 @@ def find_pairs(
         ones, others = torch.cat([whole[None], alone[seen], ones]), torch.cat([nothing, without[seen], others])
     signs, mean, difference = (2 * kept.double() - 1).numpy(), (ones + others).numpy() / 2, (ones - others).numpy()
     singles = np.linalg.solve(signs.T @ signs + RIDGE * np.eye(len(seen)), signs.T @ difference)
-    unit, tests = np.abs(singles).max() * np.sign(effect.item()), len(i)
+    unit, tests = np.abs(singles).max(), len(i)
     most = tests if exact else max(1, len(mean) // 4)
     for penalty in (True, False):  # all candidates, then those that are large
         scores, stderr = _interactions(signs, mean, i, j, exact=exact, penalty=penalty)
@@ -74,12 +74,11 @@ def find_pairs(
         together, either = needed[i, j] & (scores / unit >= TOGETHER), enough[i, j] & (scores / unit <= -EITHER)
         chosen = ((together | either) & (chance <= LEVEL)).nonzero()[0]
         chosen = chosen[np.argsort(-np.abs(scores[chosen]), kind="stable")][:most]
-        i, j, scores, stderr, together = (each[chosen] for each in (i, j, scores, stderr, together))
+        i, j, scores, stderr = (each[chosen] for each in (i, j, scores, stderr))
+    columns = seen[torch.from_numpy(np.stack([i, j], 1))].tolist()
     return [
-        Pair(
-            target, (int(seen[first]), int(seen[second])), float(score), float(error), "together" if both else "either"
-        )
-        for first, second, score, error, both in zip(i, j, scores, stderr, together, strict=True)
+        Pair(target, (first, second), float(score), float(error), "together" if score > 0 else "either")
+        for (first, second), score, error in zip(columns, scores, stderr, strict=True)
     ]
 
 
