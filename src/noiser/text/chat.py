@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, PromptError
-from noiser.text.segments import Offset
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
 _LEAD = 16  # characters of the template before a content, by which it is found
-_OURS = {"tokenize", "add_generation_prompt", "continue_final_message"}
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = None) -> dict[str, Any]:
@@ -24,13 +22,10 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = Non
         raise ParameterError(f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'style': 'brief'}}.")
     template = str(getattr(tokenizer, "chat_template", None) or "")
     for name in kwargs or {}:
-        if name in _OURS:
-            raise ParameterError(f"chat_template_kwargs has {name!r}, which is set here. Leave it out.")
-        if tokenizer is not None and not re.search(rf"\b{re.escape(str(name))}\b", template):
-            raise ParameterError(
-                f"chat_template_kwargs has {name!r}, which the chat template of this {type(tokenizer).__name__} does "
-                "not read. Correct the name, or leave it out."
-            )
+        ours = name in ("tokenize", "add_generation_prompt", "continue_final_message")
+        if ours or (tokenizer is not None and not re.search(rf"\b{re.escape(str(name))}\b", template)):
+            fault = "is set here" if ours else f"the chat template of this {type(tokenizer).__name__} does not read"
+            raise ParameterError(f"chat_template_kwargs has {name!r}, which {fault}. Correct the name, or leave it out.")
     return dict(kwargs or {})
 
 
@@ -88,7 +83,7 @@ def content_places(
     """(message, start, end) of each content in the rendered text, in order; one that the template omits has none.
 
     The chat is rendered once more with marks for contents, so that a content such as "user" is looked for after the
-    template's own text, not in it.
+    template's own text, not in it. A content may stand there trimmed or without its thoughts.
 
     Raises:
         PromptError: the template rewrites a content.
@@ -106,24 +101,16 @@ def content_places(
     places: list[tuple[int, int, int]] = []
     end = 0
     for lead, index in zip(pieces[::2], map(int, pieces[1::2]), strict=False):
-        content = messages[index].get("content") or ""
-        place = _find(text, lead[-_LEAD:], content, end)
-        if place is None:
+        whole = messages[index].get("content") or ""
+        forms = (whole, whole.rstrip(), whole.lstrip(), whole.strip(), whole.rpartition("</think>")[2].strip())
+        ways = ((before, form) for before in (lead[-_LEAD:], "") for form in forms)
+        found = next(((before, form) for before, form in ways if text.find(before + form, end) >= 0), None)
+        if found is None:
             raise PromptError(
-                f"The chat template rewrites the content of message {index}, {content[:40]!r}. Write it as the "
-                "template shows it, or render the chat yourself and give it as one string."
+                f"The chat template rewrites the content of message {index}, {whole[:40]!r}. Write it as the template "
+                "shows it."
             )
-        places.append((index, *place))
-        end = place[1]
+        start = text.find("".join(found), end) + len(found[0])
+        end = start + len(found[1])
+        places.append((index, start, end))
     return places
-
-
-def _find(text: str, lead: str, content: str, begin: int) -> Offset | None:
-    """The first place of a content from `begin` on, after `lead` if there; perhaps trimmed or without thoughts."""
-    answer = content.rpartition("</think>")[2].strip()
-    for before in (lead, ""):
-        for form in (content, content.rstrip(), content.lstrip(), content.strip(), answer):
-            start = text.find(before + form, begin)
-            if start >= 0:
-                return start + len(before), start + len(before) + len(form)
-    return None

@@ -12,10 +12,11 @@ from typing import Any
 from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
 from noiser.text.chat import check_messages, content_places, render_chat
 from noiser.text.segments import Offset, join_overlapping
-from noiser.text.tokens import Tokens, continuation, cover, special_tokens, tokenise
+from noiser.text.tokens import Tokens, continuation, cover, tokenise
 from noiser.types import Prompt, Span
 
 _CHARACTERS = 256  # per token: more than the tokens of any text have on average
+_ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +48,18 @@ class Encoding:
     @cached_property
     def pieces(self) -> list[list[Span]]:
         """The smallest units of each region, in order: one token, or tokens that share a character."""
-        starts = [start for start, _ in self.regions]
-        members: list[list[int]] = [[] for _ in starts]
+        starts, members = [start for start, _ in self.regions], [list[int]() for _ in self.regions]
         for index, (start, end) in enumerate(self.offsets):
             region = bisect_right(starts, start) - 1
             if not self.frozen[index] and region >= 0 and end <= self.regions[region][1]:
                 members[region].append(index)
-        pieces: list[list[Span]] = []
-        for inside in members:
-            offsets = [self.offsets[index] for index in inside]
-            pieces.append([])
-            for group in join_overlapping(offsets):
-                start, end = offsets[group[0]][0], max(offsets[i][1] for i in group)
-                pieces[-1].append(Span(self.text[start:end], start, end, tuple(inside[i] for i in group)))
+        pieces = [list[Span]() for _ in members]
+        for inside, found in zip(members, pieces, strict=True):
+            for group in join_overlapping([self.offsets[index] for index in inside]):
+                indices = tuple(inside[i] for i in group)
+                start, end = self.offsets[indices[0]][0], max(self.offsets[index][1] for index in indices)
+                found.append(Span(self.text[start:end], start, end, indices))
         return pieces
-
-    @cached_property
-    def piece_at(self) -> dict[int, Span]:
-        """From the first token of each piece to the piece."""
-        return {piece.token_indices[0]: piece for region in self.pieces for piece in region}
 
 
 def encode(
@@ -95,19 +89,20 @@ def encode(
             f"{type(tokenizer).__name__} is a tokenizer in pure Python, which does not say where its tokens stand in a "
             "text. Load the model with its tokenizer.json."
         )
-    if isinstance(prompt, str):
-        text, contents = prompt, [(0, 0, len(prompt))]
-        _check_text(text, context_length, "prompt", PromptError)
-        tokens = _without_ends(tokenizer, tokenise(tokenizer, text, add_special_tokens=True))
-    else:
-        messages, kwargs = check_messages(prompt), chat_template_kwargs or {}
+    text, messages, kwargs = prompt, None, chat_template_kwargs or {}
+    if not isinstance(text, str):
+        messages = check_messages(prompt)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
-        _check_text(text, context_length, "prompt", PromptError)
-        contents = content_places(tokenizer, messages, text, kwargs)
-        tokens = tokenise(tokenizer, text)
-    count = len(tokens.ids)
-    if context_length is not None and count > context_length:
-        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
+    _check_text(text, context_length, "prompt", PromptError)
+    tokens = tokenise(tokenizer, text, add_special_tokens=messages is None)
+    ids, _, added = tokens
+    while ids and added[-1] and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):  # the text is to go on
+        tokens = ids, _, added = Tokens(*(column[:-1] for column in tokens))
+    if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:  # it has been typed
+        tokens = ids, _, added = Tokens(*(column[1:] for column in tokens))
+    if context_length is not None and len(ids) > context_length:
+        raise PromptError(f"The prompt has {len(ids)} tokens; the model can read {context_length}. Shorten the prompt.")
+    contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
     encoding = _encoding(tokenizer, text, tokens, contents)
     if not any(text[start:end].strip() for start, end in encoding.regions):
         raise PromptError(
@@ -118,7 +113,13 @@ def encode(
 
 
 def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]) -> Encoding:
-    special = special_tokens(tokenizer, text, tokens)
+    """The encoding of a text whose special tokens are those that were added, and those typed as they are named."""
+    names = {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if all(getattr(tokenizer, role, None) != unknown for role in _ROLES):  # in GPT-2 it has another role
+        names.pop(unknown, None)
+    rows = zip(*tokens, strict=True)
+    special = [added or names.get(index) == text[start:end].strip() for index, (start, end), added in rows]
     regions, offsets, frozen = cover(text, tokens.offsets, special, [(start, end) for _, start, end in contents])
     return Encoding(
         text=text,
@@ -129,16 +130,6 @@ def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tupl
         tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(tokens.ids))),
         contents=tuple(contents),
     )
-
-
-def _without_ends(tokenizer: Any, tokens: Tokens) -> Tokens:
-    """The tokens of a text that is to go on, without an added end, or an added BOS before a typed one."""
-    first, last = 0, len(tokens.ids)
-    while last and tokens.added[last - 1] and tokens.ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        last -= 1
-    if tokens.added[:2] == [True, False] and tokens.ids[0] == tokens.ids[1] == tokenizer.bos_token_id:
-        first = 1
-    return Tokens(tokens.ids[first:last], tokens.offsets[first:last], tokens.added[first:last])
 
 
 def encode_target(
@@ -190,11 +181,6 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
 
 def _check_text(text: str, context_length: int | None, name: str, error: type[NoiserError]) -> None:
     if half := re.search("[\ud800-\udfff]", text):
-        raise error(
-            f"The {name} has half of a surrogate pair, {half[0]!r}, at character {half.start()}; expected valid "
-            "Unicode. Remove the character."
-        )
+        raise error(f"The {name} has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode.")
     if context_length is not None and len(text) > context_length * _CHARACTERS:
-        raise error(
-            f"The {name} has {len(text):,} characters; the model can read {context_length:,} tokens. Shorten it."
-        )
+        raise error(f"The {name} has {len(text):,} characters; the model can read {context_length:,} tokens.")

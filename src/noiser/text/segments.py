@@ -102,10 +102,9 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
         pairs = [(index(start), index(end)) for start, end in cast("Sequence[Any]", spans)]
     except (TypeError, ValueError):
         pairs = []
+    expected = f"pairs of integers (start, end), in characters of the {of}"
     if not pairs:
-        raise UnitError(
-            f"{name} is {spans!r:.200}; expected one or more pairs of integers (start, end), in characters of the {of}."
-        )
+        raise UnitError(f"{name} is {spans!r:.200}; expected one or more {expected}.")
     for start, end in pairs:
         if not 0 <= start < end <= length:
             fault = "is empty or reversed" if start >= end else f"leaves the {of}"
@@ -122,15 +121,8 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
 def visible_part(text: str, start: int, end: int) -> Offset:
     """A span without the whitespace at its ends; one of nothing but whitespace as it is."""
     piece = text[start:end]
-    size = len(piece.strip())
-    lead = len(piece) - len(piece.lstrip())
+    lead, size = len(piece) - len(piece.lstrip()), len(piece.strip())
     return (start + lead, start + lead + size) if size else (start, end)
-
-
-def outside(span: Offset, holes: Iterable[Offset]) -> list[Offset]:
-    """The parts of a span before, between and after holes in it, which are in order; they may be empty."""
-    edges = [span[0], *(edge for hole in holes for edge in hole), span[1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list[int | None]:
@@ -142,35 +134,32 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
     [0, None]
     """
     starts, ends = [start for start, _ in spans], [end for _, end in spans]
-
-    def owner(start: int, end: int) -> int | None:
+    found: list[int | None] = []
+    for start, end in (visible_part(text, *piece) for piece in pieces):
         near = range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else ()
-        return max(near, key=lambda i: min(end, ends[i]) - max(start, starts[i]), default=None)
-
-    return [owner(*visible_part(text, *piece)) for piece in pieces]
+        shares = {min(end, ends[i]) - max(start, starts[i]): i for i in reversed(near)}
+        found.append(shares[max(shares)] if shares else None)
+    return found
 
 
 def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
     """Groups of the indices of tokens, each for one span, or for several spans that share a token.
 
     The spans are a partition of the text, or of the part that the tokens cover. A token goes to the span that holds its
-    last visible character, and a token of nothing but whitespace with the token after it. A gap between tokens ends a
-    group.
+    last visible character, and a token of nothing but whitespace with the token after it, at the end or before a gap
+    with the one before it. A gap between tokens ends a group.
 
     >>> snap("to play", [(0, 2), (2, 7)], [(0, 2), (2, 5), (5, 7)])
     [[0], [1, 2]]
     """
     starts = [start for start, _ in spans]
-    ends = [start + len(text[start:end].rstrip()) for start, end in tokens]
-    found = [bisect_right(starts, end - 1) - 1 for end in ends]
-    blank = [start == end for (start, _), end in zip(tokens, ends, strict=True)]
-    for i in reversed(range(len(tokens) - 1)):  # whitespace goes with the token after it
-        if blank[i] and tokens[i][1] == tokens[i + 1][0]:
-            found[i], blank[i] = found[i + 1], blank[i + 1]
-    for i in range(1, len(tokens)):  # or else with the one before it
-        if blank[i] and tokens[i - 1][1] == tokens[i][0]:
-            found[i] = found[i - 1]
-    return join_overlapping(tokens, found)
+    found, following = list[int](), (-1, 0)
+    for start, end in reversed(tokens):
+        last = start + len(text[start:end].rstrip())
+        follows = last == start and end == following[0]
+        following = start, following[1] if follows else bisect_right(starts, last - 1) - 1
+        found.append(following[1])
+    return join_overlapping(tokens, found[::-1])
 
 
 def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = None) -> list[list[int]]:

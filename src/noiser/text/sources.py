@@ -10,7 +10,7 @@ from typing import Any
 from noiser.errors import ParameterError, UnitError
 from noiser.text.chat import check_messages, is_said
 from noiser.text.encoding import Encoding
-from noiser.text.segments import Offset, outside
+from noiser.text.segments import Offset
 from noiser.types import Prompt, Source
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
@@ -54,8 +54,9 @@ def without_sources(
         return _filled(question, template.replace("{sources}", "").strip(), "")
     messages = [{"content": question}] if isinstance(question, str) else check_messages(question)
     for index, start, end in encoding.contents:
-        inside = sorted((source.start, source.end) for source in sources if start <= source.start < end)
-        messages[index]["content"] = "".join(encoding.text[a:b] for a, b in outside((start, end), inside))
+        edges = sorted(edge for source in sources if start <= source.start < end for edge in (source.start, source.end))
+        kept = zip([start, *edges[1::2]], [*edges[::2], end], strict=True)
+        messages[index]["content"] = "".join(encoding.text[first:last] for first, last in kept)
     if not is_said(messages):
         return None
     return messages[0]["content"] if isinstance(question, str) else messages
@@ -98,11 +99,9 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
 
 def _filled(question: Prompt, template: str, sources: str) -> Prompt:
     """The template with the question, or with the last message's, in which braces mean nothing."""
-    if isinstance(question, str):
-        parts = {"{sources}": sources, "{question}": question}
-        return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
-    filled = _filled(_last_text(question), template, sources)
-    return [*question[:-1], {**question[-1], "content": filled}]
+    parts = {"{sources}": sources, "{question}": _last_text(question)}
+    filled = re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
+    return filled if isinstance(question, str) else [*question[:-1], {**question[-1], "content": filled}]
 
 
 def _last_text(prompt: Prompt) -> str:

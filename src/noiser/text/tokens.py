@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from functools import cache
-from itertools import chain, pairwise
+from functools import cache, partial
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from noiser.text.segments import Offset, outside, owners
+from noiser.text.segments import Offset, owners
 
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
 _CHARACTER = 4  # the most tokens of one character: its bytes in UTF-8
-_ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+_BAD = "\ufffd"  # what bytes read that complete no character
 _settings = threading.Lock()
 
 
@@ -30,7 +32,7 @@ def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> 
     """The tokens of a text, whole; afterwards the tokenizer truncates and pads as it did before."""
     backend = tokenizer.backend_tokenizer
     with _settings:  # another thread would see them changed
-        truncation, padding, split = backend.truncation, backend.padding, backend.encode_special_tokens
+        truncation, padding = backend.truncation, backend.padding
         try:
             out = tokenizer(
                 text,
@@ -42,26 +44,11 @@ def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> 
                 verbose=False,
             )
         finally:
-            backend.encode_special_tokens = split
             if truncation is not None:
                 backend.enable_truncation(**truncation)
             if padding is not None:
                 backend.enable_padding(**padding)
     return Tokens(list(out["input_ids"]), list(out["offset_mapping"]), list(map(bool, out["special_tokens_mask"])))
-
-
-def special_tokens(tokenizer: Any, text: str, tokens: Tokens) -> list[bool]:
-    """Which tokens are special: those that the tokenizer added, and those typed as they are named.
-
-    The unknown token is not, unless its id has another role too, as in GPT-2.
-    """
-    names = {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if all(getattr(tokenizer, role, None) != unknown for role in _ROLES):
-        names.pop(unknown, None)
-    return [
-        added or names.get(index) == text[start:end].strip() for index, (start, end), added in zip(*tokens, strict=True)
-    ]
 
 
 def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
@@ -95,30 +82,26 @@ def cover(
     The parts are the contents, (start, end) in order, divided by the special tokens that have characters; one without
     a token is left out. Their tokens cover them without holes.
     """
-    found, frozen = list(offsets), [True] * len(offsets)
-
-    def fit(inside: Sequence[int], region: Offset) -> None:
-        for index, offset in zip(inside, mend([found[index] for index in inside], region), strict=True):
-            found[index] = offset
-
-    dividers = [index for index, (start, end) in enumerate(offsets) if special[index] and start < end]
-    holes = [offsets[index] for index in dividers]
-    runs = pairwise([-1, *dividers, len(offsets)])
-    for (before, after), region in zip(runs, outside((0, len(text)), holes), strict=True):
-        fit([index for index in range(before + 1, after) if not special[index]], region)
-    starts, ends = [start for start, _ in holes], [end for _, end in holes]
-    parts: list[Offset] = []
-    for start, end in contents:
-        between = outside((start, end), holes[bisect_right(ends, start) : bisect_left(starts, end)])
-        parts += [(first, last) for first, last in between if first < last]
-    members: list[list[int]] = [[] for _ in parts]
-    for index, place in enumerate(owners(text, found, list(pairwise([0, *chain.from_iterable(parts), len(text)])))):
-        if place is not None and place % 2 and not special[index]:  # even places are between the parts
-            members[place // 2].append(index)
-            frozen[index] = False
-    for part, inside in zip(parts, members, strict=True):
-        fit(inside, part)
-    return [part for part, inside in zip(parts, members, strict=True) if inside], found, frozen
+    found, frozen, own = list(offsets), [True] * len(offsets), list[Offset]()
+    starts, ends = [start for start, _ in contents], [end for _, end in contents]
+    first, run = 0, list[int]()
+    for index, (stop, end) in enumerate([*offsets, (len(text), len(text) + 1)]):
+        if index < len(offsets) and not special[index]:
+            run.append(index)
+        elif stop < end:  # a special token in the text, or its end
+            near = contents[bisect_right(ends, first) : bisect_left(starts, stop)]
+            parts = [(max(a, first), min(b, stop)) for a, b in near]
+            whole = mend([offsets[i] for i in run], (first, stop))
+            places = owners(text, whole, list(pairwise([first, *chain.from_iterable(parts), stop])))
+            for place, group in groupby(zip(run, whole, places, strict=True), itemgetter(2)):
+                inside, covered, _ = zip(*group, strict=True)
+                if mine := place is not None and place % 2 == 1:  # even places are between the parts
+                    own.append(parts[place // 2])
+                    covered = mend(covered, own[-1])
+                for i, offset in zip(inside, covered, strict=True):
+                    found[i], frozen[i] = offset, not mine
+            first, run = end, []
+    return own, found, frozen
 
 
 def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
@@ -126,42 +109,29 @@ def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]
 
     Tokens that make up a character together share it. Bytes that complete no character read U+FFFD.
     """
-    ids, done = [*before, *token_ids], len(before)
-
-    def read(start: int, stop: int) -> str:
-        return tokenizer.decode(ids[start:stop], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-    places = [max(0, done - size) for size in range(_CONTEXT, _CONTEXT + _CHARACTER)]
-    begin = min(places, key=lambda start: read(start, done).count("\ufffd"))  # not within a character
-    text, offsets, groups = "", list[Offset](), [begin]
+    read = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    ids, done, begin, known = [*before, *token_ids], len(before), -2 * _CONTEXT, ""
+    text, first, offsets = "", "", list[Offset]()
     while done < len(ids):
-        if done - begin > 2 * _CONTEXT:
-            begin = next(start for start in reversed(groups) if start <= done - _CONTEXT)
-        context, stop = read(begin, done), done
-        now = context
-        while stop < len(ids) and (len(now) <= len(context) or now.endswith("\ufffd")):
-            if stop - done == _CHARACTER:  # the first of these tokens completes no character
-                stop, now = done + 1, read(begin, done + 1)
-                break
-            stop += 1
-            now = read(begin, stop)
-        place = same = _common(context, now)
-        text = text[: max(0, len(text) - len(context) + same)]
-        shift = len(text) - same
-        for end in range(done + 1, stop + 1):
-            partly = now if end == stop else read(begin, end)
-            agreed = max(same, _common(partly, now))
-            last = agreed if agreed == len(partly) else min(agreed + 1, len(now))  # inside the character at `agreed`
-            offsets.append((min(place, agreed) + shift, last + shift))
-            place = max(place, agreed)
-        text, done = text + now[same:], stop
-        groups.append(done)
-    return text, offsets
-
-
-def _common(one: str, other: str) -> int:
-    """Number of characters that two texts begin with alike."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        if done - begin >= 2 * _CONTEXT:
+            starts = [max(0, done - size) for size in range(_CONTEXT, _CONTEXT + _CHARACTER)]
+            begin = min(starts, key=lambda start: read(ids[start:done]).count(_BAD))  # not within a character
+            known = read(ids[begin:done])
+            text, first = (text, first) if offsets else (known, known)
+        readings = ((stop, read(ids[begin:stop])) for stop in range(done + 1, min(done + _CHARACTER, len(ids)) + 1))
+        whole = (
+            (stop, now)
+            for stop, now in readings
+            if now.count(_BAD) <= known.count(_BAD) and len(now) - now.count(_BAD) > len(known) - known.count(_BAD)
+        )
+        stop, now = next(whole, (done + 1, read(ids[begin : done + 1])))
+        same = len(os.path.commonprefix([known, now]))
+        place = len(text) - len(known) + same
+        text = text[:place] + now[same:]
+        offsets += [(place, len(text))] * (stop - done)
+        known, done = now, stop
+    own = len(os.path.commonprefix([first, text]))  # half a character at the end of `first` is completed
+    return text[own:], [(max(0, start - own), max(0, end - own)) for start, end in offsets]
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
@@ -170,24 +140,20 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     Byte-level pieces of one character show as that character where all of them are there; other bytes show as `\xf0`.
     """
     text, offsets = continuation(tokenizer, tokenise(tokenizer, "a").ids[-1:], token_ids)
-    names: list[str] = tokenizer.convert_ids_to_tokens(list(token_ids))
-    texts: list[str] = []
-    for name, (start, end) in zip(names, mend(offsets, (0, len(text))), strict=True):
-        piece, data = text[start:end], _bytes_of(str(name)) if "\ufffd" in text[start:end] else None
-        texts.append(piece if data is None else data.decode(errors="backslashreplace"))
-    return texts
-
-
-def _bytes_of(name: str) -> bytes | None:
-    """The bytes for which a name of a byte-level vocabulary (Radford et al. 2019) stands; None for other names."""
-    if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
-        return bytes.fromhex(fallback[1])
+    texts = [text[start:end] for start, end in mend(offsets, (0, len(text)))]
     alphabet = _byte_level_alphabet()
-    return bytes(alphabet[c] for c in name) if all(c in alphabet for c in name) else None
+    for index, name in enumerate(tokenizer.convert_ids_to_tokens(list(token_ids))):
+        if _BAD in texts[index]:
+            if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+                texts[index] = bytes.fromhex(fallback[1]).decode(errors="backslashreplace")
+            elif all(c in alphabet for c in name):
+                texts[index] = bytes(alphabet[c] for c in name).decode(errors="backslashreplace")
+    return texts
 
 
 @cache
 def _byte_level_alphabet() -> dict[str, int]:
+    """From each character of a byte-level vocabulary (Radford et al. 2019) to its byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

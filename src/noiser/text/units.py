@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate, groupby
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.text.encoding import Encoding
-from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
+from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap, visible_part
 from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
 
-_Segment = Callable[[str], list[Offset]] | None  # None: the tokens themselves
-_NAMED: dict[str, _Segment] = {"token": None, **SEGMENTATIONS, "turn": lambda text: [(0, len(text))]}
+_CUTS = {"turn": lambda text: [(0, len(text))], **SEGMENTATIONS}
 _SPANS = "Or give a list of (start, end) character spans."
 
 
@@ -50,28 +50,23 @@ def make_units(
     if not isinstance(unit, str):
         end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(text)
         name, spans = "spans", sorted(checked_spans(unit, end, name="unit", of="prompt"))
-    elif (name := unit) not in (names := [*_NAMED, "auto", "source"]):
+    elif (name := unit) not in (names := ["token", *_CUTS, "auto", "source"]):
         raise UnknownNameError("unit", unit, names, _SPANS)
     elif name == "source" and not sources:
         raise UnitError("unit is 'source', and there are no sources; expected sources=[...], texts in the prompt.")
-    before: list[list[Span]] = []
-    after: list[Span] = []
-    for pieces in encoding.pieces:
-        if pieces[0].token_indices[0] >= count:
-            after += _grouped(text, pieces, name if name in SEGMENTATIONS else "token")
-        else:
-            before.append(
-                pieces if spans or name == "token" else _grouped(text, pieces, "sentence" if name == "auto" else name)
-            )
-    units = [each for region in before for each in region]
+    own = [pieces for pieces in encoding.pieces if pieces[0].token_indices[0] < count]
     if spans:
-        units = _span_units(text, units, spans)
-        if name in _NAMED:
+        units = _of_spans(text, [piece for pieces in own for piece in pieces], spans)
+        if name in _CUTS or name == "token":
             units = [part for each in units for part in _parts(encoding, each, name)]
-    elif name == "auto" and len(units) > COARSE_UNITS:
-        size = sum(len(each.token_indices) for each in units) / COARSE_UNITS
-        units = [_joined(text, run) for region in before for run in _runs(region, size)]
-    units += after
+    else:
+        regions = [_cut(text, pieces, "sentence" if name == "auto" else name) for pieces in own]
+        if name == "auto" and sum(map(len, regions)) > COARSE_UNITS:
+            size = sum(len(each.token_indices) for region in regions for each in region) / COARSE_UNITS
+            regions = [_runs(text, region, size) for region in regions]
+        units = [each for region in regions for each in region]
+    for pieces in encoding.pieces[len(own) :]:
+        units += _cut(text, pieces, name if name in SEGMENTATIONS else "token")
     if special_tokens == "perturbed":
         for index, (start, stop) in enumerate(encoding.offsets):
             if encoding.frozen[index]:
@@ -102,28 +97,18 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
             raise UnknownNameError("target_unit", unit, ["token", *SEGMENTATIONS, "all"], _SPANS)
         units = make_units(encoding, unit, special_tokens="perturbed")
         return [span.token_indices for span in units if span.token_indices[0] >= first]
-    begin = encoding.offsets[first][0]
-    spans = sorted(checked_spans(unit, len(encoding.text) - begin, name="target_unit", of="continuation"))
-    return [_tokens_inside(encoding, positions, span, begin) for span in spans]
-
-
-def _tokens_inside(encoding: Encoding, positions: Sequence[int], span: Offset, begin: int) -> tuple[int, ...]:
-    """The tokens whose visible characters a target span of the continuation, which starts at `begin`, holds."""
-    first, last = span[0] + begin, span[1] + begin
-    inside: list[int] = []
-    problem = f"Target span {span}, {encoding.text[first:last]!r},"
-    for position in positions:
-        start, end = visible_part(encoding.text, *encoding.offsets[position])
-        if max(start, first) < min(end, last):
-            inside.append(position)
-            if start < first or end > last:
-                raise UnitError(
-                    f"{problem} cuts the token {encoding.text[start:end]!r} at {(start - begin, end - begin)}; "
-                    "expected whole tokens. Move its ends."
-                )
-    if not inside:
-        raise UnitError(f"{problem} holds no token of the continuation {encoding.text[begin:]!r}. Widen the span.")
-    return tuple(inside)
+    text, begin = encoding.text, encoding.offsets[first][0]
+    found: list[tuple[int, ...]] = []
+    for span in sorted(checked_spans(unit, len(text) - begin, name="target_unit", of="continuation")):
+        start, end = span[0] + begin, span[1] + begin
+        visible = [(position, *visible_part(text, *encoding.offsets[position])) for position in positions]
+        inside = [(position, a, b) for position, a, b in visible if max(a, start) < min(b, end)]
+        cut = [f"{text[a:b]!r} at {(a - begin, b - begin)}" for _, a, b in inside if a < start or b > end]
+        if cut or not inside:
+            fault = f"cuts the token {cut[0]}" if cut else f"holds no token of the continuation {text[begin:]!r}"
+            raise UnitError(f"Target span {span}, {text[start:end]!r}, {fault}; expected whole tokens. Move its ends.")
+        found.append(tuple(position for position, *_ in inside))
+    return found
 
 
 def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
@@ -135,46 +120,38 @@ def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -
 
 def _parts(encoding: Encoding, unit: Span, name: str) -> list[Span]:
     """A unit cut into smaller ones, each of whole tokens."""
-    pieces = [encoding.piece_at[index] for index in unit.token_indices if index in encoding.piece_at]
-    return _grouped(encoding.text, pieces, name) if pieces else []
+    tokens = set(unit.token_indices)
+    return _cut(encoding.text, [p for pieces in encoding.pieces for p in pieces if p.token_indices[0] in tokens], name)
 
 
-def _grouped(text: str, pieces: list[Span], name: str) -> list[Span]:
+def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
     """Neighbouring pieces joined to the named units of the text that they cover."""
-    segment, first = _NAMED[name], pieces[0].start
-    if segment is None:
+    if name == "token" or not pieces:
         return pieces
-    spans = [(start + first, end + first) for start, end in segment(text[first : pieces[-1].end])]
+    first = pieces[0].start
+    spans = [(start + first, end + first) for start, end in _CUTS[name](text[first : pieces[-1].end])]
     groups = snap(text, spans, [(piece.start, piece.end) for piece in pieces])
     return [_joined(text, [pieces[index] for index in group]) for group in groups]
 
 
-def _runs(units: Sequence[Span], size: float) -> list[list[Span]]:
-    """Neighbours in runs of about `size` tokens."""
-    runs: list[list[Span]] = []
-    joined = 0
-    for unit in units:
-        count = len(unit.token_indices)
-        if runs and joined + count / 2 <= size:
-            runs[-1].append(unit)
-            joined += count
-        else:
-            runs.append([unit])
-            joined = count
-    return runs
+def _runs(text: str, units: Sequence[Span], size: float) -> list[Span]:
+    """Neighbours joined to runs of about `size` tokens."""
+    ends = accumulate(len(unit.token_indices) for unit in units)
+    places = (int((end - len(unit.token_indices) / 2) / size) for end, unit in zip(ends, units, strict=True))
+    return [_joined(text, [unit for _, unit in run]) for _, run in groupby(zip(places, units), lambda pair: pair[0])]
 
 
-def _joined(text: str, pieces: Sequence[Span], span: Offset | None = None) -> Span:
-    start, end = span or (pieces[0].start, pieces[-1].end)
+def _joined(text: str, pieces: Sequence[Span]) -> Span:
+    start, end = pieces[0].start, pieces[-1].end
     return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
 
 
-def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
+def _of_spans(text: str, pieces: Sequence[Span], spans: Sequence[tuple[int, int]]) -> list[Span]:
     """Units of the caller's spans: each token is in the span that has most of its visible characters."""
-    members: list[list[Span]] = [[] for _ in spans]
+    members = [list[int]() for _ in spans]
     for piece, index in zip(pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True):
         if index is not None:
-            members[index].append(piece)
+            members[index] += piece.token_indices
     for (start, end), inside in zip(spans, members, strict=True):
         if not inside:
             near = [str((piece.start, piece.end)) for piece in pieces if piece.end >= start and piece.start <= end]
@@ -182,4 +159,4 @@ def _span_units(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> l
                 f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: your text's tokens there are "
                 f"{', '.join(near) or 'none'}. Move its ends to the ends of tokens."
             )
-    return [_joined(text, inside, span) for span, inside in zip(spans, members, strict=True)]
+    return [Span(text[a:b], a, b, tuple(inside)) for (a, b), inside in zip(spans, members, strict=True)]
