@@ -18,11 +18,12 @@ from rich.console import Console
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
 from noiser.attribution.arcs import Arc, arcs
-from noiser.attribution.display import DARK_PAPER, dark_ink, headings, label, number_format, tint, visible
+from noiser.attribution.display import DARK_PAPER, dark_ink, headings, label, tint, visible
 from noiser.attribution.heatmap import cells
 from noiser.attribution.html import page
 from noiser.attribution.terminal import to_text
 from noiser.errors import ParameterError
+from noiser.numbers import number_format
 from noiser.types import Span, Target
 
 ESCAPE = "\x1b"

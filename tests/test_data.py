@@ -23,18 +23,18 @@ from data_for_tests import (
 from noiser import data
 from noiser.data import Example, Recipe, loading, planted
 from noiser.data.dataset import choose
-from noiser.data.known import known
-from noiser.data.longra import longra, read_longra
+from noiser.data.known import read_known
+from noiser.data.longra import read_longra
 from noiser.data.wikibio import first_sentences, read_biographies
-from noiser.data.wikitext import wikitext
+from noiser.data.wikitext import read_wikitext
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.examples import read_examples
 from noiser.registry import Registry
 
 FILES = {
-    "known": ("known_1000.json", as_json(KNOWN_RECORDS), known),
-    "longra": ("LongRA.json", as_json(LONGRA_RECORDS), longra),
-    "wikitext": ("wikitext.txt", b"The old mill is \nA heron waits\n\nSnow fell on ", wikitext),
+    "known": ("known_1000.json", as_json(KNOWN_RECORDS), read_known),
+    "longra": ("LongRA.json", as_json(LONGRA_RECORDS), read_longra),
+    "wikitext": ("wikitext.txt", b"The old mill is \nA heron waits\n\nSnow fell on ", read_wikitext),
 }
 
 
@@ -42,10 +42,10 @@ FILES = {
 def folder(tmp_path, monkeypatch) -> Path:
     """A folder of the user's with our own files, under a registry that knows their checksums."""
     registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
-    for name, (file, content, recipe) in FILES.items():
+    for name, (file, content, read) in FILES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_bytes(content)
-        made = Recipe(source=source(upstream(file, content)), read=recipe().read)
+        made = Recipe(source=source(upstream(file, content)), read=read)
         registry.register(name, lambda made=made: made, summary="")
     monkeypatch.setattr(loading, "DATA_SETS", registry)
     monkeypatch.delenv("NOISER_DATA", raising=False)
@@ -158,7 +158,7 @@ def test_biographies_of_selfcheckgpt(tmp_path):
             ]
         )
     )
-    reading = read_biographies(path)
+    reading = read_biographies({"dataset-generated.json": path})
     assert [(e.id, e.prompt, e.target) for e in reading.examples] == [("wikibio-70", "Ann Ode paints. She rows.", None)]
     assert reading.notes == ("Left out 1 of 2 biographies, which have fewer than 2 sentences.",)
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import noiser
-from noiser.attribution.display import number_format
+from noiser.numbers import number_format
 from web_for_tests import PROMPT, chatty, served
 
 pytestmark = pytest.mark.slow

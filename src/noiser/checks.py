@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, TypeGuard
@@ -45,20 +45,22 @@ def check_seed(got: object) -> int:
 
 def check_positive(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a finite number above 0."""
-    if not _is_number(got) or not 0 < got < math.inf:
-        raise ParameterError(f"{name} is {got!r}; expected a positive number.")
+    _check_number(name, got, lambda number: 0 < number < math.inf, "a positive number")
 
 
 def check_not_negative(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a finite number of at least 0."""
-    if not _is_number(got) or not 0 <= got < math.inf:
-        raise ParameterError(f"{name} is {got!r}; expected a finite number of at least 0.")
+    _check_number(name, got, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
 
 
 def check_probability(name: str, got: object) -> None:
     """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
-    if not _is_number(got) or not 0 < got < 1:
-        raise ParameterError(f"{name} is {got!r}; expected a number between 0 and 1, both excluded.")
+    _check_number(name, got, lambda number: 0 < number < 1, "a number between 0 and 1, both excluded")
+
+
+def _check_number(name: str, got: object, fits: Callable[[float], bool], expected: str) -> None:
+    if not isinstance(got, int | float) or isinstance(got, bool) or not fits(got):
+        raise ParameterError(f"{name} is {got!r}; expected {expected}.")
 
 
 def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, ...]:
@@ -77,10 +79,6 @@ def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, .
 
 def _is_integer(got: object) -> TypeGuard[int]:
     return isinstance(got, Integral) and not isinstance(got, bool)
-
-
-def _is_number(got: object) -> TypeGuard[float]:
-    return isinstance(got, int | float) and not isinstance(got, bool)
 
 
 @contextmanager

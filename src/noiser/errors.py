@@ -10,26 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "CacheError",
-    "DataError",
-    "DependencyError",
-    "JudgeError",
-    "ModelError",
-    "ModelNotFoundError",
-    "NoiserError",
-    "NumericalError",
-    "ParameterError",
-    "PlanError",
-    "PromptError",
-    "RunError",
-    "StoredFileError",
-    "TargetError",
-    "UnitError",
-    "UnknownNameError",
-    "UnsupportedModelError",
-]
-
 
 class NoiserError(Exception):
     """The root of every error raised by Noiser."""

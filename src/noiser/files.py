@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -54,10 +55,10 @@ def json_text(value: Any) -> str:
 
 
 def csv_text(*frames: Any) -> str:
-    """DataFrames as one CSV, in which a missing value is empty."""
+    """DataFrames as one CSV, in which every text is quoted and a missing value is empty."""
     import pandas as pd
 
-    return pd.concat(frames).to_csv(index=False, lineterminator="\n")
+    return pd.concat(frames).to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:

@@ -5,30 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "AutoUnit",
-    "CitedUnit",
-    "Message",
-    "ModelIdentity",
-    "Pair",
-    "Profile",
-    "Progress",
-    "Prompt",
-    "Prompts",
-    "RemovalName",
-    "Source",
-    "Sources",
-    "Span",
-    "SpanUnit",
-    "SpecialTokens",
-    "Target",
-    "TargetUnit",
-    "TargetUnitName",
-    "TextUnitName",
-    "Unit",
-    "UnitName",
-]
-
 Message = Mapping[str, Any]
 """One chat message: `{"role": ..., "content": ...}`, two texts, and what else the model's template reads."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,39 +20,6 @@ DARK_PAPER = (24, 26, 32)
 _POSITIVE, _NEGATIVE = (230, 159, 0), (86, 180, 233)  # orange and sky blue of Okabe and Ito, for colour-blind readers
 
 _KEPT_FORMATS = frozenset("\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2")  # joiners, Arabic signs
-
-
-class NumberFormat(NamedTuple):
-    """The format of numbers that stand together."""
-
-    decimals: int | None
-    """Of a number without an error; one with an error has at most one more. None for scientific notation."""
-
-    def __call__(self, value: float, stderr: float = math.nan) -> str:
-        """The value, rounded to the first digit of its standard error, or to the second where the first is 1.
-
-        >>> NumberFormat(4)(-0.01863, 0.0123), NumberFormat(4)(-0.01863, 0.0723), NumberFormat(4)(-0.01863)
-        ('-0.019', '-0.02', '-0.0186')
-        """
-        if self.decimals is None:
-            return f"{value:z.2e}"
-        decimals = self.decimals
-        if stderr > 0 and math.isfinite(stderr):
-            digits, exponent = f"{stderr:.1e}".split("e")
-            decimals = min(decimals + 1, max(0, (digits < "2") - int(exponent)))
-        return f"{value:z.{decimals}f}"
-
-    def with_error(self, value: float, stderr: float) -> str:
-        """The value and its standard error, both rounded; the value alone if the error is NaN."""
-        return self(value) if math.isnan(stderr) else f"{self(value, stderr)} ± {self(stderr, stderr)}"
-
-
-def number_format(values: Iterable[float]) -> NumberFormat:
-    """A format with one number of decimals for all values without an error: three significant digits in the largest."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if largest and not 1e-4 <= largest < 1e6:
-        return NumberFormat(None)
-    return NumberFormat(min(6, max(0, 2 - math.floor(math.log10(largest)))) if largest else 2)
 
 
 def visible(text: str) -> str:

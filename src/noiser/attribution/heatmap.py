@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.attribution import pairs
-from noiser.attribution.display import headings, label, number_format, visible
+from noiser.attribution.display import headings, label, visible
+from noiser.numbers import number_format
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
 

@@ -22,13 +22,13 @@ from noiser.attribution.display import (
     dark_ink,
     headings,
     label,
-    number_format,
     provenance,
     short,
 )
 from noiser.attribution.heatmap import Cell, HeatMap, Table, heat_map, shared_legend, table
 from noiser.attribution.pairs import pair_arcs
 from noiser.attribution.through import links
+from noiser.numbers import number_format
 from noiser.pages import html_page, html_table
 
 if TYPE_CHECKING:

@@ -61,11 +61,6 @@ def is_right(path: Path, file: UpstreamFile) -> bool:
     return path.is_file() and path.stat().st_size == file.size and sha256_of(path) == file.sha256
 
 
-def read_text(path: Path) -> str:
-    """The text of a file in UTF-8."""
-    return path.read_text(encoding="utf-8")
-
-
 def read_json(path: Path) -> Any:
     """The value of a JSON file. Raises DataError where it is not valid JSON."""
     try:

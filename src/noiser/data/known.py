@@ -25,13 +25,11 @@ KNOWN = Source(
 )
 
 
-def known() -> Recipe:
-    """The recipe of KNOWN. An example's category is its relation; its span "subject" is what the fact is about."""
-    return Recipe(source=KNOWN, read=read_known)
-
-
 def read_known(paths: Mapping[str, Path]) -> Reading:
-    """KNOWN with every prompt once, as the paper counts it (1208)."""
+    """KNOWN with every prompt once, as the paper counts it (1208).
+
+    An example's category is its relation; its span "subject" is what the fact is about.
+    """
     examples = [_example(record) for record in read_json(paths[FILE])]
     first: dict[str, Example] = {}
     repeats = {e.id: first[e.prompt].id for e in examples if first.setdefault(e.prompt, e) is not e}
@@ -54,4 +52,6 @@ def _example(record: Mapping[str, Any]) -> Example:
     )
 
 
-DATA_SETS.register("known", known, summary="1208 facts to complete with one word, by relation")
+DATA_SETS.register(
+    "known", lambda: Recipe(source=KNOWN, read=read_known), summary="1208 facts to complete with one word, by relation"
+)

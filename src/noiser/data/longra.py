@@ -58,33 +58,20 @@ class _Record(NamedTuple):
     type: str
 
 
-def longra() -> Recipe:
-    """The recipe of LongRA.
+def read_longra(paths: Mapping[str, Path]) -> Reading:
+    """LongRA's 573 records, the malformed ones repaired, so that each has its antecedent.
 
     The spans of an example are "antecedent", "distractor" and, in the categories whose prompts end in the noun that
     names the answer's kind ("capital" in capital-world), "last_content_word".
     """
-    return Recipe(source=LONGRA, read=read_longra)
-
-
-def read_longra(paths: Mapping[str, Path]) -> Reading:
-    """LongRA's 573 records, the malformed ones repaired, so that each has its antecedent."""
     records = [_Record(**record) for record in read_json(paths[FILE])]
-    malformed = sum(map(_is_malformed, records))
-    examples = [_example(_repair(record), repaired=_is_malformed(record)) for record in records]
-    return Reading(
-        examples, (f"Repaired {malformed} of {len(records)} records, malformed in {FILE}.",) * bool(malformed)
-    )
-
-
-def _is_malformed(record: _Record) -> bool:
-    return record.prompt.endswith(f" {record.relative}")
+    examples = [_example(record) for record in records]
+    repaired = sum(bool(example.meta["repaired"]) for example in examples)
+    return Reading(examples, (f"Repaired {repaired} of {len(records)} records, malformed in {FILE}.",) * bool(repaired))
 
 
 def _repair(record: _Record) -> _Record:
     """The record as it was meant: the answer taken off the end, the antecedent put back, the two exchanged."""
-    if not _is_malformed(record):
-        return record
     if record.type not in HOLES:
         raise DataError(
             f"Record {record.id} of {FILE} is malformed and its category is {record.type!r}; expected one of "
@@ -98,7 +85,9 @@ def _repair(record: _Record) -> _Record:
     return record._replace(prompt=prompt, target=record.relative, relative=record.target)
 
 
-def _example(record: _Record, *, repaired: bool) -> Example:
+def _example(record: _Record) -> Example:
+    if repaired := record.prompt.endswith(f" {record.relative}"):
+        record = _repair(record)
     return Example(
         id=f"longra-{record.id}",
         prompt=record.prompt,
@@ -122,4 +111,8 @@ def _spans(record: _Record) -> Spans:
     return {name: (span,) for name, span in parts.items() if span}
 
 
-DATA_SETS.register("longra", longra, summary="573 word pairs, to be completed across a distracting sentence")
+DATA_SETS.register(
+    "longra",
+    lambda: Recipe(source=LONGRA, read=read_longra),
+    summary="573 word pairs, to be completed across a distracting sentence",
+)

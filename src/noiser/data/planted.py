@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,13 +50,8 @@ class _Planted(NamedTuple):
     answer: str
 
 
-def planted() -> Recipe:
-    """The recipe; there are no files. Spans: "gold", the sentences that decide the answer; "other", all others."""
-    return Recipe(source=SOURCE, read=read_planted)
-
-
 def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
-    """All prompts, the same in every run."""
+    """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer; "other", all others."""
     return Reading(
         [example for category in CATEGORIES for count in SENTENCES for example in draw(category, count)],
         ("Made by a program. An answer counts as right only if it changes when the gold sentences are taken out.",),
@@ -80,18 +76,14 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
         rest = [sentence for i, sentence in enumerate(case.sentences) if i not in case.gold]
         yield Example(
             id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}{other}",
-            prompt=_joined(case, case.sentences),
-            without=_joined(case, rest),
+            prompt=" ".join([*case.sentences, case.question]),
+            without=" ".join([*rest, case.question]),
             target=case.answer,
             dataset="planted",
             category=category,
             spans=_spans(case),
             meta={"sentences": len(case.sentences), "depth": round(100 * case.gold[0] / (len(case.sentences) - 1))},
         )
-
-
-def _joined(case: _Planted, sentences: list[str]) -> str:
-    return " ".join([*sentences, case.question])
 
 
 def _spans(case: _Planted) -> Spans:
@@ -118,30 +110,24 @@ class _Facts:
         """A sentence that answers the question."""
         return f"{self.person} keeps the {self.thing} in the {room}."
 
-    def others(self, count: int) -> list[str]:
-        """Sentences about other people and things, in rooms that are not the answers."""
-        return [
-            f"{person} keeps the {thing} in the {self.random.choice(self.rooms[2:])}."
-            for person, thing in self.pairs[:count]
-        ]
-
     def place(self, *planted: str) -> tuple[list[str], tuple[int, ...]]:
-        """The planted sentences among others: the first where the repeat says, the rest anywhere; and their places."""
+        """The planted sentences among others about other rooms, and their places.
+
+        The first stands where the repeat says, the rest anywhere.
+        """
         first = round(self.repeat / (REPEATS - 1) * (self.count - 1))
         places = [first, *self.random.sample([i for i in range(self.count) if i != first], len(planted) - 1)]
-        sentences = self.others(self.count - len(planted))
+        sentences = [
+            f"{person} keeps the {thing} in the {self.random.choice(self.rooms[2:])}."
+            for person, thing in self.pairs[: self.count - len(planted)]
+        ]
         for index, sentence in sorted(zip(places, planted, strict=True)):
             sentences.insert(index, sentence)
         return sentences, tuple(places)
 
 
-def _once(facts: _Facts) -> Iterator[_Planted]:
-    sentences, gold = facts.place(facts.fact(facts.room))
-    yield _Planted(sentences, gold, facts.question, facts.room)
-
-
-def _twice(facts: _Facts) -> Iterator[_Planted]:
-    sentences, gold = facts.place(facts.fact(facts.room), facts.fact(facts.room))
+def _told(times: int, facts: _Facts) -> Iterator[_Planted]:
+    sentences, gold = facts.place(*[facts.fact(facts.room)] * times)
     yield _Planted(sentences, gold, facts.question, facts.room)
 
 
@@ -163,11 +149,15 @@ def _combined(facts: _Facts) -> Iterator[_Planted]:
 
 
 CATEGORIES: Mapping[str, Callable[[_Facts], Iterator[_Planted]]] = {
-    "once": _once,
-    "twice": _twice,
+    "once": partial(_told, 1),
+    "twice": partial(_told, 2),
     "conflict": _conflict,
     "combined": _combined,
 }
 """Each category and what makes its prompts."""
 
-DATA_SETS.register("planted", planted, summary="made-up facts among distractors: what decides the answer is known")
+DATA_SETS.register(
+    "planted",
+    lambda: Recipe(source=SOURCE, read=read_planted),
+    summary="made-up facts among distractors: what decides the answer is known",
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
@@ -30,19 +31,14 @@ SENTENCES = 2
 """How many sentences of a biography make the prompt."""
 
 
-def wikibio() -> Recipe:
-    """The recipe of the first 119 biographies of SelfCheckGPT's selection; they have no target."""
-    return Recipe(source=WIKIBIO, read=lambda paths: read_biographies(paths[FILE]))
-
-
-def read_biographies(path: Path) -> Reading:
-    """The first two sentences of every biography in a JSON list of objects with `wiki_bio_text`.
+def read_biographies(paths: Mapping[str, Path]) -> Reading:
+    """The first two sentences of the first 119 biographies of SelfCheckGPT's selection; no target.
 
     Biographies with fewer sentences are left out, and counted.
     """
     biographies = {
         str(record.get("wiki_bio_test_idx", number)): first_sentences(record["wiki_bio_text"])
-        for number, record in enumerate(read_json(path))
+        for number, record in enumerate(read_json(paths[FILE]))
     }
     examples = [
         Example(id=f"wikibio-{identity}", prompt=" ".join(sentences[:SENTENCES]), target=None, dataset="wikibio")
@@ -56,18 +52,17 @@ def read_biographies(path: Path) -> Reading:
 
 def first_sentences(text: str) -> list[str]:
     """The sentences of a text as `sentence_spans` has them, except that none ends in brackets ("(c. 1771 - 1848)")."""
-    sentences: list[str] = []
-    depth = 0
-    for start, end in sentence_spans(text):
-        piece = text[start:end]
-        if depth > 0:
-            sentences[-1] += piece
-        else:
-            sentences.append(piece)
+    pieces = [text[start:end] for start, end in sentence_spans(text)]
+    joined, depth = list[str](), 0
+    for piece in pieces:
+        joined.append(joined.pop() + piece if depth > 0 else piece)
         depth += piece.count("(") - piece.count(")")
-    if depth > 0:  # a bracket that never closes says nothing about sentences
-        sentences = [text[start:end] for start, end in sentence_spans(text)]
-    return [sentence.strip() for sentence in sentences if sentence.strip()]
+    whole = pieces if depth > 0 else joined  # a bracket that never closes says nothing about sentences
+    return [sentence.strip() for sentence in whole if sentence.strip()]
 
 
-DATA_SETS.register("wikibio", wikibio, summary="119 biographies, the first two sentences of each")
+DATA_SETS.register(
+    "wikibio",
+    lambda: Recipe(source=WIKIBIO, read=read_biographies),
+    summary="119 biographies, the first two sentences of each",
+)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, UpstreamFile
-from noiser.data.files import read_text
 
 FILE = "wikitext.txt"
 
@@ -26,14 +25,9 @@ WIKITEXT = Source(
 )
 
 
-def wikitext() -> Recipe:
-    """The recipe of the 22 sentences. They have no target: the model's own continuation is explained."""
-    return Recipe(source=WIKITEXT, read=read_wikitext)
-
-
 def read_wikitext(paths: Mapping[str, Path]) -> Reading:
-    """Every line, without the whitespace around it, as the paper's authors use them."""
-    lines = [line for line in read_text(paths[FILE]).split("\n") if line.strip()]
+    """Every line without the whitespace around it, as the paper's authors use them; no target."""
+    lines = [line for line in paths[FILE].read_text(encoding="utf-8").split("\n") if line.strip()]
     changed = sum(line != line.strip() for line in lines)
     note = f"Removed the whitespace at the ends of {changed} of {len(lines)} lines."
     examples = [
@@ -43,4 +37,8 @@ def read_wikitext(paths: Mapping[str, Path]) -> Reading:
     return Reading(examples, (note,) * bool(changed))
 
 
-DATA_SETS.register("wikitext", wikitext, summary='22 beginnings of Wikipedia sentences: "WikiBio" in the paper\'s runs')
+DATA_SETS.register(
+    "wikitext",
+    lambda: Recipe(source=WIKITEXT, read=read_wikitext),
+    summary='22 beginnings of Wikipedia sentences: "WikiBio" in the paper\'s runs',
+)

@@ -15,13 +15,14 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.display import label, number_format, provenance
+from noiser.attribution.display import label, provenance
 from noiser.attribution.markdown import escaped_line
 from noiser.attribution.store import SavedNumber, read_saved, to_jsonable, validated
 from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain.citations_html import fragment, page
 from noiser.explain.sentences import Citation, Quote, Sentence, title_length
 from noiser.files import json_text, write_text
+from noiser.numbers import number_format
 from noiser.types import Prompt, Source
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.display import label, number_format
+from noiser.attribution.display import label
 from noiser.checks import check_count
 from noiser.engine import Ask, Effect, Query, Steps, effect_of, restore, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
 from noiser.model import LanguageModel
+from noiser.numbers import number_format
 from noiser.registry import unversioned
 from noiser.text import token_texts
 from noiser.types import Progress, Span, Target

@@ -25,7 +25,9 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = Non
         ours = name in ("tokenize", "add_generation_prompt", "continue_final_message")
         if ours or (tokenizer is not None and not re.search(rf"\b{re.escape(str(name))}\b", template)):
             fault = "is set here" if ours else f"the chat template of this {type(tokenizer).__name__} does not read"
-            raise ParameterError(f"chat_template_kwargs has {name!r}, which {fault}. Correct the name, or leave it out.")
+            raise ParameterError(
+                f"chat_template_kwargs has {name!r}, which {fault}. Correct the name, or leave it out."
+            )
     return dict(kwargs or {})
 
 

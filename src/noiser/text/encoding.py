@@ -94,14 +94,16 @@ def encode(
         messages = check_messages(prompt)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
     _check_text(text, context_length, "prompt", PromptError)
-    tokens = tokenise(tokenizer, text, add_special_tokens=messages is None)
-    ids, _, added = tokens
-    while ids and added[-1] and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):  # the text is to go on
-        tokens = ids, _, added = Tokens(*(column[:-1] for column in tokens))
-    if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:  # it has been typed
-        tokens = ids, _, added = Tokens(*(column[1:] for column in tokens))
-    if context_length is not None and len(ids) > context_length:
-        raise PromptError(f"The prompt has {len(ids)} tokens; the model can read {context_length}. Shorten the prompt.")
+    ids, offsets, added = tokenise(tokenizer, text, add_special_tokens=messages is None)
+    first, last = 0, len(ids)
+    while last and added[last - 1] and ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        last -= 1  # the text is to go on
+    if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
+        first = 1  # it stands in the text, as in a chat that the caller has rendered
+    tokens = Tokens(ids[first:last], offsets[first:last], added[first:last])
+    count = len(tokens.ids)
+    if context_length is not None and count > context_length:
+        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
     contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
     encoding = _encoding(tokenizer, text, tokens, contents)
     if not any(text[start:end].strip() for start, end in encoding.regions):

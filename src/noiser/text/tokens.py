@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 import threading
 from bisect import bisect_left, bisect_right
@@ -95,11 +94,11 @@ def cover(
             places = owners(text, whole, list(pairwise([first, *chain.from_iterable(parts), stop])))
             for place, group in groupby(zip(run, whole, places, strict=True), itemgetter(2)):
                 inside, covered, _ = zip(*group, strict=True)
-                if mine := place is not None and place % 2 == 1:  # even places are between the parts
+                if place is not None and place % 2:  # even places are between the parts
                     own.append(parts[place // 2])
                     covered = mend(covered, own[-1])
                 for i, offset in zip(inside, covered, strict=True):
-                    found[i], frozen[i] = offset, not mine
+                    found[i], frozen[i] = offset, place is None or place % 2 == 0
             first, run = end, []
     return own, found, frozen
 
@@ -125,13 +124,18 @@ def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]
             if now.count(_BAD) <= known.count(_BAD) and len(now) - now.count(_BAD) > len(known) - known.count(_BAD)
         )
         stop, now = next(whole, (done + 1, read(ids[begin : done + 1])))
-        same = len(os.path.commonprefix([known, now]))
+        same = _common(known, now)
         place = len(text) - len(known) + same
         text = text[:place] + now[same:]
         offsets += [(place, len(text))] * (stop - done)
         known, done = now, stop
-    own = len(os.path.commonprefix([first, text]))  # half a character at the end of `first` is completed
+    own = _common(first, text)  # half a character at the end of `first` is completed
     return text[own:], [(max(0, start - own), max(0, end - own)) for start, end in offsets]
+
+
+def _common(one: str, other: str) -> int:
+    """Number of characters that two texts begin with alike."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.text.encoding import Encoding
-from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap, visible_part
+from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
 from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
 
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
 
-_CUTS = {"turn": lambda text: [(0, len(text))], **SEGMENTATIONS}
+_CUTS: dict[str, Callable[[str], list[Offset]]] = {"turn": lambda text: [(0, len(text))], **SEGMENTATIONS}
 _SPANS = "Or give a list of (start, end) character spans."
 
 
@@ -137,8 +137,8 @@ def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
 def _runs(text: str, units: Sequence[Span], size: float) -> list[Span]:
     """Neighbours joined to runs of about `size` tokens."""
     ends = accumulate(len(unit.token_indices) for unit in units)
-    places = (int((end - len(unit.token_indices) / 2) / size) for end, unit in zip(ends, units, strict=True))
-    return [_joined(text, [unit for _, unit in run]) for _, run in groupby(zip(places, units), lambda pair: pair[0])]
+    middles = ((unit, end - len(unit.token_indices) / 2) for unit, end in zip(units, ends, strict=True))
+    return [_joined(text, [unit for unit, _ in run]) for _, run in groupby(middles, lambda each: int(each[1] / size))]
 
 
 def _joined(text: str, pieces: Sequence[Span]) -> Span:
