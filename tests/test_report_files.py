@@ -272,7 +272,7 @@ def test_names_stay_on_their_line(written):
 
 def test_command_prints_the_tables(folder):
     assert run(folder).stdout.startswith("# Benchmark “")
-    assert run(folder, "--format", "csv").stdout.startswith("data,metric,model,method,number,value,low,high,n,failed,")
+    assert run(folder, "--format", "csv").stdout.startswith('"data","metric","model","method","number","value",')
     assert r"\begin{longtable}" in run(folder, "--format", "latex").stdout
     assert "- intervals: 80%" in run(folder, "--confidence", "0.8").stdout
 

@@ -64,6 +64,10 @@ def test_words(text, expected):
         ("你好。再见！", ["你好。", "再见！"]),
         ("यह है। वह था।", ["यह है।", " वह था।"]),
         ("v1.2.3 at example.com is out", ["v1.2.3 at example.com is out"]),
+        ("1. Preheat it.\n2. Mix. Bake.\n 10. Eat", ["1. Preheat it.", "\n2. Mix.", " Bake.", "\n 10. Eat"]),
+        ("Zum Beispiel, z. B. Äpfel. D. h. Obst.", ["Zum Beispiel, z. B. Äpfel.", " D. h. Obst."]),
+        ("Nr. 5 in St. Gallen, u. a. Anna. Ende.", ["Nr. 5 in St. Gallen, u. a. Anna.", " Ende."]),
+        ("Am 3. Mai kam er. Es war 1999. Dann ging er.", ["Am 3. Mai kam er.", " Es war 1999.", " Dann ging er."]),
         ("", []),
     ],
 )

@@ -9,13 +9,14 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import processors
-from transformers import ByT5Tokenizer
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from noiser.errors import PromptError, TargetError, UnsupportedModelError
-from noiser.text import encode, encode_target, extend, make_units, token_texts
+from noiser.text import as_prompt, encode, encode_target, extend, make_units, token_texts
 from noiser.text.segments import join_overlapping
 from noiser.text.tokens import continuation, mend
 from tokenizers_for_tests import SENTENCES, TOKENIZERS
@@ -124,7 +125,7 @@ def test_a_lone_piece_of_a_character_shows_as_bytes():
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
 def test_a_long_continuation_is_what_its_beginnings_decode_to(name):
     tokenizer = tokenizer_of(name)
-    before, ids = tokenizer.encode("the sport"), tokenizer.encode("the 👨é kings" * 40, add_special_tokens=False)
+    before, ids = tokenizer.encode("the sport"), tokenizer.encode("the 👨é kings" * 20, add_special_tokens=False)
     begun = len(tokenizer.decode(before))
     texts = [tokenizer.decode([*before, *ids[:count]])[begun:] for count in range(len(ids) + 1)]
     text, offsets = continuation(tokenizer, before, ids)
@@ -133,8 +134,8 @@ def test_a_long_continuation_is_what_its_beginnings_decode_to(name):
         if len(one) < len(other) and text.startswith(one) and text.startswith(other):  # whole characters
             assert (start, end) == (len(one), len(other))
     began = time.process_time()
-    continuation(tokenizer, before, ids * 10 + tokenizer.encode("\ufffd" * 1000))
-    assert time.process_time() - began < 5
+    continuation(tokenizer, before, ids * 3 + tokenizer.encode("\ufffd" * 400))
+    assert time.process_time() - began < 2
 
 
 def test_a_prompt_ends_and_begins_as_a_text_that_goes_on():
@@ -209,8 +210,36 @@ def test_bad_prompts(prompt):
 def test_what_cannot_be_read_is_refused():
     with pytest.raises(PromptError, match="drops"):
         encode(tokenizer_of("word_piece"), "\x01\u200b")
-    with pytest.raises(UnsupportedModelError, match="ByT5Tokenizer is a tokenizer in pure Python"):
+    with pytest.raises(UnsupportedModelError, match="ByT5Tokenizer does not say where its tokens stand"):
         encode(ByT5Tokenizer(), "the sport")
+
+
+@pytest.mark.parametrize("name", list(TOKENIZERS))
+def test_a_prompt_may_be_token_ids_or_a_tokenizers_output(name):
+    tokenizer = tokenizer_of(name)
+    ids = tokenizer("the sport")["input_ids"]
+    chat = tokenizer.apply_chat_template(CHAT, return_dict=False)
+    for prompt in (ids, tokenizer("the sport"), tokenizer("the sport", return_tensors="pt"), {"input_ids": [ids]}):
+        assert encode(tokenizer, prompt).token_ids == tuple(ids)
+    assert encode(tokenizer, torch.tensor([ids])) == encode(tokenizer, as_prompt(tokenizer, ids))
+    assert as_prompt(tokenizer, {"messages": CHAT}) == CHAT
+    if name in LOSSLESS:
+        assert encode(tokenizer, chat).token_ids == tuple(chat)
+    for wrong in (ids[1:], [-1, *ids], [*ids, 99_999]):  # without its <s>; no tokens
+        with pytest.raises(PromptError, match=r"The prompt is token ids, whose text .* has other ids"):
+            encode(tokenizer, wrong)
+
+
+def test_a_chat_has_the_ids_that_its_tokenizer_gives_it():
+    class Other(PreTrainedTokenizerFast):
+        def apply_chat_template(self, *args, tokenize=True, **kwargs):
+            found = super().apply_chat_template(*args, tokenize=tokenize, **kwargs)
+            return [*found, 5] if tokenize else found
+
+    tokenizer = tokenizer_of("byte_level")
+    other = Other(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", chat_template=tokenizer.chat_template)
+    with pytest.raises(UnsupportedModelError, match="Other gives other token ids by apply_chat_template"):
+        encode(other, CHAT)
 
 
 @pytest.mark.parametrize("text", ["", "a\udc00"])
@@ -247,7 +276,7 @@ def test_settings_stay(tokenizer):
 
 def test_threads_that_tokenise_at_once_see_no_truncation():
     tokenizer = TOKENIZERS["byte_level"]()
-    texts = ["the sport plays " * count for count in range(1, 200)]
+    texts = ["the sport plays " * count for count in range(1, 40)]
     expected = [encode(tokenizer, text) for text in texts]
     tokenizer.backend_tokenizer.enable_truncation(max_length=2)
     with ThreadPoolExecutor(8) as pool:
@@ -340,11 +369,19 @@ def test_a_chat_template_gets_further_arguments():
         (None, "no chat template"),
         ("{{ raise_exception('system role not supported') }}", "system role not supported"),
         ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "rewrites the content of message 0, 'Be br"),
+        ("{{ messages[2]['role'] }}", "Message 2 has the role 'usr'; expected one of system, developer, user, "),
     ],
 )
 def test_chat_templates_that_cannot_be_used(template, message):
+    chat = [*CHAT, {"role": "usr", "content": "Why?"}] if "usr" in message else CHAT
     with pytest.raises(PromptError, match=message):
-        encode(with_template(template), CHAT)
+        encode(with_template(template), chat)
+
+
+def test_a_role_of_the_templates_own():
+    template = "{% for m in messages %}{% if m.role == 'ipython' %}[{{ m.content }}]{% endif %}{% endfor %}"
+    encoding = encode(with_template(template), [*CHAT, {"role": "ipython", "content": "18 degrees"}])
+    assert encoding.text == "[18 degrees]"
 
 
 def test_contents_of_parts_and_without_text():
@@ -370,17 +407,18 @@ def test_contents_of_parts_and_without_text():
     ],
 )
 def test_malformed_messages(messages):
-    with pytest.raises(PromptError, match="expected"):
+    with pytest.raises(PromptError, match="expected") as caught:
         encode(tokenizer_of("byte_level"), messages)
+    assert "image" not in str(messages) or "part of type 'image'" in str(caught.value)
 
 
 def test_a_chat_of_many_messages_takes_linear_time():
-    messages = [{"role": ("user", "assistant")[i % 2], "content": f"{i} plays."} for i in range(4000)]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": f"{i} plays."} for i in range(1500)]
     began = time.process_time()
     encoding = encode(tokenizer_of("byte_level"), messages)
     units = make_units(encoding, "sentence")
-    assert time.process_time() - began < 5
-    assert [unit.text for unit in units[-2:]] == ["3998 plays.", "3999 plays."]
+    assert time.process_time() - began < 2
+    assert [unit.text for unit in units[-2:]] == ["1498 plays.", "1499 plays."]
 
 
 @pytest.mark.slow

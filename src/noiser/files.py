@@ -119,7 +119,7 @@ def only_process(lock_path: Path, waiting_for: str) -> Generator[None]:
     try:
         held = lock.acquire(timeout=0)
     except Timeout:
-        print(f"noiser: another process is preparing {waiting_for}; waiting for it", file=sys.stderr, flush=True)
+        print(f"noiser: another process is preparing {waiting_for!r}; waiting for it", file=sys.stderr, flush=True)
         held = lock.acquire()
     with held:
         yield

@@ -20,6 +20,7 @@ from noiser.model.packing import Context
 from noiser.question import Objective, Question
 from noiser.text import (
     Encoding,
+    as_prompt,
     encode_target,
     extend,
     find_sources,
@@ -237,6 +238,7 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     lm.check_embeddings()
+    question = replace(question, prompt=as_prompt(lm.tokenizer, question.prompt))
     encoding = lm.encode(question.prompt)
     prompt_tokens = len(encoding.token_ids)
     check_length(lm, prompt_tokens)

@@ -2,6 +2,7 @@
 
 from noiser.text.chat import check_template_kwargs as check_template_kwargs
 from noiser.text.encoding import Encoding as Encoding
+from noiser.text.encoding import as_prompt as as_prompt
 from noiser.text.encoding import encode as encode
 from noiser.text.encoding import encode_target as encode_target
 from noiser.text.encoding import extend as extend

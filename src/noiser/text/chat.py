@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, PromptError
+from noiser.text.tokens import untruncated
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _LEAD = 16  # characters of the template before a content, by which it is found
 
 
@@ -35,7 +37,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages of a chat, with the text parts of each content joined by newlines.
 
     Raises:
-        PromptError: a message lacks a role or a content that is text, or nothing is said.
+        PromptError: a message lacks a role, has a content that is not text, or nothing is said.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, bytes):
         raise PromptError(f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages.")
@@ -44,10 +46,13 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}")
         content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                raise PromptError(f"Message {index} has a part of type {kind!r} in its content; {_EXPECTED}")
         if isinstance(content, list):
-            parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-            content = "\n".join(parts) if all(isinstance(part, str) for part in parts) else content
-        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            content = "\n".join(part["text"] for part in content)
+        if not isinstance(content, str | None):
             raise PromptError(f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}")
         checked.append(dict(message) if content is None else {**message, "content": content})
     if not is_said(checked):
@@ -60,20 +65,29 @@ def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any((message.get("content") or "").strip() for message in messages)
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
-    """The text of a chat by the tokenizer's chat template.
+def render_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], *, tokenize: bool = False
+) -> Any:
+    """The text or the token ids of a chat by the tokenizer's chat template.
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
+
+    Raises:
+        PromptError: there is no template, or it refuses the messages; or a role is not usual and not in the template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(
             f"The prompt is chat messages, but {type(tokenizer).__name__} has no chat template. Give the prompt as one "
             "string, or set tokenizer.chat_template."
         )
+    for index, role in enumerate(message["role"] for message in messages):
+        if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", str(tokenizer.chat_template)):
+            raise PromptError(f"Message {index} has the role {role!r}; expected one of {', '.join(_ROLES)}.")
     continued = messages[-1]["role"] == "assistant"
-    options = {"tokenize": False, "add_generation_prompt": not continued, "continue_final_message": continued}
+    options = {"tokenize": tokenize, "add_generation_prompt": not continued, "continue_final_message": continued}
     try:
-        return tokenizer.apply_chat_template(messages, **options, **kwargs)
+        with untruncated(tokenizer):
+            return tokenizer.apply_chat_template(messages, return_dict=False, **options, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(f"The chat template refuses these messages, by {roles:.200}: {error}.") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from noiser.checks import plain
 from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
 from noiser.text.chat import check_messages, content_places, render_chat
 from noiser.text.segments import Offset, join_overlapping
@@ -82,16 +83,16 @@ def encode(
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
-        UnsupportedModelError: a tokenizer in pure Python.
+        UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other tokens than its text.
     """
-    if not getattr(tokenizer, "is_fast", False):
+    if not getattr(tokenizer, "is_fast", False) or not hasattr(tokenizer, "backend_tokenizer"):
         raise UnsupportedModelError(
-            f"{type(tokenizer).__name__} is a tokenizer in pure Python, which does not say where its tokens stand in a "
-            "text. Load the model with its tokenizer.json."
+            f"{type(tokenizer).__name__} does not say where its tokens stand in a text; expected a tokenizer with a "
+            "Rust backend. Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
         )
-    text, messages, kwargs = prompt, None, chat_template_kwargs or {}
+    text, messages, kwargs = as_prompt(tokenizer, prompt), None, chat_template_kwargs or {}
     if not isinstance(text, str):
-        messages = check_messages(prompt)
+        messages = check_messages(text)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
     _check_text(text, context_length, "prompt", PromptError)
     ids, offsets, added = tokenise(tokenizer, text, add_special_tokens=messages is None)
@@ -101,6 +102,11 @@ def encode(
     if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
         first = 1  # it stands in the text, as in a chat that the caller has rendered
     tokens = Tokens(ids[first:last], offsets[first:last], added[first:last])
+    if messages and rendered is None and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
+        raise UnsupportedModelError(
+            f"{type(tokenizer).__name__} gives other token ids by apply_chat_template(tokenize=True) than for the text "
+            "of the same chat. Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
+        )
     count = len(tokens.ids)
     if context_length is not None and count > context_length:
         raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
@@ -112,6 +118,28 @@ def encode(
             "expected text that is more than whitespace."
         )
     return encoding
+
+
+def as_prompt(tokenizer: Any, prompt: object) -> Any:
+    """A prompt given as token ids, as a tokenizer's output or as {"messages": [...]} as a text or messages.
+
+    Raises:
+        PromptError: the ids are those of several texts, or the tokenizer does not read them again from their text.
+    """
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("messages", prompt.get("input_ids", prompt))
+    ids: Any = plain(prompt)
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        (ids,) = ids
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        return prompt
+    known = all(0 <= token < len(tokenizer) for token in ids)
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False) if known else ""
+    if not known or list(encode(tokenizer, text).token_ids) != ids:
+        raise PromptError(
+            f"The prompt is token ids, whose text {text!r:.60} has other ids; expected text. Pass the text."
+        )
+    return text
 
 
 def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]) -> Encoding:

@@ -33,11 +33,16 @@ _WORD = regex.compile(
 _MARK, _CLOSING, _OPENING = r"[.!?…؟۔।॥‼⁇⁈⁉]", r"""[)\]}"'”’»›]""", r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+"""
 _BEFORE = r"""(?:^|[\s(\[{"'“‘«])"""
 _ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e
-    |viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d) | (?:\p{L}\.)+\p{Lu} | (?!I)\p{Lu}"""
-_NUMBERED = r"(?i:nos?|figs?|eqs?|vol|pp?|sec|ch|art|op|par|ver|v|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
+    |viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d|bzw|vgl|evtl|ggf|inkl|sog|hr|fr|dipl|d\.h|u\.a|[uo]\.ä)
+    | (?:\p{L}\.)+\p{Lu} | (?!I)\p{L}"""
+_NUMBERED = r"""(?i:nos?|nr|figs?|eqs?|vol|pp?|sec|ch|art|abs|op|par|ver|v|jan|feb|mar|apr|jun|jul|aug|sept?|oct|okt|nov
+    |dec|dez)"""
+_MONTH = r"(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert|Jh)"
 _SENTENCE_END = regex.compile(
     rf"""(?<!{_MARK}) {_MARK}+ {_CLOSING}* (?=\s|\Z) (?!{_OPENING}\p{{Lowercase}})
            (?<! {_BEFORE} (?:{_ABBREVIATION}) \.)
+           (?<! (?:^|\n)\s* \d{{1,3}} \.)  # the number of an item in a list
+           (?: (?<! \b\d\d?\.) | (?!\s+{_MONTH}\b) )  # "3. Mai"
            (?: (?<! {_BEFORE} {_NUMBERED} \.) | (?!{_OPENING}\d) )  # "No. 5", but "He said no. Then he left."
        | [。！？｡．]+ [)\]}}"'”’»›」』）】》]*
        | \n\s*""",
@@ -143,23 +148,14 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
 
 
 def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
-    """Groups of the indices of tokens, each for one span, or for several spans that share a token.
+    """Groups of the indices of tokens, each for one span of a partition, or for several spans that share a token.
 
-    The spans are a partition of the text, or of the part that the tokens cover. A token goes to the span that holds its
-    last visible character, and a token of nothing but whitespace with the token after it, at the end or before a gap
-    with the one before it. A gap between tokens ends a group.
+    A token is in the span that has most of its visible characters. A gap between tokens ends a group.
 
     >>> snap("to play", [(0, 2), (2, 7)], [(0, 2), (2, 5), (5, 7)])
     [[0], [1, 2]]
     """
-    starts = [start for start, _ in spans]
-    found, following = list[int](), (-1, 0)
-    for start, end in reversed(tokens):
-        last = start + len(text[start:end].rstrip())
-        follows = last == start and end == following[0]
-        following = start, following[1] if follows else bisect_right(starts, last - 1) - 1
-        found.append(following[1])
-    return join_overlapping(tokens, found[::-1])
+    return join_overlapping(tokens, [-1 if owner is None else owner for owner in owners(text, tokens, spans)])
 
 
 def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = None) -> list[list[int]]:

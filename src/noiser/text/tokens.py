@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -27,26 +28,26 @@ class Tokens(NamedTuple):
     added: list[bool]
 
 
-def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> Tokens:
-    """The tokens of a text, whole; afterwards the tokenizer truncates and pads as it did before."""
+@contextmanager
+def untruncated(tokenizer: Any) -> Generator[None]:
+    """Keeps other threads away, and makes the tokenizer truncate and pad afterwards as it did before."""
     backend = tokenizer.backend_tokenizer
-    with _settings:  # another thread would see them changed
+    with _settings:
         truncation, padding = backend.truncation, backend.padding
         try:
-            out = tokenizer(
-                text,
-                add_special_tokens=add_special_tokens,
-                return_offsets_mapping=True,
-                return_special_tokens_mask=True,
-                padding=False,
-                truncation=False,
-                verbose=False,
-            )
+            yield
         finally:
             if truncation is not None:
                 backend.enable_truncation(**truncation)
             if padding is not None:
                 backend.enable_padding(**padding)
+
+
+def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> Tokens:
+    """The tokens of a text, whole."""
+    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
+    with untruncated(tokenizer):
+        out = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, **options)
     return Tokens(list(out["input_ids"]), list(out["offset_mapping"]), list(map(bool, out["special_tokens_mask"])))
 
 
