@@ -6,7 +6,6 @@ import hashlib
 import json
 import pickle
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,9 @@ def test_known_has_every_prompt_once_and_says_so(folder):
 
 def test_longra_is_repaired(folder):
     found = data.load("longra", folder)
-    assert [(example.prompt, example.target) for example in found[2:]] == [
+    sound = [(record["prompt"], record["target"]) for record in LONGRA_RECORDS[:2]]
+    assert [(example.prompt, example.target) for example in found] == [
+        *sound,
         ("On the long road we reached Denmark, and stopped. (My shoe was wet). There we paid with the", "krone"),
         ("They said we walk. (The cat slept). Then he also", "walks"),
         ("Today I almost forgot my green apple at home. (A bus came.) So I have no", "apples"),
@@ -92,15 +93,6 @@ def test_longra_is_repaired(folder):
     assert [example.meta["repaired"] for example in found] == [False, False, True, True, True]
     assert [example.meta["relative"] for example in found] == ["Norway", "slowly", "Denmark", "walk", "apple"]
     assert found.notes == ("Repaired 3 of 5 records, malformed in LongRA.json.",)
-
-
-def test_longra_leaves_sound_records_alone(folder):
-    for example, record in zip(data.load("longra", folder)[:2], LONGRA_RECORDS, strict=False):
-        assert (example.prompt, example.target, example.category) == (
-            record["prompt"],
-            record["target"],
-            record["type"],
-        )
 
 
 def test_longra_spans(folder):
@@ -194,12 +186,6 @@ def test_samples_keep_the_order_and_are_nested():
     assert choose(everything, 8, 4) != small
     assert set(choose(everything[::-1], 8, 3)) == set(small)
     assert choose([e for e in everything if e in large], 8, 3) == small, "what is not drawn does not matter"
-
-
-def test_samples_are_uniform():
-    """Each of 10 examples is drawn 3 of 10 times: over 2000 seeds, 600 times with a standard deviation of 20."""
-    counts = Counter(example.id for seed in range(2000) for example in choose(examples(10), 3, seed))
-    assert all(500 < counts[f"x-{number}"] < 700 for number in range(10)), counts
 
 
 @pytest.mark.parametrize(

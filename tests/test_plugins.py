@@ -68,16 +68,6 @@ def test_a_name_that_is_taken_is_refused(registry):
         assert things.get("own").factory is dict
 
 
-def nothing_said():
-    """ """
-
-
-def test_a_docstring_may_be_empty(registry):
-    things, install = registry
-    install("nothing", f"{__name__}:nothing_said")
-    assert things.get("nothing").summary == f"{__name__}:nothing_said"
-
-
 def colours(name):
     if name != "red":
         raise UnknownNameError("thing", f"colour:{name}", ["colour:red"])
@@ -124,16 +114,7 @@ def test_example_passes_its_own_tests(installed):
     assert "2 passed" in done.stdout
 
 
-def test_example_is_listed(installed):
-    done = run(installed, "-m", "noiser", "methods")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\nleave_one_in\n  p(target) with one unit alone" in done.stdout
-    assert "\ninseq:NAME\n" in done.stdout
-    assert "\ncaptum:NAME\n" in done.stdout
-
-
-def test_broken_package_is_named_and_left_out(installed, tmp_path):
-    """The other plugin and everything else go on."""
+def test_example_is_listed_and_a_broken_package_is_named_and_left_out(installed, tmp_path):
     (tmp_path / "broken_plugin.py").write_text("raise ImportError('a part is missing')\n")
     info = tmp_path / "broken_plugin-1.0.dist-info"
     info.mkdir()
@@ -144,7 +125,8 @@ def test_broken_package_is_named_and_left_out(installed, tmp_path):
     assert done.returncode == 0
     assert "The method plugin 'bad' (broken_plugin:Bad) could not be loaded and is left out" in done.stderr
     assert "ImportError: a part is missing" in done.stderr
-    assert "\nleave_one_in\n" in done.stdout
+    assert "\nleave_one_in\n  p(target) with one unit alone" in done.stdout
+    assert "\ninseq:NAME\n" in done.stdout
     assert "\nbad\n" not in done.stdout
 
 

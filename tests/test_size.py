@@ -13,11 +13,11 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_055,
+    "": 1_050,
     "attribution": 1_720,
     "bench": 1_630,
     "cli": 925,
-    "data": 800,
+    "data": 765,
     "engine": 2_200,
     "evaluation": 800,
     "explain": 1_310,
@@ -28,10 +28,10 @@ LIMITS = {
     "model": 2_170,
     "report": 1_090,
     "server": 950,
-    "text": 1_060,
+    "text": 1_015,
 }
-ALL, FILES = 21_130, 164
-AROUND = {"tests": 18_780, "benchmarks": 2_000}
+ALL, FILES = 21_010, 164
+AROUND = {"tests": 18_770, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 25_500, 8_000  # words
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from noiser.attribution.arcs import Arc
-from noiser.attribution.display import label, number_format, shorten
+from noiser.attribution.display import label, shorten
+from noiser.numbers import number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution

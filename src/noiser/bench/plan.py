@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from noiser.bench.store import ATTRIBUTION, Label, Row
 from noiser.errors import PlanError, UnknownNameError
-from noiser.types import Profile, RemovalName, TargetUnitName
+from noiser.types import Profile, RemovalName, SpanUnit, TargetUnitName, TextUnitName
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """A list of texts, or one text."""
@@ -142,7 +142,7 @@ class MethodEntry(Entry):
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
     profile: Profile = "paper"
-    unit: Literal["token", "word", "sentence", "spans"] = "token"
+    unit: TextUnitName | SpanUnit = "token"
     models: Texts = ()
     data: Texts = ()
     metrics: Texts = ()
