@@ -223,10 +223,10 @@ def test_a_prompt_may_be_token_ids_or_a_tokenizers_output(name):
         assert encode(tokenizer, prompt).token_ids == tuple(ids)
     assert encode(tokenizer, torch.tensor([ids])) == encode(tokenizer, as_prompt(tokenizer, ids))
     assert as_prompt(tokenizer, {"messages": CHAT}) == CHAT
-    if name in LOSSLESS:
+    if name == "byte_level":  # the others put a space before it, or drop its newlines
         assert encode(tokenizer, chat).token_ids == tuple(chat)
     for wrong in (ids[1:], [-1, *ids], [*ids, 99_999]):  # without its <s>; no tokens
-        with pytest.raises(PromptError, match=r"The prompt is token ids, whose text .* has other ids"):
+        with pytest.raises(PromptError, match=r"The prompt is token ids, .*whose text has other ids"):
             encode(tokenizer, wrong)
 
 

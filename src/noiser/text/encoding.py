@@ -133,13 +133,12 @@ def as_prompt(tokenizer: Any, prompt: object) -> Any:
         (ids,) = ids
     if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
         return prompt
-    known = all(0 <= token < len(tokenizer) for token in ids)
-    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False) if known else ""
-    if not known or list(encode(tokenizer, text).token_ids) != ids:
-        raise PromptError(
-            f"The prompt is token ids, whose text {text!r:.60} has other ids; expected text. Pass the text."
-        )
-    return text
+    if all(0 <= token < len(tokenizer) for token in ids):
+        for first in range(ids[0] == tokenizer.bos_token_id, -1, -1):  # better without a BOS that is added anyway
+            text = tokenizer.decode(ids[first:], clean_up_tokenization_spaces=False)
+            if list(encode(tokenizer, text).token_ids) == ids:
+                return text
+    raise PromptError(f"The prompt is token ids, {ids!r:.60}, whose text has other ids; expected text. Pass the text.")
 
 
 def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]) -> Encoding:
