@@ -16,7 +16,8 @@ OWN_TESTS = {"README.md": "test_readme.py", "docs/coming_from.md": "test_integra
 NOT_RUN: dict[tuple[str, str], str] = {
     ("", "noiser serve"): "it serves until it is stopped; test_web.py has the server",
     ("docs/data.md", "noiser data fetch"): "the network; test_data_files.py has a server of its own",
-    ("docs/howto/clusters.md", "noiser bench run plan.toml -o runs/mine --executor ray"): "a cluster",
+    ("docs/bench.md", "noiser bench run PLAN.toml -o DIR --executor ray"): "a cluster; test_bench_ray.py",
+    ("docs/bench.md", "ray start"): "a cluster",
     ("docs/reproduction/index.md", "noiser"): "hours, and the data sets; test_bench.py and test_report.py do the like",
     ("design/reproduction.md", "noiser"): "hours, and the data sets",
     ("design/which.md", "noiser"): "hours, and the data sets",
