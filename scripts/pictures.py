@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+import torch
 from PIL import Image
 
 import noiser
@@ -104,6 +106,38 @@ def web() -> None:
         server.terminate()
 
 
+def methods() -> None:
+    """One prompt by six methods."""
+    chosen = "joint", "noiser", LOGPROB, "attn_lrp", "last_attention", "position"
+    _plot("methods", *(_ask(ANNA, target=" Portuguese", method=method) for method in chosen))
+
+
+def insertion() -> None:
+    """Words are put back, best first: by joint, by position and at random."""
+    prompt = "LeBron James, who has four children and a large house in California, professionally plays the sport of"
+    game = noiser.Game(_model(), prompt, unit="word", score="prob", target=" basketball")
+    scores = _ask(prompt, target=" basketball").scores[0]
+    units, rng = len(scores), torch.Generator().manual_seed(0)
+
+    def curve(order: torch.Tensor) -> torch.Tensor:
+        return game(torch.arange(units + 1)[:, None] > order.argsort())[0]
+
+    drawn = torch.stack([curve(torch.randperm(units, generator=rng)) for _ in range(10)])
+    lines = {
+        "joint": ("-o", "#e69f00", curve(scores.argsort(descending=True))),
+        "position (last word first)": ("--s", "#0072b2", curve(torch.arange(units).flip(0))),
+        "random (mean of ten orders)": (":^", "#555555", drawn.mean(0)),
+    }
+    figure, axes = plt.subplots(figsize=(6.5, 2.9), layout="tight")
+    for name, (style, colour, values) in lines.items():
+        axes.plot(range(units + 1), values, style, ms=3.5, color=colour, label=name)
+    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncol=3, fontsize=8.5)
+    figure.savefig(IMAGES / "insertion.png", dpi=160)
+    _shrink("insertion")
+
+
 @cache
 def _model(name: str = "gemma-3-270m") -> noiser.LanguageModel:
     return noiser.load_model(name)
@@ -150,7 +184,7 @@ def _shrink(name: str) -> None:
     Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
-PICTURES = foil, twice, chat, citations, figure, neighbours, through, web
+PICTURES = foil, twice, chat, citations, figure, neighbours, through, methods, insertion, web
 
 if __name__ == "__main__":
     for picture in PICTURES:
