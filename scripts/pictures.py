@@ -95,9 +95,9 @@ def web() -> None:
     query = "?prompt=The+keys+to+the+old+cabinet&target=+are&foil=+is&unit=word"
 
     def click(page: Any) -> None:
-        page.locator("#after").wait_for(timeout=120_000)
-        page.get_by_text("keys", exact=True).first.click()
-        page.locator("#chart svg").wait_for(timeout=120_000)
+        page.locator("#after").wait_for(timeout=500_000)
+        page.locator("#answer .u").nth(1).click()
+        page.locator("#chart svg").wait_for(timeout=500_000)
         time.sleep(5)
 
     try:
