@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
     from noiser.explain import Citations as Citations
+    from noiser.explain import Diff as Diff
     from noiser.explain import Game as Game
     from noiser.explain import attribute as attribute
     from noiser.explain import cite as cite
+    from noiser.explain import diff as diff
     from noiser.explain import tolerance as tolerance
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
-    "explain": "Citations Game attribute cite tolerance",
+    "explain": "Citations Diff Game attribute cite diff tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser Joint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",

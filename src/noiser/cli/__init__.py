@@ -11,6 +11,7 @@ from noiser.cli.attribute import attribute, compare
 from noiser.cli.bench import bench, report
 from noiser.cli.cite import cite
 from noiser.cli.data import data, methods, metrics, models
+from noiser.cli.diff import diff
 from noiser.cli.evaluate import evaluate
 from noiser.cli.options import Command, command
 from noiser.cli.serve import serve
@@ -41,7 +42,7 @@ def main(
     """Which parts of the input made a language model say that?"""
 
 
-for function in (attribute, compare, cite, evaluate, report, methods, metrics, models, serve):
+for function in (attribute, compare, cite, diff, evaluate, report, methods, metrics, models, serve):
     app.command(cls=Command)(command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

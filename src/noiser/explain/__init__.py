@@ -3,6 +3,7 @@
 from noiser.explain.attribute import attribute, attribution, is_many
 from noiser.explain.citations import Citations
 from noiser.explain.cite import cite
+from noiser.explain.diff import Diff, Edit, diff
 from noiser.explain.games import Game
 from noiser.explain.sentences import Citation, Quote, Sentence
 from noiser.explain.tolerance import Tolerance, tolerance
@@ -10,6 +11,8 @@ from noiser.explain.tolerance import Tolerance, tolerance
 __all__ = [
     "Citation",
     "Citations",
+    "Diff",
+    "Edit",
     "Game",
     "Quote",
     "Sentence",
@@ -17,6 +20,7 @@ __all__ = [
     "attribute",
     "attribution",
     "cite",
+    "diff",
     "is_many",
     "tolerance",
 ]

@@ -1,0 +1,262 @@
+"""`noiser.diff`: two versions of a prompt in, the part of each edit in the change of the answer out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
+from html import escape
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from noiser.attribution.display import number_format, visible
+from noiser.checks import check_seed
+from noiser.engine import Prefill, Steps, StoredGame, prepare, run_one
+from noiser.errors import PromptError
+from noiser.explain.attribute import run_many
+from noiser.files import write_text
+from noiser.methods import Joint, KernelShap, ShapleySampling
+from noiser.model.language_model import LanguageModel, check_model
+from noiser.pages import html_page, html_table
+from noiser.question import Question
+from noiser.types import Pair, Progress, Prompt
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+EXACT = 8
+"""Up to so many edits every mixture of both versions is run."""
+ORDERS = 10
+"""Random orders of more edits, each walked forwards and backwards."""
+
+_WORD = re.compile(r"\s*\S+|\s+\Z")
+_STYLE = """
+body { margin: 1.5rem auto; max-width: 48rem; font: 1rem/1.6 system-ui, sans-serif; }
+.text { white-space: pre-wrap; } .plus { color: #985f00; } .minus { color: #0b6aa8; } td { text-align: right; }
+"""
+
+
+class Edit(NamedTuple):
+    """A piece of the text before, and the text that took its place.
+
+    Attributes:
+        message: index of the message in a chat; 0 of a text.
+        start: offset of the piece in the text before, in characters.
+        before: the piece; "" where text was added.
+        after: its replacement; "" where text was removed.
+        score: the edit's part in the change of the answer's log-probability, in nats: its Shapley value.
+        stderr: standard error of the score; 0 where every mixture was run.
+    """
+
+    message: int
+    start: int
+    before: str
+    after: str
+    score: float = torch.nan
+    stderr: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """The edits between two versions of a prompt, and what each did to the answer.
+
+    Attributes:
+        answer: the answer that is explained.
+        answer_before: the greedy answer to the version before, of as many tokens.
+        log_p_before: log-probability of `answer` after the version before, in nats.
+        log_p_after: log-probability of `answer` after the version after.
+        edits: in the order of the text. Their scores add up to `log_p_after - log_p_before`.
+        pairs: edits that act only together, or of which either would do; `units` are indices of `edits`.
+        texts: for each message (or for the text) what stands between the edits: texts, and indices of edits.
+    """
+
+    answer: str
+    answer_before: str
+    log_p_before: float
+    log_p_after: float
+    edits: tuple[Edit, ...]
+    pairs: tuple[Pair, ...]
+    texts: tuple[tuple[str | int, ...], ...]
+
+    def __str__(self) -> str:
+        marks = [
+            f"[-{visible(edit.before)}-]" * bool(edit.before) + f"{{+{visible(edit.after)}+}}" * bool(edit.after)
+            for edit in self.edits
+        ]
+        texts = ("".join(f"{marks[p]}({p + 1})" if isinstance(p, int) else visible(p) for p in t) for t in self.texts)
+        rows = (f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked())
+        return "\n".join([*texts, "", *self._facts(), *rows])
+
+    def _ranked(self) -> list[tuple[int, str]]:
+        """The index and score of each edit, the largest first."""
+        show = number_format([edit.score for edit in self.edits])
+        signed = [f"{'+' * (e.score > 0)}{show.with_error(e.score, e.stderr or torch.nan)}" for e in self.edits]
+        return sorted(enumerate(signed), key=lambda pair: -abs(self.edits[pair[0]].score))
+
+    def _facts(self) -> Iterator[str]:
+        one, other = self.log_p_before, self.log_p_after
+        yield f"log-probability of {self.answer!r}: {one:.3f} before, {other:.3f} after, {other - one:+.3f} nats"
+        yield f"the answer before: {self.answer_before!r}"
+        for pair in self.pairs:
+            first, second = (unit + 1 for unit in pair.units)
+            yield f"({first}) and ({second}): {'only together' if pair.kind == 'together' else 'either would do'}"
+
+    def to_dataframe(self) -> DataFrame:
+        """One row per edit, in the order of the text."""
+        import pandas as pd
+
+        return pd.DataFrame(self.edits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, texts and numbers."""
+        return asdict(self) | {
+            "edits": [edit._asdict() for edit in self.edits],
+            "pairs": [pair._asdict() for pair in self.pairs],
+        }
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """A complete page without network and scripts, written to `path` if given."""
+        scores = dict(self._ranked())
+        marks = [
+            f'<span class={"plus" if edit.score > 0 else "minus"} title="{scores[index]}"><del>{escape(edit.before)}'
+            f"</del><ins>{escape(edit.after)}</ins><sup>{index + 1}</sup></span>"
+            for index, edit in enumerate(self.edits)
+        ]
+        texts = (
+            "".join(marks[piece] if isinstance(piece, int) else escape(piece) for piece in text) for text in self.texts
+        )
+        rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
+        body = "".join(f"<p class=text dir=auto>{text}</p>" for text in texts)
+        body += "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
+        page = html_page(
+            "Edits and their effect", _STYLE, f"<main>{body}{html_table(['edit', 'nats', ''], rows)}</main>"
+        )
+        if path is not None:
+            write_text(path, page)
+        return page
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def diff(
+    lm: LanguageModel,
+    before: Prompt,
+    after: Prompt,
+    *,
+    target: str | None = None,
+    max_new_tokens: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Diff:
+    """The part of each edit of a prompt in the change of the answer's log-probability.
+
+    The words that differ are edits, the players of a game whose inputs are mixtures of both versions; an edit's score
+    is its Shapley value. Up to 8 edits all mixtures are run; of more, random orders are.
+
+    Args:
+        lm: from `noiser.load_model` or `noiser.wrap`.
+        before: a text, or chat messages.
+        after: the same with edits; of a chat as many messages, with the same roles.
+        target: the answer to explain. None: the greedy answer to `after`.
+        max_new_tokens: the most tokens of a greedy answer.
+        seed: of the random orders.
+        progress: called with (done, expected) mixtures.
+
+    Raises:
+        PromptError: the versions are equal, or chats of other messages.
+
+    Example:
+        >>> print(noiser.diff(lm, "Paris is the capital of", "Rome is the capital of"))  # doctest: +SKIP
+    """
+    check_model(lm)
+    texts, edits = _pieces(before, after)
+    asked: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
+    query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **asked)))
+    former = run_one(lm, prepare(lm, Question(prompt=before, **asked)))
+
+    def mixture(kept: bytes) -> Prompt:
+        """The prompt with some of the edits."""
+        chosen = [edit.after if is_kept else edit.before for edit, is_kept in zip(edits, kept, strict=True)]
+        joined = ["".join(chosen[piece] if isinstance(piece, int) else piece for piece in text) for text in texts]
+        if isinstance(after, str):
+            return joined[0]
+        return [{**message, "content": text} for message, text in zip(after, joined, strict=True)]
+
+    ids, count, rng = query.target_ids, len(edits), torch.Generator().manual_seed(check_seed(seed))
+    whole = run_one(lm, _log_p(lm, after, ids))
+    game = _Mixtures(lm, lambda kept: _log_p(lm, mixture(kept), ids), count, whole, progress)
+    exact = count <= EXACT
+    method = KernelShap(score="logprob") if exact else ShapleySampling(score="logprob", permutations=ORDERS)
+    found = run_one(lm, method.play(game, rng))
+    pairs = run_one(lm, Joint(score="logprob", samples=2**count if exact and count > 1 else None).play(game, rng)).pairs
+    errors = torch.zeros(count) if found.stderr is None else found.stderr[0]
+    return Diff(
+        answer=query.target_texts[0],
+        answer_before=former.target_texts[0],
+        log_p_before=game.table[0, bytes(count)],
+        log_p_after=whole,
+        edits=tuple(
+            edit._replace(score=score, stderr=error)
+            for edit, score, error in zip(edits, found.scores[0].tolist(), errors.tolist(), strict=True)
+        ),
+        pairs=pairs,
+        texts=texts,
+    )
+
+
+class _Mixtures(StoredGame):
+    """The answer's log-probability for each set of edits; mixtures that are asked for together run side by side."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        ask: Callable[[bytes], Steps[float]],
+        edits: int,
+        whole: float,
+        progress: Progress | None,
+    ) -> None:
+        super().__init__(torch.ones(1, edits, dtype=torch.bool), torch.tensor([whole]).double(), "logprob")
+        self._lm, self._ask, self._progress = lm, ask, progress
+
+    def _play(self, wanted: Sequence[tuple[int, bytes]]) -> Steps[None]:
+        values = run_many(self._lm, [self._ask(kept) for _, kept in wanted], self._progress)
+        self.table.update(zip(wanted, values, strict=True))
+        return
+        yield
+
+
+def _log_p(lm: LanguageModel, prompt: Prompt, ids: Sequence[int]) -> Steps[float]:
+    """The log-probability of an answer's tokens after a prompt."""
+    tokens = lm.encode(prompt).token_ids
+    context = lm.context((*tokens, *ids[:-1]))
+    logits = yield Prefill(context, range(len(tokens) - 1, len(context.inputs)), [(token,) for token in ids])
+    return float(logits.double().log_softmax(-1).gather(1, torch.tensor(ids, device=logits.device)[:, None]).sum())
+
+
+def _pieces(before: Prompt, after: Prompt) -> tuple[tuple[tuple[str | int, ...], ...], list[Edit]]:
+    """Texts and indices of edits, for each message, and the edits."""
+    versions = [before, after]
+    chats = [[{"role": "", "content": v}] if isinstance(v, str) else list(v) for v in versions]
+    roles = [[message.get("role") for message in chat] for chat in chats]
+    if roles[0] != roles[1]:
+        raise PromptError(f"The chats have the roles {roles[0]} and {roles[1]}; expected the same messages, edited.")
+    edits: list[Edit] = []
+    texts: list[tuple[str | int, ...]] = []
+    for index, (old, new) in enumerate(zip(*chats, strict=True)):
+        pieces: list[str | int] = []
+        one, other = (_WORD.findall(message["content"]) for message in (old, new))
+        for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+            gone, come = "".join(one[a:b]), "".join(other[c:d])
+            if kind == "equal":
+                pieces.append(gone)
+            else:
+                pieces.append(len(edits))
+                edits.append(Edit(index, len("".join(one[:a])), gone, come))
+        texts.append(tuple(pieces))
+    if not edits:
+        raise PromptError("Both versions of the prompt are the same. Give two that differ.")
+    return tuple(texts), edits
