@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from noiser.attribution.display import number_format, visible
+from noiser.attribution.display import visible
 from noiser.checks import check_seed
 from noiser.engine import Prefill, Steps, StoredGame, prepare, run_one
 from noiser.errors import PromptError
@@ -20,6 +20,7 @@ from noiser.explain.attribute import run_many
 from noiser.files import write_text
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
+from noiser.numbers import number_format
 from noiser.pages import html_page, html_table
 from noiser.question import Question
 from noiser.types import Pair, Progress, Prompt
