@@ -41,8 +41,7 @@ import noiser
 from noiser.data import Example, load
 from noiser.data.planted import draw
 from noiser.engine import StoredGame
-from noiser.metrics import keep_rates
-from noiser.metrics.metric import RATES
+from noiser.metrics import SETTINGS, keep_rates
 
 MOST_UNITS = 11
 SENTENCES = 6
@@ -152,12 +151,12 @@ class Played:
     def _areas(self, keep: Float64[Tensor, "*batch units rates"]) -> Float64[Tensor, "*batch"]:
         """Mean height of Soft-NS and Soft-NC, both together, over all masks."""
         kept, removed = (_expected(self.hellinger, rates.mT) / self.hellinger[0] for rates in (keep, 1 - keep))
-        rates = torch.tensor(RATES, dtype=torch.float64)
+        rates = torch.tensor(SETTINGS["rates"], dtype=torch.float64)
         return torch.trapezoid((1 - kept).clamp(min=0) + removed, rates) / (rates[-1] - rates[0])
 
 
 def _kept_by_rank(ranks: Float64[Tensor, " units"]) -> Float64[Tensor, "units rates"]:
-    return torch.stack([keep_rates(ranks, rate) for rate in RATES], 1)
+    return torch.stack([keep_rates(ranks, rate) for rate in SETTINGS["rates"]], 1)
 
 
 def _expected(values: Float64[Tensor, " inputs"], keep: Float64[Tensor, "*batch units"]) -> Float64[Tensor, "*batch"]:

@@ -42,12 +42,12 @@ def test_the_score_is_the_sum_of_two_log_ratios():
 def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
     hits = 0
-    for repetition in range(60):
+    for repetition in range(40):
         values = rng.exponential(size=40)
         found = estimate(mean, values.tolist(), seed=repetition, confidence=0.9)
         assert found.low < found.value < found.high
         hits += found.low <= 1 <= found.high
-    assert 46 <= hits <= 59
+    assert 30 <= hits <= 39
 
 
 def test_fewer_than_six_prompts_have_no_interval_and_no_p():

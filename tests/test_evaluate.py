@@ -16,7 +16,7 @@ import pytest
 
 import noiser
 from bench_for_tests import PROMPTS
-from noiser.errors import ParameterError, UnknownNameError
+from noiser.errors import ParameterError
 from noiser.judges import Verdict
 from noiser.metrics import METRICS, Metric, Scale, estimate
 from noiser.metrics.bootstrap import holm, mean, summed_log_ratios
@@ -29,8 +29,9 @@ FAST = noiser.Noiser(samples=2, bounding=0.5)
 
 def evaluated(examples=PROMPTS, metrics="soft_scores", **options):
     named = [metrics] if isinstance(metrics, str) else metrics
-    masks = {"masks": 2} if any("masks" in (METRICS.get(name).factory().reads or ()) for name in named) else {}
-    return noiser.evaluate(tiny("llama"), examples, metrics=metrics, **({"method": FAST} | masks | options))
+    read = {setting for name in named for setting in METRICS.get(name).factory().reads or ()}
+    few = {name: value for name, value in {"masks": 2, "draws": 2, "rates": (0.2, 0.8)}.items() if name in read}
+    return noiser.evaluate(tiny("llama"), examples, metrics=metrics, **({"method": FAST} | few | options))
 
 
 def test_numbers_are_those_of_the_metrics_alone():
@@ -38,22 +39,14 @@ def test_numbers_are_those_of_the_metrics_alone():
     rows = found.rows
     for index, prompt in enumerate(PROMPTS):
         att = noiser.attribute(lm, prompt, method=FAST, seed=index)
-        alone = noiser.measure(lm, att, "soft_scores", masks=2) | noiser.measure(lm, att, "mass_matched", masks=2)
+        alone = noiser.measure(lm, att, "soft_scores", masks=2, draws=2)
+        alone |= noiser.measure(lm, att, "mass_matched", masks=2, draws=2, rates=(0.2, 0.8))
         assert {name: rows.loc[index, name] for name in alone} == pytest.approx(alone, abs=1e-5)
     columns = [rows[name].tolist() for name in ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")]
     alone = estimate(summed_log_ratios, *columns, contrast=True)
     assert repr(dataclasses.replace(found["faithfulness"], p_holm=alone.p_holm)) == repr(alone)  # NaN is not NaN
     assert found["area_minus_random"].value == pytest.approx((rows["area"] - rows["random_area"]).mean())
     assert found["faithfulness"].n == len(PROMPTS)
-
-
-def test_faithfulness_gives_scores_log_ratios_and_curves():
-    found = evaluated(PROMPTS[:2], "faithfulness")
-    assert {
-        "soft_ns", "soft_nc", "log_ratio_ns", "log_ratio_nc", "faithfulness", "area", "area_minus_random",
-        "area_minus_permuted", "rank_area", "rank_area_minus_random",
-    } <= set(found.summary().index)  # fmt: skip
-    assert not found.skipped
 
 
 @pytest.mark.slow
@@ -106,8 +99,8 @@ def test_nothing_is_left_out_silently():
     assert math.isnan(found.rows.loc[1, "soft_ns"])
     assert found["soft_nc"].n == 2
     assert "2 of 4 prompts have no value" in found["soft_nc"].reason
-    assert "Skipped: 2" in str(found)
-    assert "prompt 1" in str(found)
+    assert "2 of 4 prompts measured in full" in str(found)
+    assert "Skipped: prompt 1" in str(found)
 
 
 def test_a_metric_that_fails_takes_nothing_else_with_it(monkeypatch):
@@ -133,62 +126,42 @@ def test_stability_runs_again_and_attributions_cannot():
     assert "cannot be made again" in evaluated([att], "stability").skipped[0].error
 
 
-@pytest.mark.slow
-def test_two_methods_are_compared_prompt_by_prompt():
-    one, other = evaluated(), evaluated(method="occlusion")
-    gap = one.minus(other)
-    assert gap["faithfulness"].value == pytest.approx(one["faithfulness"].value - other["faithfulness"].value)
-    assert gap["soft_nc"].value == pytest.approx(one["soft_nc"].value - other["soft_nc"].value)
-    assert gap["faithfulness"].n == len(PROMPTS)
-    same = one.minus(one)["faithfulness"]
-    assert (same.value, same.low, same.high) == (0, 0, 0)
-    with pytest.raises(noiser.errors.ParameterError, match="different prompts"):
-        one.minus(evaluated(PROMPTS[:2]))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"rates": (0.7, 0.9)},
-        {"profile": "authors"},
-        {"normalization": "positive"},
-        {"masks": 1},
-        {"unit": "word"},
-        {"max_new_tokens": 2},
-    ],
-)
-def test_what_was_measured_otherwise_is_not_compared(other):
-    (name,) = other
-    metrics = ["soft_scores", "mass_matched"]
-    one = evaluated(PROMPTS[:1], metrics, method="occlusion")
-    with pytest.raises(ParameterError, match=f"different settings: {name} is"):
-        one.minus(evaluated(PROMPTS[:1], metrics, method="occlusion", **other))
-
-
-def test_attributions_are_compared_by_what_they_are_of():
-    lm = tiny("llama")
+def test_only_what_was_measured_alike_is_compared():
+    lm, metrics, one_prompt = tiny("llama"), ["soft_scores", "mass_matched"], PROMPTS[:1]
     words, tokens = (
-        [noiser.attribute(lm, prompt, method="occlusion", unit=unit, target_unit=target_unit) for prompt in PROMPTS[:1]]
+        noiser.attribute(lm, PROMPTS[0], method="occlusion", unit=unit, target_unit=target_unit)
         for unit, target_unit in (("word", "all"), ("token", "token"))
     )
-    of_words, of_tokens = evaluated(words), evaluated(tokens)
+    one, of_words, of_tokens = evaluated(one_prompt, metrics, method="occlusion"), evaluated(words), evaluated(tokens)
+    targets = [evaluated([SimpleNamespace(prompt=PROMPTS[0], target=target)]) for target in (3, 4)]
+    judged = [evaluated(one_prompt, "answerability", judge=Parrot()) for _ in range(2)]
+    other = {"rates": (0.7, 0.9), "draws": 1, "profile": "authors", "normalization": "positive", "masks": 1}
+    pairs = [
+        (one, evaluated(one_prompt, metrics, method="occlusion", **{name: value}), f"{name} is")
+        for name, value in (other | {"unit": "word", "max_new_tokens": 2}).items()
+    ]
+    pairs += [
+        (of_words, of_tokens, "unit is 'word' and 'token'"),
+        (*targets, "target of prompt 0 is"),
+        (one, evaluated(PROMPTS[1:2], metrics), "prompts is"),
+    ]
+    for first, second, said in pairs:
+        with pytest.raises(ParameterError, match=f"differ: {said}"):
+            first.minus(second)
     assert (of_words.settings["unit"], of_words.settings["target_unit"]) == ("word", "all")
     assert "max_new_tokens" not in of_words.settings
-    with pytest.raises(ParameterError, match="unit is 'word' and 'token'"):
-        of_words.minus(of_tokens)
-    assert of_tokens.minus(evaluated(PROMPTS[:1], method="occlusion"))["soft_nc"].value == 0
-
-
-def test_different_targets_and_judges_are_not_compared():
-    one, other = (evaluated([SimpleNamespace(prompt=PROMPTS[0], target=target)]) for target in (3, 4))
-    with pytest.raises(ParameterError, match="different targets of prompt 0"):
-        one.minus(other)
-    first, second = (evaluated(PROMPTS[:1], "answerability", judge=Parrot()) for _ in range(2))
-    assert first.minus(second)
-    second.settings["judge"] = "magpie"
+    assert of_tokens.minus(evaluated(one_prompt, method="occlusion"))["soft_nc"].value == 0
+    assert judged[0].minus(judged[1])
+    judged[1].settings["judge"] = "magpie"
     with pytest.raises(ParameterError, match="judge is 'parrot' and 'magpie'"):
-        first.minus(second)
-    assert first.minus(evaluated(PROMPTS[:1], masks=None)) == {}
+        judged[0].minus(judged[1])
+    assert judged[0].minus(evaluated(one_prompt, masks=None, draws=10)) == {}
+
+
+def sign_flip(differences):
+    """The share of all sign changes whose mean is at least as far from 0."""
+    flipped = [np.mean(signs * np.array(differences)) for signs in itertools.product((1, -1), repeat=len(differences))]
+    return np.mean(np.abs(flipped) >= abs(np.mean(differences)) - 1e-12)
 
 
 def test_differences_are_those_of_minus_corrected_together():
@@ -200,17 +173,16 @@ def test_differences_are_those_of_minus_corrected_together():
             for number, gap in some["occlusion"].minus(some[name]).items()}  # fmt: skip
     raw = [gaps[line.other, line.number] for line in found.itertuples()]
     assert found["value"].tolist() == [gap.value for gap in raw]
-    assert found["p_holm"].tolist() == holm([gap.p for gap in raw])
+    for line in found.itertuples():
+        pairs = some["occlusion"].rows[line.number] - some[line.other].rows[line.number]
+        assert (line.value, line.p) == pytest.approx((pairs.mean(), sign_flip(pairs)))
+    primary = (found["number"] == "comprehensiveness").tolist()  # one number per metric is corrected first
+    first = iter(holm([gap.p for gap, is_first in zip(raw, primary, strict=True) if is_first]))
+    every = holm([gap.p for gap in raw])
+    assert found["p_holm"].tolist() == [next(first) if one else p for one, p in zip(primary, every, strict=True)]
     assert found["clear"].tolist() == [
         (line.low > 0 or line.high < 0) and line.p_holm < 0.05 for line in found.itertuples()
     ]
-
-
-def test_it_repeats_with_its_seed():
-    one, other, third = evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2]), evaluated(PROMPTS[:2], seed=5)
-    pd.testing.assert_frame_equal(one.rows, other.rows)
-    assert repr(one.estimates) == repr(other.estimates)  # NaN is not NaN
-    assert one["soft_nc"].value != third["soft_nc"].value
 
 
 def test_authors_profile_scores_special_tokens_and_draws_one_mask():
@@ -218,15 +190,9 @@ def test_authors_profile_scores_special_tokens_and_draws_one_mask():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPTS[0], method=noiser.Noiser(profile="authors"))
     assert found.rows.loc[0, "units"] == len(att.units)
-    alone = noiser.measure(lm, att, "soft_scores", profile="authors")
+    alone = noiser.measure(lm, att, "soft_scores", profile="authors", draws=2)
     assert found.rows.loc[0, "soft_nc"] == pytest.approx(alone["soft_nc"], abs=1e-5)
     assert "profile authors" in str(found)
-
-
-def test_authors_profile_takes_spans_of_a_prompt_with_a_bos():
-    found = evaluated("The quick fox", profile="authors", unit=[(0, 9), (9, 13)])
-    assert not found.skipped
-    assert found.rows.loc[0, "units"] == 3
 
 
 @pytest.mark.parametrize("prompt", ["The quick</s> brown fox", [{"role": "user", "content": "The quick brown fox"}]])
@@ -288,37 +254,55 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
     together = evaluated(prompts, metrics=["soft_scores"])
     lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
     lm.abilities.packs = False
-    alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2)
+    alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2, draws=2)
     assert [record["index"] for record in together.records] == list(range(len(prompts)))
     assert [(each.example, each.metric) for each in together.skipped] == [(1, None)]
     for one, other in zip(together.records, alone.records, strict=True):
         assert one == {name: pytest.approx(v, abs=1e-5) if isinstance(v, float) else v for name, v in other.items()}
 
 
-def test_progress_and_wrong_arguments(unchecked):
+def test_progress_counts_parts_of_prompts():
     seen = []
     evaluated(PROMPTS[:3], progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert len({done for done, _ in seen}) > 4  # parts of prompts count
+    assert len({done for done, _ in seen}) > 4
     assert seen[-1] == (3, 3)
     assert {total for _, total in seen} == {3}
-    given, seen[:] = noiser.attribute(tiny("llama"), PROMPTS[0], method="random"), []
-    evaluated(given, progress=lambda done, total: seen.append((done, total)))
-    for options, message in [
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
         ({"metrics": "faithfullness"}, "Did you mean 'faithfulness'"),
         ({"metrics": []}, "metrics is empty"),
         ({"method": "noisr"}, "Did you mean"),
+        ({"profile": "author"}, "Did you mean 'authors'"),
+        ({"normalization": "summ"}, "Did you mean 'sum'"),
+        ({"unit": "words"}, "Did you mean 'word'"),
+        ({"target_unit": "words"}, "Did you mean 'word'"),
+        ({"mask": 3}, "Did you mean 'masks'"),
         ({"masks": 0}, "masks is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1.5}, "seed is 1.5"),
         ({"confidence": 95}, "confidence is 95"),
         ({"rates": (0.5,)}, "rates is"),
+        ({"metrics": "mass_matched", "rates": 0.5}, r"rates is 0\.5; expected 2 or more numbers"),
+        ({"k": 2}, "k would change nothing; expected draws or masks or normalization for"),
+        ({"metrics": "top_k", "judge": "local"}, "judge would change nothing; expected draws or k or removal for"),
+        ({"metrics": "answerability"}, "answerability@1 has no judge"),
+        ({"examples": []}, "There is no example"),
         ({"examples": 3}, "expected texts, chats"),
         ({"examples": [3]}, "Example 0 is a int"),
         ({"examples": [{"prompt": "no role"}]}, "Example 0 is a dict"),
-    ]:
-        with pytest.raises(noiser.NoiserError, match=message):
-            evaluated(**({"examples": PROMPTS[:1]} | options))
-    with pytest.raises(noiser.errors.ParameterError, match="There is no number 'fidelity'"):
-        evaluated(PROMPTS[:1])["fidelity"]
+        ({"examples": {"role": "user", "content": "The dog"}}, "expected texts, chats"),
+        ({"examples": b"The dog"}, "expected texts, chats"),
+    ],
+    ids=str,
+)
+def test_what_every_prompt_would_fail_at_is_an_error_at_once(wrong, said, unchecked):
+    with pytest.raises(noiser.NoiserError, match=said):
+        evaluated(**({"examples": PROMPTS[:1]} | wrong))
 
 
 class Parrot:
@@ -344,12 +328,10 @@ class Parrot:
 
 def test_answerability_asks_the_judge_for_all_prompts_at_once():
     lm, judge = tiny("llama"), Parrot()
-    att = noiser.attribute(lm, "The quick fox sings", method=FAST)
-    best = att.aggregate("word").top(2)
-    first = min(best, key=lambda unit: unit.index).text
+    best = noiser.attribute(lm, "The quick fox sings", method=FAST).aggregate("word").top(2)
     examples = [
         SimpleNamespace(prompt=PROMPTS[0], target=" fox"),
-        SimpleNamespace(prompt="The quick fox sings", target=first),
+        SimpleNamespace(prompt="The quick fox sings", target=min(best, key=lambda unit: unit.index).text),
         "",
         SimpleNamespace(prompt="dog", target=" dog"),
         noiser.attribute(lm, PROMPTS[1], method=FAST, unit="sentence"),
@@ -377,8 +359,6 @@ def test_a_judge_that_breaks_is_in_the_result():
     found = evaluated(PROMPTS[:2], ["answerability", "soft_scores"], judge=Broken())
     assert [skipped.error for skipped in found.skipped] == ["ConnectionError: no network"] * 2
     assert found["soft_nc"].n == 2
-    with pytest.raises(noiser.errors.ParameterError, match="answerability@1 has no judge"):
-        evaluated(PROMPTS[:2], "answerability")
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
@@ -405,11 +385,9 @@ def test_the_command(command, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "occlusion@1" in shown.output
     assert "comprehensiveness" in shown.output
-    lines = command("-", "--limit", "2", "--format", "json", *quick, stdin="\n".join(["", *PROMPTS]))
-    data = json.loads(lines.stdout)
-    assert [row["prompt"] for row in data["rows"]] == PROMPTS[:2]
-    lines = command("-", "--format", "json", *quick, stdin=f"{PROMPTS[0]}\u2028and\x85on\r\n{PROMPTS[1]}\n")
-    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPTS[0]}\u2028and\x85on", PROMPTS[1]]
+    typed = f"\n{PROMPTS[0]}\u2028and\x85on\r\n-\n{PROMPTS[1]}\n"  # a dash of stdin is a prompt
+    lines = command("-", "--limit", "2", "--format", "json", *quick, stdin=typed)
+    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPTS[0]}\u2028and\x85on", "-"]
     command(PROMPTS[0], "--format", "html", "-o", str(tmp_path / "e.html"), *quick)
     page = (tmp_path / "e.html").read_text(encoding="utf-8")
     assert page.startswith('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">')
@@ -417,55 +395,27 @@ def test_the_command(command, tmp_path):
     assert "<th scope=row dir=auto>comprehensiveness</th>" in page
 
 
-def test_a_line_of_stdin_that_is_a_dash_is_a_prompt(command):
-    stdin = f"{PROMPTS[0]}\n-\n{PROMPTS[1]}\n"
-    lines = command(
-        "-",
-        "--format",
-        "json",
-        "--metrics",
-        "soft_scores",
-        "--metric-set",
-        "masks=1",
-        "--method",
-        "random",
-        stdin=stdin,
-    )
-    assert lines.exit_code == 0, lines.output
-    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [PROMPTS[0], "-", PROMPTS[1]]
-
-
-def sign_flip(differences):
-    """The share of all sign changes whose mean is at least as far from 0."""
-    flipped = [np.mean(signs * np.array(differences)) for signs in itertools.product((1, -1), repeat=len(differences))]
-    return np.mean(np.abs(flipped) >= abs(np.mean(differences)) - 1e-12)
-
-
-def test_the_command_compares_methods(command, tmp_path):
+def test_the_command_compares_methods(command):
     prompts = [*PROMPTS, *(f"{prompt} and" for prompt in PROMPTS)][:6]
-    assert len(prompts) == 6
     quick = ("--metrics", "erasure", "--method", "occlusion", "--against", "random, position")
     data = json.loads(command(*prompts, "--format", "json", *quick).stdout)
     assert list(data["evaluations"]) == ["occlusion", "random", "position"]
-    raw, adjusted = [], []
     for gap in data["differences"]:
         sides = ("occlusion", gap["other"])
         one, other = ([row[gap["number"]] for row in data["evaluations"][name]["rows"]] for name in sides)
-        pairs = [a - b for a, b in zip(one, other, strict=True)]
-        assert gap["value"] == pytest.approx(np.mean(pairs))
-        assert gap["p"] == pytest.approx(sign_flip(pairs))
-        raw.append(gap["p"])
-        adjusted.append(gap["p_holm"])
-        assert gap["clear"] == ((gap["low"] > 0 or gap["high"] < 0) and gap["p_holm"] < 0.05)
-    assert len(raw) == 4
-    for position, (p, value) in enumerate(sorted(zip(raw, adjusted, strict=True))):
-        assert value >= min(1, p * (4 - position)) - 1e-12, "Holm over all methods and numbers"
-    text = command(*prompts, *quick).stdout
-    assert "occlusion minus each other method" in text
-    page = command(*prompts, "--format", "html", *quick).stdout
+        assert gap["value"] == pytest.approx(np.mean(one) - np.mean(other))
+    assert "occlusion minus each other method" in command(*prompts[:2], *quick).stdout
+    page = command(*prompts[:2], "--format", "html", *quick).stdout
     assert (page.count("<table"), page.count("</html>")) == (4, 1)
-    refused = command(*prompts, "--method", "random", "--against", "random")
-    assert "got 'random' twice" in " ".join(refused.output.split())
+    for wrong, said in (
+        (("--method", "random", "--against", "random"), "got 'random' twice"),
+        (("--metrics", "fidelity"), "Unknown metric 'fidelity'"),
+        (("--metrics", "soft_scores", "--metric-set", "k=7"), "k would change nothing"),
+        (("--metrics", "lds", "--judge", "local"), "judge would change nothing"),
+    ):
+        refused = command(PROMPTS[0], *wrong)
+        assert refused.exit_code == 2
+        assert said in " ".join(refused.output.split())
 
 
 def test_the_command_takes_a_data_set(command, monkeypatch):
@@ -473,34 +423,16 @@ def test_the_command_takes_a_data_set(command, monkeypatch):
     examples = [data.Example(id=str(i), prompt=p, target=None, dataset="d") for i, p in enumerate(PROMPTS)]
     asked = []
 
-    def load(name, data_dir, limit, seed, *, category, **_):
-        asked.append((name, data_dir, limit, seed, category))
-        return SimpleNamespace(examples=tuple(examples[:limit]), notes=("one was removed",))
+    def load(*where, category, **_):
+        asked.append((*where, category))
+        return SimpleNamespace(examples=tuple(examples[: where[2]]), notes=("one was removed",))
 
     monkeypatch.setattr(data, "load", load)
-    quick = ("--metrics", "soft_scores", "--metric-set", "masks=1", "--method", "occlusion")
+    quick = ("--metrics", "erasure", "--method", "occlusion", "--sample-seed", "3", "--category", "river")
     shown = command("--data", "known", "--limit", "2", *quick)
-    assert shown.exit_code == 0, shown.output
-    command("--data", "known", "--limit", "2", "--sample-seed", "3", "--category", "river", *quick)
-    assert asked == [("known", None, 2, None, None), ("known", None, 2, 3, "river")]
+    assert asked == [("known", None, 2, 3, "river")]
     assert "2 of 2 prompts" in shown.stdout
     assert "known: one was removed" in shown.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((PROMPTS[0], "--metrics", "fidelity"), "Unknown metric 'fidelity'"),
-        (("-",), "There is no example"),
-        ((PROMPTS[0], "--metrics", "soft_scores", "--metric-set", "k=7"), "k would change nothing"),
-        ((PROMPTS[0], "--metrics", "lds", "--judge", "local"), "judge would change nothing"),
-        ((PROMPTS[0], "--metrics", "stability", "--metric-set", "masks=3"), "masks would change nothing"),
-    ],
-)
-def test_the_command_refuses(command, arguments, message):
-    refused = command(*arguments)
-    assert refused.exit_code == 2
-    assert message in refused.output
 
 
 # ---- real models ---------------------------------------------------------------------------------------------------
@@ -533,28 +465,6 @@ def test_the_numbers_make_sense_on_a_real_model(smol):
     assert not random["area_minus_random"].is_clear
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"profile": "author"}, "Did you mean 'authors'"),
-        ({"normalization": "summ"}, "Did you mean 'sum'"),
-        ({"unit": "words"}, "Did you mean 'word'"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 1.5}, "seed is 1.5"),
-    ],
-)
-def test_settings_that_every_prompt_would_fail_at_are_errors_at_once(wrong, said, unchecked):
-    with pytest.raises((UnknownNameError, ParameterError), match=said):
-        evaluated(**wrong)
-
-
-@pytest.mark.parametrize("examples", [{"role": "user", "content": "The dog"}, {"prompt": "The dog"}, b"The dog"])
-def test_a_mapping_is_no_list_of_prompts(examples):
-    with pytest.raises(ParameterError, match="expected texts, chats"):
-        evaluated(examples)
-
-
 class Silent:
     """A judge whose endpoint answers only about some prompts."""
 
@@ -577,15 +487,8 @@ def test_a_reply_that_never_came_is_an_error_and_an_unreadable_one_a_number(metr
         assert found["unanswerable"].n == 0, "nobody knows whether it can be answered"
 
 
-def test_settings_are_numbers_of_numpy_too_and_those_that_change_nothing_are_refused():
-    ours = evaluated(metrics="top_k", masks=None, k=2, seed=1)
-    numpys = evaluated(metrics="top_k", masks=None, k=np.array([2]), seed=np.int64(1))
+def test_settings_are_numbers_of_numpy_too():
+    ours = evaluated(metrics="top_k", k=2, seed=1)
+    numpys = evaluated(metrics="top_k", k=np.array([2]), seed=np.int64(1))
     assert ours.dumps() == numpys.dumps()
-    with pytest.raises(ParameterError, match="k would change nothing; expected draws or masks or normalization for"):
-        evaluated(k=2)
-    with pytest.raises(ParameterError, match="judge would change nothing; expected draws or k or removal for"):
-        evaluated(metrics="top_k", masks=None, judge="local")
-    with pytest.raises(ParameterError, match=r"rates is 0\.5; expected 2 or more numbers"):
-        evaluated(metrics="mass_matched", rates=0.5)
-    with pytest.raises(ParameterError, match="There is no example"):
-        evaluated([])
+    assert ours["drop"].value != evaluated(metrics="top_k", k=1)["drop"].value

@@ -40,6 +40,10 @@ ONE = [
     ("الإجابة: موسكو", "موسكو"),
     ("Paris. The answer is clear.", "Paris"),
     ("Paris\n\nThis answer is based on geography.", "Paris"),
+    (r"The final answer is \boxed{Paris}.", "Paris"),
+    (r"So \boxed{\text{Paris}}", "Paris"),
+    ("Because of the tower.\n<answer>Paris</answer>", "Paris"),
+    ("<think>" + "so it is. " * 9000 + "</think>Paris", "Paris"),
     ("The answer is basketball, as LeBron James plays it for the Lakers.", "basketball"),
 ]
 
@@ -99,14 +103,12 @@ def test_one_answer(reply, answer):
 @pytest.mark.parametrize("reply", [*LISTS, *EXPLAINED])
 def test_five_answers(reply):
     answers, problem = parse_reply(reply, 5)
-    assert problem is None
-    assert [answer.lower() for answer in answers] == FIVE
+    assert ([answer.lower() for answer in answers], problem) == (FIVE, None)
 
 
 @pytest.mark.parametrize(("reply", "problem"), UNREADABLE)
-@pytest.mark.parametrize("count", [1, 5])
-def test_unreadable_replies(reply, problem, count):
-    assert parse_reply(reply, count).problem == problem
+def test_unreadable_replies(reply, problem):
+    assert [parse_reply(reply, count).problem for count in (1, 5)] == [problem] * 2
 
 
 def test_a_reply_that_was_cut_loses_its_last_piece():
@@ -123,48 +125,20 @@ def test_any_text_is_read_without_an_exception(text, count, cut):
     assert (problem is None) == bool(answers)
 
 
-@pytest.mark.parametrize(
-    ("answer", "target"),
-    [
-        ("Basketball", " basketball"),
-        ("basketball.", "basketball"),
-        ("ﬁn", " fin"),
-        ("STRASSE", "Straße"),
-        ("Côte d’Ivoire", "Côte d'Ivoire"),
-        ("−5", "-5"),
-    ],
-)
-def test_equal_in_normal_form(answer, target):
-    assert matches(answer, target)
-    assert matches(target, answer)
+EQUAL = [
+    ("Basketball", " basketball"),
+    ("basketball.", "basketball"),
+    ("ﬁn", " fin"),
+    ("STRASSE", "Straße"),
+    ("Côte d’Ivoire", "Côte d'Ivoire"),
+    ("−5", "-5"),
+]
+DIFFERENT = [("Antarctica", " Ant"), ("York", "New York"), ("cafe", "café"), ("-5", "5"), ("", ""), (".", ".")]
 
 
-@pytest.mark.parametrize(
-    ("answer", "target"),
-    [
-        ("Antarctica", " Ant"),
-        ("York", "New York"),
-        ("cafe", "café"),
-        ("-5", "5"),
-        ("", ""),
-        (".", "."),
-    ],
-)
-def test_different_in_normal_form(answer, target):
-    assert not matches(answer, target)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        r"The final answer is \boxed{Paris}.",
-        r"So \boxed{\text{Paris}}",
-        "Because of the tower.\n<answer>Paris</answer>",
-        "<think>" + "so it is. " * 9000 + "</think>Paris",
-    ],
-)
-def test_the_answer_that_a_reply_marks(reply):
-    assert parse_reply(reply).answers == ("Paris",)
+def test_equal_and_different_in_normal_form():
+    for answer, target in EQUAL + DIFFERENT:
+        assert matches(answer, target) == matches(target, answer) == ((answer, target) in EQUAL), answer
 
 
 @given(st.text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -16,7 +15,6 @@ from scipy import stats
 import metrics_reference as reference
 import noiser
 from metrics_for_tests import (
-    PROMPT,
     attributed,
     case_of,
     columns,
@@ -28,8 +26,9 @@ from metrics_for_tests import (
 )
 from noiser.engine import run_all
 from noiser.metrics import METRICS, Case, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
+from noiser.metrics.case import reference_scores
 from noiser.metrics.erasure import SHARES
-from noiser.metrics.probe import Probe, permuted_scores, position_scores, random_scores, ranks
+from noiser.metrics.stability import ranks
 from tiny import tiny, tiny_tokenizer
 
 # ---- soft masks ------------------------------------------------------------------------------------------------------
@@ -40,41 +39,42 @@ def owners(att, target):
     return sorted((p, u) for u in valid_units(att, target) for p in att.units[u].token_indices)
 
 
-def drawn(probe, purpose, target, masks, count):
-    return probe.uniforms(0, purpose, target, masks, count, probe.query.embedding_dim)
+def drawn(case, purpose, target, masks, count):
+    return case.uniforms(purpose, target, masks, count, case.query.embedding_dim)
 
 
-def referred(lm, probe, target, kept, removed, distance=reference.hellinger):
-    query = probe.query
-    positions = [position for position, _ in owners(probe.att, target)]
+def referred(lm, case, target, kept, removed, distance=reference.hellinger):
+    query = case.query
+    positions = [position for position, _ in owners(case.att, target)]
     return reference.soft(lm, query.token_ids, query.logit_positions[target], positions, kept, removed, distance)
 
 
-def expected_soft(lm, probe, masks, distance):
+def expected_soft(lm, case, masks, distance):
     """Soft-NS and Soft-NC [2, targets, masks] with the raw scores divided by their sum and clipped."""
     found = []
-    for target, raw in enumerate(probe.att.scores.tolist()):
-        pairs, total = owners(probe.att, target), sum(x for x in raw if not math.isnan(x))
+    for target, raw in enumerate(case.att.scores.tolist()):
+        pairs, total = owners(case.att, target), sum(x for x in raw if not math.isnan(x))
         shares = [min(1.0, max(0.0, x / total)) for x in raw]
-        u, v = (drawn(probe, purpose, target, masks, len(pairs)) for purpose in ("retain", "remove"))
+        u, v = (drawn(case, purpose, target, masks, len(pairs)) for purpose in ("retain", "remove"))
         kept = [{p: (u[m, i] < shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
         removed = [{p: (v[m, i] < 1 - shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
-        found.append(referred(lm, probe, target, kept, removed, distance))
+        found.append(referred(lm, case, target, kept, removed, distance))
     return torch.tensor(found).double().transpose(0, 1)
 
 
 def soft_scores(lm, att, **settings):
     case = case_of(lm, att, **settings)
-    probe = Probe(case.query, att, case.profile)
-    return probe, run(lm, soft.soft_scores(case, probe, probe.scores[None]))
+    return case, run(lm, soft.soft_scores(case, case.scores[None]))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "granite", "mamba"])
-@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, {"unit": "word"}], ids=str)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("gemma3", {"max_new_tokens": 2}), ("granite", {"unit": "word"}), ("mamba", {})],
+)
 def test_soft_scores_equal_the_reference(family, options):
     lm, att = attributed(family, **options)
-    probe, found = soft_scores(lm, att, masks=2)
-    expected = expected_soft(lm, probe, 2, reference.hellinger)
+    case, found = soft_scores(lm, att, masks=2)
+    expected = expected_soft(lm, case, 2, reference.hellinger)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
     measured = columns(lm, case_of(lm, att, masks=2, draws=1), "soft_scores")
     assert [measured["soft_ns"], measured["soft_nc"]] == pytest.approx(expected.mean((1, 2)).tolist(), abs=2e-4)
@@ -83,13 +83,13 @@ def test_soft_scores_equal_the_reference(family, options):
 def test_the_authors_profile_masks_special_tokens_once_by_squared_distance():
     lm, att = attributed(special_tokens="perturbed")
     assert att.units[0].text == "<s>"
-    probe, found = soft_scores(lm, att, profile="authors")
+    case, found = soft_scores(lm, att, profile="authors", special=True)
     assert found.shape == (2, 1, 1)
-    assert probe.positions(0)[0] == 0
-    torch.testing.assert_close(found, expected_soft(lm, probe, 1, reference.squared), atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(found, expected_soft(lm, case, 1, reference.squared), atol=2e-4, rtol=1e-3)
+    measured = columns(lm, case_of(lm, att, profile="authors"), "soft_scores")
+    assert [measured["soft_ns"], measured["soft_nc"]] == pytest.approx(found.mean((1, 2)).tolist(), abs=1e-6)
     paper, _ = soft_scores(lm, att, masks=1)
     assert paper.scores[0, 0].isnan()
-    assert paper.positions(0)[0] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"max_new_tokens": 2, "draws": 3}, {"unit": "word", "draws": 1}], ids=str)
@@ -98,9 +98,8 @@ def test_mass_matched_equals_the_reference(options):
     draws, rates, masks = options.pop("draws", 5), (0.2, 0.6), 2
     lm, att = attributed("gemma3", **options)
     case = case_of(lm, att, rates=rates, masks=masks, draws=draws)
-    probe, names = case.probe, ("method", "random", "permuted", "position")
-    compared = [att.scores[None], random_scores(probe, 0, draws), permuted_scores(probe, 0, draws)]
-    compared.append(position_scores(probe))
+    names = ("method", "random", "permuted", "position")
+    compared = [att.scores[None], *(reference_scores(case, name) for name in names[1:])]
     found = run(lm, mass_matched.curves(case, names, "score"))
     for curve, scores in zip(found, compared, strict=True):
         samples = [(i % len(scores), i % masks) for i in range(max(len(scores), masks))]
@@ -110,10 +109,10 @@ def test_mass_matched_equals_the_reference(options):
                 dict(zip(valid, reference.keep_rates(draw[target, valid].tolist(), rate), strict=True))
                 for draw in scores
             ]
-            u = drawn(probe, f"mass {rate}", target, masks, len(pairs))
+            u = drawn(case, f"mass {rate}", target, masks, len(pairs))
             kept = [{p: (u[m, i] < q[d][c]).float() for i, (p, c) in enumerate(pairs)} for d, m in samples]
             removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
-            ns, nc = referred(lm, probe, target, kept, removed)
+            ns, nc = referred(lm, case, target, kept, removed)
             assert curve[0, target, r].tolist() == pytest.approx(ns, abs=2e-4)
             assert curve[1, target, r].tolist() == pytest.approx(nc, abs=2e-4)
     numbers = columns(lm, case, "mass_matched")
@@ -136,31 +135,28 @@ def test_limits_of_soft_scores_and_rates():
 def test_a_constant_factor_changes_nothing_and_by_rank_only_the_order_counts():
     lm, att = attributed()
     scaled, cubed = with_scores(att, att.scores * 3.7), with_scores(att, att.scores.double() ** 3)
-    settings = {"masks": 2, "draws": 2}
+    few = {"masks": 1, "draws": 1, "rates": (0.2, 0.8)}
     for name, other, same in (
         ("soft_scores", scaled, True),
         ("mass_matched", scaled, True),
         ("mass_matched", cubed, False),
         ("mass_matched_rank", cubed, True),
     ):
-        one, two = (columns(lm, case_of(lm, each, **settings), name) for each in (att, other))
+        one, two = (columns(lm, case_of(lm, each, **few), name) for each in (att, other))
         assert (one == pytest.approx(two, abs=1e-4)) is same, name
 
 
-@pytest.mark.parametrize(
-    ("scores", "normalization", "not_positive", "clipped"),
-    [
-        ([3, 2, 1, 1, 1, 1, 1, 1], None, 0, 0),
-        ([-3, 2, 1, 1, 1, 1, 1, 1], None, 0, 1),
-        ([-9, 2, 1, 1, 1, 1, 1, 1], None, 1, 1),
-        ([-9, 2, 1, 1, 1, 1, 1, 1], "softmax", 1, 0),
-    ],
-)
-def test_sums_that_are_not_positive_and_clipped_shares_are_counted(scores, normalization, not_positive, clipped):
+def test_sums_that_are_not_positive_and_clipped_shares_are_counted():
     lm, att = attributed()
-    case = case_of(lm, with_scores(att, scores), masks=1, draws=1, normalization=normalization)
-    found = columns(lm, case, "soft_scores")
-    assert (found["sum_not_positive"], found["clipped"]) == (not_positive, clipped)
+    for first, normalization, counted in (
+        (3, None, (0, 0)),
+        (-3, None, (0, 1)),
+        (-9, None, (1, 1)),
+        (-9, "softmax", (1, 0)),
+    ):
+        scores = with_scores(att, [first, 2, 1, 1, 1, 1, 1, 1])
+        found = columns(lm, case_of(lm, scores, masks=1, draws=1, normalization=normalization), "soft_scores")
+        assert (found["sum_not_positive"], found["clipped"]) == counted
 
 
 # ---- keep rates, ranks, references ---------------------------------------------------------------------------------
@@ -206,24 +202,25 @@ def test_ranks_are_those_of_scipy(scores):
 
 def test_references_come_from_text_and_seed_alone():
     lm, att = attributed()
-    probe = case_of(lm, att).probe
-    one, two = (random_scores(each) for each in (probe, case_of(lm, with_scores(att, 1.0)).probe))
+    made = lambda kind, att=att, **settings: reference_scores(case_of(lm, att, **({"draws": 1} | settings)), kind)
+    one, two = made("random"), made("random", with_scores(att, 1.0))
     assert torch.equal(one, two)
     assert float(one.sum()) == pytest.approx(1)
-    assert not torch.equal(one, random_scores(probe, seed=1))
-    shuffled = permuted_scores(probe)
+    assert not torch.equal(one, made("random", seed=1))
+    shuffled = made("permuted")
     assert torch.equal(shuffled[0].sort().values, att.scores.sort().values)
     assert not torch.equal(shuffled[0], att.scores)
-    for made in (random_scores, permuted_scores):  # more draws go on where fewer end
-        many = made(probe, 3, 7)
-        assert torch.equal(many[:2], made(probe, 3, 2)), made
+    for kind in ("random", "permuted"):  # more draws go on where fewer end
+        many = made(kind, seed=3, draws=7)
+        assert torch.equal(many[:2], made(kind, seed=3, draws=2)), kind
         assert len({tuple(draw[0].tolist()) for draw in many}) == 7
-    assert position_scores(probe)[0, 0].tolist() == list(range(1, len(att.units) + 1))
+    assert made("position")[0, 0].tolist() == list(range(1, len(att.units) + 1))
 
 
 # ---- hard erasure, top-k --------------------------------------------------------------------------------------------
 
-REMOVALS = ["zero", "mean", "delete"]
+ASKED = [({"max_new_tokens": 2}, "zero"), ({"unit": "word"}, "mean"), ({"max_new_tokens": 2, "unit": "word"}, "delete")]
+"""Options of attributions, and how units are removed."""
 
 
 def curves_of(lm, att, target, removal):
@@ -253,8 +250,7 @@ def expected_erasure(lm, att, removal, k=(1, 2)):
     return {name: np.mean(values) for name, values in found.items()}
 
 
-@pytest.mark.parametrize("removal", REMOVALS)
-@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, {"unit": "word"}], ids=str)
+@pytest.mark.parametrize(("options", "removal"), ASKED, ids=str)
 def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
     lm, att = attributed("gemma3", "The quick fox sings", **options)
     case = case_of(lm, att, removal=removal, draws=2, k=(1, 2), seed=3)
@@ -265,7 +261,7 @@ def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
         assert found[name] == pytest.approx(value, abs=1e-4), name
     assert (found["drop@1"] + found["drop@2"]) / 2 == pytest.approx(found["drop"])
     if removal == "zero":
-        each = [expected_erasure(lm, with_scores(att, draw), removal) for draw in random_scores(case.probe, 3, 2)]
+        each = [expected_erasure(lm, with_scores(att, draw), removal) for draw in reference_scores(case, "random")]
         for name in ("deletion_area", "insertion_area", "aopc", "drop", "hold"):
             assert found[f"random_{name}"] == pytest.approx(np.mean([one[name] for one in each]), abs=1e-4), name
 
@@ -307,12 +303,11 @@ def test_what_cannot_be_deleted_says_why():
 # ---- LDS -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("removal", REMOVALS)
-@pytest.mark.parametrize("options", [{"max_new_tokens": 2}, {"unit": "word"}], ids=str)
+@pytest.mark.parametrize(("options", "removal"), ASKED, ids=str)
 def test_lds_equals_the_reference(options, removal):
     lm, att = attributed("gemma3", **options)
     case, own, permuted = case_of(lm, att, masks=12, seed=3, draws=2, removal=removal), [], []
-    for target, masks in enumerate(lds.masks_of(case.probe, 12, 3)):
+    for target, masks in enumerate(lds.masks_of(case, 12)):
         units, logits = valid_units(att, target), []
         for mask in masks.tolist():
             p = probability(lm, att, target, [unit for unit in units if not mask[unit]], removal)
@@ -321,20 +316,18 @@ def test_lds_equals_the_reference(options, removal):
             stats.spearmanr([sum(row[unit] for unit in units if mask[unit]) for mask in masks], logits).statistic
         )
         own.append(correlation(att.scores[target].tolist()))
-        permuted += [correlation(draw) for draw in permuted_scores(case.probe, 3, 2)[:, target].tolist()]
+        permuted += [correlation(draw) for draw in reference_scores(case, "permuted")[:, target].tolist()]
     found = columns(lm, case, "lds")
     assert found["lds"] == pytest.approx(np.mean(own), abs=1e-6)
     assert found["permuted_lds"] == pytest.approx(np.mean(permuted), abs=1e-6)
 
 
 def test_masks_keep_half_of_the_units_and_never_none():
-    lm, att = attributed()
-    (masks,) = lds.masks_of(case_of(lm, att).probe, 2000, 0)
-    assert masks.float().mean(0).tolist() == pytest.approx([0.5] * masks.shape[1], abs=0.06)
     lm, att = attributed(prompt="The quick", unit="word")
-    (few,) = lds.masks_of(case_of(lm, att).probe, 400, 0)
+    (few,) = lds.masks_of(case_of(lm, att), 400)
     kinds = [tuple(row) for row in few.tolist()]
     assert kinds.count((True, True)) == pytest.approx(200, abs=40)  # one that would keep none keeps all
+    assert kinds.count((True, False)) == pytest.approx(100, abs=30)
     assert (False, False) not in kinds
 
 
@@ -345,7 +338,7 @@ def test_masks_keep_half_of_the_units_and_never_none():
 def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeypatch):
     lm, att = attributed("gemma3", "The quick fox sings", unit="word", max_new_tokens=2)
     case = case_of(lm, att, removal=removal)
-    wide, greedy = (run(lm, normalised_aopc.search(case.game("prob"), case.probe.units, beam)) for beam in (10, 1))
+    wide, greedy = (run(lm, normalised_aopc.search(case.game("prob"), case.units, beam)) for beam in (10, 1))
     values = []
     for target in range(2):
         units, clean = valid_units(att, target), probability(lm, att, target, [])
@@ -380,19 +373,6 @@ def test_one_unit_has_no_order_and_many_have_too_many():
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
-def test_every_metric_says_how_to_read_its_numbers():
-    for name in METRICS.names():
-        entry = METRICS.get(name)
-        metric = entry.factory()
-        assert entry.summary
-        assert (metric.measure is None) != (metric.measure_all is None)
-        assert metric.summaries or metric.others
-        for scale in [*metric.others.values(), *(summary.scale for summary in metric.summaries.values())]:
-            assert scale.low < scale.high
-            assert scale.meaning
-            assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
-
-
 def test_metrics_say_which_settings_they_read():
     read = set()
 
@@ -405,26 +385,31 @@ def test_metrics_say_which_settings_they_read():
     query = case_of(lm, att).query
     for name in METRICS.names():
         metric = METRICS.get(name).factory()
+        assert (metric.measure is None) != (metric.measure_all is None)
+        for scale in [*metric.others.values(), *(summary.scale for summary in metric.summaries.values())]:
+            assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
         if metric.measure is None or metric.reads is None:
             continue
+        few = {"masks": 2, "draws": 1, "rates": (0.2, 0.8)}
+        case = Watched(query=query, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att, **few)
         read.clear()
-        run(lm, measured(Watched(query=query, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att), metric))
+        run(lm, measured(case, metric))
         assert read & {"masks", "normalization", "rates", "draws", "removal", "k"} == metric.reads, name
 
 
-@pytest.mark.parametrize("name", ["faithfulness", "lds", "normalised_aopc", "erasure_curves", "top_k"])
+@pytest.mark.parametrize("name", ["soft_scores", "mass_matched", "lds", "normalised_aopc", "erasure_curves", "top_k"])
 def test_what_does_not_depend_on_the_scores_is_measured_once_for_the_methods_of_a_prompt(name):
-    lm, att = attributed()
-    cache, work = {}, []
+    lm, att = attributed(prompt="The quick fox sings")
+    cache, work, few = {}, [], {"masks": 4, "draws": 4, "rates": (0.2, 0.8)}
     for scores in (att.scores, torch.arange(1.0, len(att.units) + 1)):
         one = with_scores(att, scores)
-        alone, shared = (case_of(lm, one, masks=6, **more) for more in ({}, {"cache": cache}))
-        assert columns(lm, shared, name) == pytest.approx(columns(lm, alone, name), abs=1e-6)
+        alone, shared = (case_of(lm, one, **few, **more) for more in ({}, {"cache": cache}))
+        assert columns(lm, shared, name) == pytest.approx(columns(lm, alone, name), abs=1e-6, nan_ok=True)
         work.append(shared.query.spent.token_forwards)
-    assert work[1] < work[0] * 0.65
-    lm, words = attributed(unit="word")
+    assert work[1] < work[0] * 0.75
+    lm, words = attributed(prompt="The quick fox sings", unit="word")
     before = len(cache)
-    columns(lm, case_of(lm, words, masks=6, cache=cache), name)
+    columns(lm, case_of(lm, words, **few, cache=cache), name)
     assert len(cache) > before  # other units are another question
 
 
@@ -432,11 +417,11 @@ def test_what_does_not_depend_on_the_scores_is_measured_once_for_the_methods_of_
 def test_many_prompts_side_by_side_and_small_passes_change_nothing(family):
     lm = tiny(family)
     small = noiser.wrap(lm.model, lm.tokenizer, batch_tokens=16)
-    pairs = [attributed(family, prompt, max_new_tokens=2) for prompt in (PROMPT, "A dog", "The teacher plays")]
-    names = ["faithfulness", "erasure_curves", "lds"]
+    pairs = [attributed(family, prompt, max_new_tokens=2) for prompt in ("A dog", "The teacher plays")]
+    names = ["soft_scores", "mass_matched_rank", "erasure_curves", "lds"]
 
     def every(each, att):
-        case, found = case_of(each, att, masks=2, draws=2), {}
+        case, found = case_of(each, att, masks=4, draws=1, rates=(0.2, 0.8)), {}
         for name in names:
             found |= yield from measured(case, METRICS.get(name).factory())
         return found
@@ -448,25 +433,44 @@ def test_many_prompts_side_by_side_and_small_passes_change_nothing(family):
         assert found == pytest.approx(run(small, every(small, att)), abs=1e-4, nan_ok=True)
 
 
-def test_with_a_foil_scores_are_of_the_contrast_and_distances_as_without():
+def test_with_a_foil_the_contrast_is_measured():
     lm, att = attributed(target=" rain", foil=" dog")
-    plain = dataclasses.replace(att, foil=None)
-    for name in ("soft_scores", "mass_matched"):
-        both = [columns(lm, case_of(lm, each, masks=2, draws=2), name) for each in (att, plain)]
-        assert both[0] == pytest.approx(both[1], abs=1e-7)
-    order, foil = order_of(att, 0), att.foil.token_id
+    target, foil = att.targets[0].token_id, att.foil.token_id
+
+    def distance(p, q):
+        """Between distributions over two outcomes."""
+        return reference.hellinger(*(each[[target, foil]] / each[[target, foil]].sum() for each in (p, q)))
+
+    case, found = soft_scores(lm, att, masks=2)
+    torch.testing.assert_close(found, expected_soft(lm, case, 2, distance), atol=2e-4, rtol=1e-3)
     clean, without = (
-        math.log(probability(lm, att, 0, gone) / probability(lm, att, 0, gone, token=foil)) for gone in ([], order[:1])
+        math.log(probability(lm, att, 0, gone) / probability(lm, att, 0, gone, token=foil))
+        for gone in ([], order_of(att, 0)[:1])
     )
     assert noiser.measure(lm, att, "top_k", k=(1,))["drop"] == pytest.approx(clean - without, abs=1e-4)
 
 
-def test_measure_equals_a_case_and_reports_progress():
-    lm, att = attributed(max_new_tokens=2)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "target", "foil"),
+    [
+        ("Anna, who left Germany as a child and now lives in Lisbon, speaks fluent", " Portuguese", " German"),
+        ("Anna keeps the guitar in the attic and the drum in the cellar. The guitar is in the", " attic", " cellar"),
+    ],
+)
+def test_a_right_contrast_is_better_than_random_scores(smol, prompt, target, foil):
+    att = noiser.attribute(
+        smol, prompt, method=noiser.Occlusion(score="logprob"), unit="word", target=target, foil=foil
+    )
+    found = noiser.measure(smol, att, "mass_matched_rank", masks=4, draws=4, rates=(0.1, 0.5, 0.9))
+    assert found["rank_area"] > found["rank_random_area"] + 0.2
+
+
+def test_measure_reports_progress():
+    lm, att = attributed()
     told = []
     found = noiser.measure(lm, att, "lds", masks=8, seed=2, progress=lambda *part: told.append(part))
     assert found == columns(lm, case_of(lm, att, masks=8, seed=2), "lds")
-    assert all(done <= expected for done, expected in told)
     assert told[-1][0] == told[-1][1] > 0
 
 

@@ -18,7 +18,7 @@ from noiser.engine import SCORES
 from noiser.metrics import estimate, keep_rates
 from noiser.metrics.bootstrap import summed_log_ratios
 from noiser.metrics.named_spans import mean_reciprocal_rank, units_by_name
-from noiser.metrics.stability import rank_correlations
+from noiser.metrics.stability import spearman
 
 SIX = "The quick fox sings near rivers"
 
@@ -53,12 +53,12 @@ def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
     ("spans", "message"),
     [
         ({"rest": [(0, 3)]}, "expected another name"),
-        ({"b": [(0, 1)], "a": [(3, 3)]}, r"Span \(3, 3\) of spans\['a'\] is empty"),
-        ({"a": [(0, 300)]}, r"of spans\['a'\] leaves the text"),
-        ({"a": [(0, 5), (4, 9)]}, r"Spans \(0, 5\) and \(4, 9\) of spans\['a'\] overlap"),
-        ({"a": [(4, 9)], "b": [(0, 5)]}, r"Span \(0, 5\) of 'b' and span \(4, 9\) of 'a' overlap"),
-        ({"a": [(0, "5")]}, r"spans\['a'\] is .* pairs of integers"),
-        ({"a": [], "b": [(0, 5)]}, r"spans\['a'\] is \[\]; expected one or more"),
+        ({"b": [(0, 1)], "a": [(3, 3)]}, r"Span \(3, 3\) of spans is empty"),
+        ({"a": [(0, 300)]}, "of spans leaves the text"),
+        ({"a": [(0, 5), (4, 9)]}, r"Spans \(0, 5\) and \(4, 9\) of spans overlap"),
+        ({"a": [(4, 9)], "b": [(0, 5)]}, r"Spans \(0, 5\) and \(4, 9\) of spans overlap"),
+        ({"a": [(0, "5")]}, r"spans is .* pairs of integers"),
+        ({"a": [], "b": [(0, 5)]}, r"'a', \[\], hold no word"),
         ({"a": [(3, 4)]}, "hold no word"),
         ({}, "names no spans"),
         ([(0, 3)], "by name, as in"),
@@ -163,7 +163,7 @@ def test_the_worked_examples_of_the_manual():
         assert number in text
     masks = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]]).double()
     sums = masks @ torch.tensor([3.0, 1, 0]).double()
-    found, _ = rank_correlations(sums, torch.tensor([2.0, 0.5, 1.5, -1]).double())
+    found = float(spearman(sums[None], torch.tensor([2.0, 0.5, 1.5, -1]).double()))
     assert f"**{found:.3f}**" in text
     spans = {"gold": [(4, 9), (14, 19)]}
     gold = measured("gold_spans", [6.0, 5, 4, 3], spans, "The quick fox sings", k=(1, 2))

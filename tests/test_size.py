@@ -13,18 +13,18 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_050,
+    "": 1_130,
     "attribution": 1_720,
     "bench": 1_630,
     "cli": 970,
     "data": 765,
     "engine": 2_200,
-    "evaluation": 800,
+    "evaluation": 685,
     "explain": 1_580,
     "integrations": 752,
-    "judges": 770,
+    "judges": 755,
     "methods": 2_160,
-    "metrics": 1_800,
+    "metrics": 1_755,
     "model": 2_170,
     "report": 1_090,
     "server": 950,

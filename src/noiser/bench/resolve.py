@@ -7,15 +7,12 @@ from typing import Any
 
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, Plan
-from noiser.checks import check_choice, check_shares
 from noiser.data import DATA_SETS
 from noiser.errors import NoiserError, ParameterError, PlanError
 from noiser.evaluation.measuring import in_profile
 from noiser.judges import kind_of
 from noiser.methods import METHODS, Method, describe, make_method
-from noiser.metrics import METRICS
-from noiser.metrics.metric import SETTINGS, check_read
-from noiser.metrics.top_k import check_top
+from noiser.metrics import METRICS, SETTINGS, Settings, check_read
 from noiser.registry import renamed
 
 
@@ -58,18 +55,11 @@ def _method(entry: MethodEntry) -> dict[str, Any]:
 
 
 def _metric(entry: MetricEntry) -> dict[str, Any]:
-    from noiser.attribution.normalize import NORMALIZATIONS
-
     registered = METRICS.get(entry.name)
     metric = registered.factory()
     settings = {name: getattr(entry, name) for name in (*SETTINGS, "judge")}
     check_read([metric], settings | {"judge": entry.judge or entry.judge_args or None})
-    if entry.rates is not None:
-        check_shares("rates", entry.rates, at_least=2)
-    if entry.k is not None:
-        check_top(entry.k)
-    if entry.normalization is not None:
-        check_choice("normalization", entry.normalization, NORMALIZATIONS)
+    Settings(**{name: value for name in SETTINGS if (value := getattr(entry, name)) is not None})
     if metric.needs_judge and entry.judge is None:
         raise ParameterError("The metric needs a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
     if entry.judge is not None:

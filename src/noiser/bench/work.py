@@ -15,12 +15,12 @@ from noiser.bench.resolve import make
 from noiser.bench.samples import Sampled
 from noiser.bench.store import ATTRIBUTION, Key, Row, Text
 from noiser.errors import NoiserError, RunError
-from noiser.evaluation.measuring import Attributor, Measurement, MetricRun, measure_block, says
+from noiser.evaluation.measuring import Measurement, measure_block, question_of, says
 from noiser.judges import Judge, kind_of, make_judge
-from noiser.metrics import METRICS
-from noiser.metrics.metric import SETTINGS
+from noiser.metrics import METRICS, SETTINGS, Metric, Settings
 from noiser.model import LanguageModel, load_model
 from noiser.model.memory import free_memory
+from noiser.types import Profile
 
 _WORDS = ("correct", "wrong", "unscored", "Infinity", "-Infinity")
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
@@ -116,21 +116,16 @@ class Worker:
             self._block, self._caches = block, {}
         caches = {index: self._caches.setdefault(index, {}) for index in index_of.values()}
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
-        attributor = Attributor(
-            lm=lm,
-            method=make(method),
-            unit=method.unit,
-            max_new_tokens=data.max_new_tokens,
-            target_unit=data.target_unit,
-            profile=method.profile,
-        )
+        made, profile = make(method), method.profile
         metrics = {
-            metric: self._metric(self.plan.entry("metrics", metric), lm, {index_of[example] for example in examples})
-            for metric, examples in job.missing.items()
+            metric: self._metric(self.plan.entry("metrics", metric), lm, profile)
+            for metric in job.missing
             if metric != ATTRIBUTION
         }
         return measure_block(
-            attributor,
+            lm,
+            made,
+            question_of(made, profile, method.unit, data.max_new_tokens, data.target_unit),
             [sampled.item for sampled in job.examples],
             metrics,
             seed=self.plan.seed,
@@ -138,10 +133,10 @@ class Worker:
             caches=caches,
         )
 
-    def _metric(self, entry: MetricEntry, lm: LanguageModel, items: set[int]) -> MetricRun:
+    def _metric(self, entry: MetricEntry, lm: LanguageModel, profile: Profile) -> tuple[Metric, Settings]:
         chosen = {name: value for name in SETTINGS if (value := getattr(entry, name)) is not None}
-        settings = {**SETTINGS, **chosen, "seed": self.plan.seed, "judge": self._judge(entry, lm)}
-        return MetricRun(METRICS.get(entry.name).factory(), settings, items)
+        settings = Settings(**chosen, seed=self.plan.seed, profile=profile, judge=self._judge(entry, lm))
+        return METRICS.get(entry.name).factory(), settings
 
     def _model(self, label: str) -> LanguageModel:
         """The model of a label; the last one makes room for it."""

@@ -57,7 +57,7 @@ def evaluate(
     from noiser.evaluation import evaluate as run
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
-    from noiser.metrics.metric import SETTINGS
+    from noiser.metrics import SETTINGS
 
     settings = o.parse_parameters(metric_set, "--metric-set")
     for name in settings:

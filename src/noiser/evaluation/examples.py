@@ -64,9 +64,9 @@ def read_examples(examples: object) -> list[Item]:
     if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
         return [_item(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
+        kind = type(examples).__name__
         raise ParameterError(
-            f"The examples are a {type(examples).__name__}; expected texts, chats, attributions or "
-            "objects with `prompt`."
+            f"The examples are a {kind}; expected texts, chats, attributions or objects with `prompt`."
         )
     items = [_item(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
     if not items:
@@ -75,8 +75,8 @@ def read_examples(examples: object) -> list[Item]:
 
 
 def _is_chat(example: object) -> bool:
-    messages: list[Any] | None = list(cast("Sequence[Any]", example)) if isinstance(example, list | tuple) else None
-    return bool(messages) and all(isinstance(message, Mapping) and "role" in message for message in messages or ())
+    messages: list[Any] = list(cast("Sequence[Any]", example)) if isinstance(example, list | tuple) else []
+    return bool(messages) and all(isinstance(message, Mapping) and "role" in message for message in messages)
 
 
 def _item(index: int, example: Any) -> Item:

@@ -5,86 +5,25 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from noiser.attribution import Attribution
+from noiser.checks import check_choice
 from noiser.engine import Engine, Query, Steps, prepare, restore, run_one
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Item
 from noiser.explain.attribute import attribution_of
 from noiser.methods import Method, check_answers
+from noiser.metrics import Case, Metric, Settings, measured
 from noiser.metrics.judged import JudgeStoppedError
-from noiser.metrics.metric import Case, Measured, Metric, measured
+from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
 from noiser.question import Question
-from noiser.types import AutoUnit, Profile, Prompt, SpanUnit, TargetUnit, Unit
+from noiser.types import AutoUnit, Profile, Prompt, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Attributor:
-    """One way of attributing items.
-
-    Attributes:
-        lm: the model.
-        method: the method, in the profile already; see `in_profile`.
-        unit: the part of the prompt that gets a score; "spans": the spans that the item names.
-        max_new_tokens: tokens of the continuation to explain where an item has no target.
-        target_unit: the part of the continuation that each row explains; see `noiser.attribute`.
-        profile: "authors": special tokens are scored, whatever the method.
-    """
-
-    lm: LanguageModel
-    method: Method
-    unit: Unit | AutoUnit | SpanUnit = "token"
-    max_new_tokens: int = 1
-    target_unit: TargetUnit = "token"
-    profile: Profile = "paper"
-
-    def question(self, item: Item) -> Question:
-        """The question about an item."""
-        special = "perturbed" if self.profile == "authors" else getattr(self.method, "special_tokens", None)
-        return Question(
-            prompt=item.prompt,
-            target=item.target,
-            max_new_tokens=self.max_new_tokens,
-            target_unit=self.target_unit,
-            unit=self._unit_of(item),
-            sources=item.sources,
-            special_tokens=special,
-        )
-
-    def _unit_of(self, item: Item) -> Unit | AutoUnit:
-        if self.unit != "spans":
-            return self.unit
-        if not item.spans:
-            raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
-        return sorted(span for spans in item.spans.values() for span in spans)
-
-    def attribution(self, item: Item, seed: int) -> Steps[tuple[Query, Attribution]]:
-        """The query of an item and its attribution."""
-        check_answers(self.method, self.lm.identity.name, self.lm.looks_inside)
-        query = yield from prepare(self.lm, self.question(item))
-        attribution = yield from attribution_of(self.lm, query, self.method, seed)
-        return query.with_units(attribution.units), attribution
-
-    def case(self, item: Item, query: Query, att: Attribution, **settings: Any) -> Case:
-        """An item's attribution, to be measured; settings are those of `Case`."""
-
-        def reattribute(seed: int) -> Steps[Attribution]:
-            return (yield from self.attribution(item, seed))[1]
-
-        return Case(
-            query=query,
-            att=att,
-            spans=item.spans,
-            gold=item.gold,
-            reattribute=None if item.attribution else reattribute,
-            profile=self.profile,
-            **settings,
-        )
 
 
 def in_profile(method: Method, profile: Profile) -> Method:
@@ -94,18 +33,39 @@ def in_profile(method: Method, profile: Profile) -> Method:
     return dataclasses.replace(method, profile=profile)
 
 
-class MetricRun(NamedTuple):
-    """A metric to measure.
+def question_of(
+    method: Method, profile: Profile, unit: Unit | AutoUnit | SpanUnit, max_new_tokens: int, target_unit: TargetUnit
+) -> Question:
+    """The question about every item, which lacks the prompt; in the authors' profile special tokens are scored.
 
-    Attributes:
-        metric: the metric.
-        settings: fields of `Case`: masks, judge, seed and others.
-        items: indices of the items to measure; None for all.
+    With unit "spans" an item's named spans are its units.
     """
+    if isinstance(unit, str):
+        check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit), *get_args(SpanUnit)))
+    if isinstance(target_unit, str):
+        check_choice("target_unit", target_unit, get_args(TargetUnitName))
+    special = "perturbed" if profile == "authors" else getattr(method, "special_tokens", None)
+    unit = cast("AutoUnit", unit)  # "spans" is replaced by an item's
+    return Question(
+        prompt="", unit=unit, max_new_tokens=max_new_tokens, target_unit=target_unit, special_tokens=special
+    )
 
-    metric: Metric
-    settings: Mapping[str, Any]
-    items: Container[int] | None = None
+
+def attributed(
+    lm: LanguageModel, method: Method, question: Question, item: Item, seed: int, known: Attribution | None = None
+) -> Steps[tuple[Query, Attribution]]:
+    """The query of an item and its attribution, unless that is known."""
+    if known:
+        return (yield from restore(lm, known)), known
+    check_answers(method, lm.identity.name, lm.looks_inside)
+    if question.unit == "spans":
+        if not item.spans:
+            raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
+        question = dataclasses.replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
+    question = dataclasses.replace(question, prompt=item.prompt, target=item.target, sources=item.sources)
+    query = yield from prepare(lm, question)
+    attribution = yield from attribution_of(lm, query, method, seed)
+    return query.with_units(attribution.units), attribution
 
 
 class Measurement(NamedTuple):
@@ -125,9 +85,11 @@ class Measurement(NamedTuple):
 
 
 def measure_block(
-    attributor: Attributor,
+    lm: LanguageModel,
+    method: Method,
+    question: Question,
     items: Sequence[Item],
-    metrics: Mapping[str, MetricRun],
+    metrics: Mapping[str, tuple[Metric, Settings]],
     *,
     seed: int,
     attributions: Mapping[int, Attribution] | None = None,
@@ -137,9 +99,11 @@ def measure_block(
     """The attributions and numbers of items; an item's error takes nothing from the others.
 
     Args:
-        attributor: model and method.
+        lm: the model.
+        method: the method, in the profile already; see `in_profile`.
+        question: see `question_of`.
         items: the items; item i is attributed with `seed` + its index.
-        metrics: by any name.
+        metrics: with their settings, by any name.
         seed: of the first item of the sample.
         attributions: existing attributions of the same method, by index; the other items are attributed side by side.
         caches: by index, for numbers of a prompt that do not depend on the method; see `Case.cache`.
@@ -148,61 +112,61 @@ def measure_block(
     Raises:
         JudgeStoppedError: a judge cannot work at all.
     """
-    lm, existing, caches = attributor.lm, attributions or {}, caches or {}
-    lacking = [item for item in items if item.index not in existing]
-    started = time.perf_counter()
-    fresh = _each(lm, (attributor.attribution(item, seed + item.index) for item in lacking), tick)
-    share = (time.perf_counter() - started) / max(1, len(lacking))
-    found = dict(zip([item.index for item in lacking], fresh, strict=True))
-    stored = [item for item in items if item.index in existing]
-    restored = _each(lm, (_restored(lm, existing[item.index]) for item in stored), tick)
-    found |= dict(zip([item.index for item in stored], restored, strict=True))
+    asked, existing = partial(attributed, lm, method, question), attributions or {}
+    fresh = {item.index: asked(item, seed + item.index) for item in items if item.index not in existing}
+    stored = {item.index: asked(item, seed, existing[item.index]) for item in items if item.index in existing}
+    found, share = _timed(lm, fresh, tick)
+    found |= _timed(lm, stored, tick)[0]
     measurements: dict[int, Measurement] = {}
     cases: dict[int, Case] = {}
     for item in items:
-        pair, seconds = found[item.index], None if item.index in existing else share
-        attribution = existing.get(item.index) or (pair if isinstance(pair, Exception) else pair[1])
-        measurements[item.index] = Measurement(attribution, {}, {}, seconds)
-        if isinstance(pair, Exception):
-            measurements[item.index].numbers.update(dict.fromkeys(metrics, pair) if item.index in existing else {})
-        else:
-            cases[item.index] = attributor.case(item, *pair, cache=caches.get(item.index, {}))
-    for name, (metric, settings, wanted) in metrics.items():
-        usable = [index for index in cases if wanted is None or index in wanted]
-        started = time.perf_counter()
-        numbers = _measure(lm, metric, [dataclasses.replace(cases[index], **settings) for index in usable], tick)
-        share = (time.perf_counter() - started) / max(1, len(usable))
-        for index, columns in zip(usable, numbers, strict=True):
+        index, pair, att = item.index, found[item.index], existing.get(item.index)
+        attribution = att or (pair if isinstance(pair, Exception) else pair[1])
+        measurements[index] = Measurement(attribution, {}, {}, None if att else share)
+        if not isinstance(pair, Exception):
+            again = None if item.attribution else partial(_again, asked, item)
+            more: dict[str, Any] = {"spans": item.spans, "gold": item.gold, "cache": (caches or {}).get(index, {})}
+            cases[index] = Case(query=pair[0], att=pair[1], reattribute=again, **more)
+        elif att:
+            measurements[index].numbers.update(dict.fromkeys(metrics, pair))
+    for name, (metric, settings) in metrics.items():
+        ready = {index: dataclasses.replace(case, **vars(settings)) for index, case in cases.items()}
+        numbers, share = _measured(lm, metric, ready, tick)
+        for index, columns in numbers.items():
             measurements[index].numbers[name], measurements[index].seconds[name] = columns, share
     return [measurements[item.index] for item in items]
 
 
-def _restored(lm: LanguageModel, att: Attribution) -> Steps[tuple[Query, Attribution]]:
-    return (yield from restore(lm, att)), att
+def _again(asked: Callable[[Item, int], Steps[tuple[Query, Attribution]]], item: Item, seed: int) -> Steps[Attribution]:
+    return (yield from asked(item, seed))[1]
 
 
-def _each(lm: LanguageModel, works: Iterable[Steps[T]], tick: Callable[[], None]) -> list[T | Exception]:
-    """The result or the error of every generator, in their order, by shared passes."""
-    outcomes: dict[int, T | Exception] = {}
-    for number, outcome in Engine(lm).run(works):
-        outcomes[number] = outcome
+def _timed(
+    lm: LanguageModel, works: Mapping[int, Steps[T]], tick: Callable[[], None]
+) -> tuple[dict[int, T | Exception], float]:
+    """The result or the error of every generator, by shared passes, and the seconds of each, in equal shares."""
+    started, indices, outcomes = time.perf_counter(), list(works), dict[int, T | Exception]()
+    for number, outcome in Engine(lm).run(works.values()):
+        outcomes[indices[number]] = outcome
         tick()
-    return [outcomes[number] for number in range(len(outcomes))]
+    return outcomes, (time.perf_counter() - started) / max(1, len(works))
 
 
-def _measure(
-    lm: LanguageModel, metric: Metric, cases: Sequence[Case], tick: Callable[[], None]
-) -> list[Measured | Exception]:
-    """The columns of every case, or its error."""
+def _measured(
+    lm: LanguageModel, metric: Metric, cases: Mapping[int, Case], tick: Callable[[], None]
+) -> tuple[dict[int, Measured | Exception], float]:
+    """The columns of every case, or its error, and the seconds of each."""
     with warnings.catch_warnings(action="ignore"):
-        if metric.measure_all is None:
-            return _each(lm, (measured(case, metric) for case in cases), tick)
+        if metric.measure_all is None or not cases:
+            return _timed(lm, {index: measured(case, metric) for index, case in cases.items()}, tick)
+        started = time.perf_counter()
         try:
-            return list(metric.measure_all(cases)) if cases else []
+            columns = metric.measure_all(list(cases.values()))
         except JudgeStoppedError:
             raise
         except Exception as error:  # it took them together, so they fail together
-            return [error] * len(cases)
+            columns = [error] * len(cases)
+        return dict(zip(cases, columns, strict=True)), (time.perf_counter() - started) / len(cases)
 
 
 def says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -12,25 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noiser import numbers
-from noiser.attribution.display import label
+from noiser.attribution.display import label, short
 from noiser.attribution.markdown import escaped_line, table
 from noiser.attribution.store import to_jsonable
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Skipped
 from noiser.files import csv_text, json_text, write_text
-from noiser.metrics.bootstrap import Estimate, corrected, difference, estimate
-from noiser.metrics.metric import Summary
+from noiser.metrics import Estimate, Summary, estimate
+from noiser.metrics.answers import answers, gaps_of, unfit_judge
+from noiser.metrics.bootstrap import corrected, difference
 from noiser.pages import html_table
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-_SHARED = (
-    "profile", "unit", "max_new_tokens", "target_unit", "normalization",
-    "masks", "rates", "draws", "removal", "k", "judge",
-)  # fmt: skip
-"""Settings that two evaluations must share to be compared; each may lack some, such as a judge."""
 
 _LISTED = 10
 """Skipped prompts that are printed; `Evaluation.skipped` has all of them."""
@@ -64,11 +59,11 @@ class Evaluation:
         skipped: what could not be measured, and why.
         metrics: versioned names of the metrics.
         summaries: statistic, columns and scale of each number, by name.
+        primary: the numbers that are compared first, one per metric; see `noiser.metrics.Metric`.
         method: versioned name of the method (of the first attribution, if the caller gave attributions).
         model: identity of the model.
-        settings: seed, masks, normalization, rates, draws, removal, k, judge, profile, unit, max_new_tokens,
-            target_unit, and `parameters`: every hyper-parameter of the method. Where the caller gave attributions, unit
-            and target_unit are the first one's, and there is no max_new_tokens.
+        settings: the arguments of `noiser.evaluate`, and `parameters`: every hyper-parameter of the method. Where the
+            caller gave attributions, unit and target_unit are the first one's, and there is no max_new_tokens.
         confidence: of the intervals.
     """
 
@@ -76,6 +71,7 @@ class Evaluation:
     skipped: tuple[Skipped, ...]
     metrics: tuple[str, ...]
     summaries: Mapping[str, Summary]
+    primary: tuple[str, ...]
     method: str
     model: ModelIdentity
     settings: Mapping[str, Any]
@@ -92,17 +88,18 @@ class Evaluation:
     def estimates(self) -> Mapping[str, Estimate]:
         """The numbers over prompts with their intervals, by name.
 
-        Differences from a reference have p-values, corrected by Holm's method for all of them.
+        Differences from a reference have p-values, corrected by Holm's method: those of primary numbers for each other,
+        the others for all of them.
         """
-        raw = {
-            name: estimated(self.rows, one, contrast=one.contrast, **self._options)
-            for name, one in self.summaries.items()
-        }
-        return corrected(raw)
+        options = {"seed": self.settings["seed"], "confidence": self.confidence}
+        raw = {name: estimated(self.rows, s, contrast=s.contrast, **options) for name, s in self.summaries.items()}
+        return corrected(raw, gaps_of(self.primary, self.summaries))
 
     @property
-    def _options(self) -> dict[str, Any]:
-        return {"seed": self.settings["seed"], "confidence": self.confidence}
+    def answer(self) -> list[str]:
+        """Whether scores are better than scores without information, in a sentence per metric; and an unfit judge."""
+        told = answers(self.primary, self.summaries, self.estimates, self.confidence)
+        return list(map(label, told + unfit_judge(self.records)))
 
     def __getitem__(self, name: str) -> Estimate:
         """The number of that name, such as "faithfulness"."""
@@ -118,43 +115,45 @@ class Evaluation:
         lines: list[dict[str, Any]] = []
         for name, number in self.estimates.items():
             scale = self.summaries[name].scale
-            no_signal = math.nan if scale.no_signal is None else scale.no_signal
-            words = {"better": scale.better, "meaning": scale.meaning, "reason": number.reason}
-            lines.append({"number": name, **asdict(number), "p": number.p_holm, "no_signal": no_signal, **words})
-        columns = ["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]
-        return pd.DataFrame(lines, columns=["number", *columns]).set_index("number")
+            line = {"number": name, **asdict(number), "p": number.p_holm}
+            lines.append(line | {"no_signal": scale.no_signal, "better": scale.better, "meaning": scale.meaning})
+        frame: Any = pd.DataFrame(lines).set_index("number").astype({"no_signal": float})
+        return frame[["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]]
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
         """For every number that both have, this one minus the other's, on the prompts that both have, paired.
 
         `Estimate.is_clear` says whether a difference is significant: its interval leaves out 0, and its p-value, by a
-        sign-flip test over prompts and corrected by Holm's method for all these numbers, is below 1 - confidence.
+        sign-flip test over prompts and corrected by Holm's method (a primary number for the other primary ones, any
+        other number for all), is below 1 - confidence. A number of which neither side is better has none.
 
         Raises:
             ParameterError: the two are about different prompts (of one model, also different targets), or were
                 measured with different settings.
         """
         self._check_comparable(other)
-        shared = {name: summary for name, summary in self.summaries.items() if name in other.summaries}
-        return corrected({name: paired(self.rows, other.rows, one, **self._options) for name, one in shared.items()})
+        options = {"seed": self.settings["seed"], "confidence": self.confidence}
+        gaps: dict[str, Estimate] = {}
+        for name, summary in self.summaries.items():
+            if name in other.summaries:
+                gap = paired(self.rows, other.rows, summary, **options)
+                gaps[name] = replace(gap, p=math.nan) if summary.scale.higher_is_better is None else gap
+        return corrected(gaps, self.primary)
 
     def _check_comparable(self, other: Evaluation) -> None:
         ours, theirs = to_jsonable(self.settings), to_jsonable(other.settings)
-        for name in _SHARED:
-            pair = ours.get(name), theirs.get(name)
-            if name in ours and name in theirs and pair[0] != pair[1] and not (name == "judge" and None in pair):
+        pairs = {name: (ours[name], theirs[name]) for name in ours if name in theirs}
+        pairs = {name: pair for name, pair in pairs.items() if name not in ("seed", "parameters")}
+        if None in pairs["judge"]:
+            del pairs["judge"]
+        pairs["prompts"] = tuple(to_jsonable([record["prompt"] for record in one.records]) for one in (self, other))
+        for index, pair in enumerate(zip(self.rows["target"], other.rows["target"], strict=False)):
+            if self.model == other.model and all(pair):
+                pairs[f"target of prompt {index}"] = pair
+        for name, (mine, its) in pairs.items():
+            if mine != its:
                 raise ParameterError(
-                    f"The two evaluations have different settings: {name} is {pair[0]!r} and {pair[1]!r}; "
-                    "expected the same. Evaluate both methods alike."
-                )
-        prompts = [to_jsonable([record["prompt"] for record in one.records]) for one in (self, other)]
-        if prompts[0] != prompts[1]:
-            raise ParameterError("The two evaluations are about different prompts; expected the same, in one order.")
-        for mine, its in zip(self.records, other.records, strict=True):
-            if self.model == other.model and mine["target"] and its["target"] and mine["target"] != its["target"]:
-                raise ParameterError(
-                    f"The two evaluations explain different targets of prompt {mine['index']}: {mine['target']!r} and "
-                    f"{its['target']!r}; expected the same."
+                    f"The two evaluations differ: {name} is {mine!r:.80} and {its!r:.80}; expected the same."
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,8 +183,11 @@ class Evaluation:
     @property
     def _title(self) -> str:
         measured = sum(not record["error"] for record in self.records)
+        hyper = {name: value for name, value in self.settings["parameters"].items() if value is not None}
+        shown = ", ".join(f"{label(name)}={short(value)}" for name, value in hyper.items())
         return (
             f"{label(self.method)} on {label(self.model.name)}: {', '.join(map(label, self.metrics))}; "
+            f"unit {short(self.settings['unit'])}{f', {shown}' if shown else ''}; "
             f"{measured} of {len(self.records)} prompts measured in full, profile {label(self.settings['profile'])}, "
             f"{self.confidence:.0%} intervals"
         )
@@ -205,46 +207,42 @@ class Evaluation:
         names: dict[str, list[str]] = {}
         for name, number in self.estimates.items():
             names.setdefault(number.reason, []).append(label(name))
-        names.pop("", None)
-        notes = [
-            f"{'All numbers' if len(some) == len(self.estimates) else ', '.join(some)}: {reason}."
-            for reason, some in names.items()
-        ]
-        notes += [f"Skipped: {len(self.skipped)}."] if self.skipped else []
+        notes = [f"{', '.join(some)}: {reason}." for reason, some in names.items() if reason]
         for example, prompt, metric, error in self.skipped[:_LISTED]:
             what = label(metric or "everything")
-            notes.append(f"  prompt {example} ({label(str(prompt))[:60]}), {what}: {label(error)}")
+            notes.append(f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {what}: {label(error)}")
         more = len(self.skipped) - _LISTED
-        return notes + ([f"  and {more} more"] if more > 0 else [])
+        return [*notes, f"Skipped: {more} more"] if more > 0 else notes
 
     def __str__(self) -> str:
         cells = self._cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-        return "\n".join([self._title, "", *lines, "", *self._notes()]).rstrip()
+        return "\n".join([*self.answer, "", self._title, "", *lines, "", *self._notes()]).strip()
 
     def to_markdown(self) -> str:
         """Title, table and notes as Markdown, to be pasted into an issue or a page."""
-        notes = (escaped_line(note.strip()) for note in self._notes())
-        return "\n\n".join([escaped_line(self._title), table(self._cells()), *notes]) + "\n"
+        lines = [
+            *map(escaped_line, [*self.answer, self._title]),
+            table(self._cells()),
+            *map(escaped_line, self._notes()),
+        ]
+        return "\n\n".join(lines) + "\n"
 
     def to_html(self) -> str:
         """Table and notes as HTML, in which every text is escaped."""
         head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
-        return html_table(head, rows, escape(self._title)) + "".join(f"<p>{escape(note)}</p>" for note in self._notes())
+        answer, notes = ("".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (self.answer, self._notes()))
+        return answer + html_table(head, rows, escape(self._title)) + notes
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    _repr_html_ = to_html
 
 
 def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
     """The first of several evaluations minus each of the others, prompt by prompt: one line per other and number.
 
-    Columns are other, number, value, low, high, n, reason, p, p_holm (corrected for all lines) and clear (see
-    `Estimate.is_clear`).
-
-    Args:
-        evaluations: of the same prompts with the same settings, by name.
+    Columns are other, number, value, low, high, n, reason, p, p_holm (corrected as by `Evaluation.minus`, for all
+    others together) and clear (see `Estimate.is_clear`). The evaluations, by name, are of the same prompts.
 
     Raises:
         ParameterError: as for `Evaluation.minus`.
@@ -255,6 +253,6 @@ def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
     gaps = {(name, number): gap for name, other in others for number, gap in first.minus(other).items()}
     lines = [
         {"other": other, "number": number, **asdict(gap), "clear": gap.is_clear}
-        for (other, number), gap in corrected(gaps).items()
+        for (other, number), gap in corrected(gaps, [key for key in gaps if key[1] in first.primary]).items()
     ]
     return pd.DataFrame(lines).drop(columns="confidence", errors="ignore")

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from noiser.attribution import Attribution
-from noiser.attribution.normalize import NORMALIZATIONS
-from noiser.checks import check_choice, check_count, check_probability, check_shares
-from noiser.engine import REMOVALS
+from noiser.checks import check_choice, check_count, check_probability
 from noiser.errors import ParameterError
-from noiser.evaluation.examples import Item, read_examples
-from noiser.evaluation.measuring import Attributor, Measurement, MetricRun, in_profile, measure_block
-from noiser.evaluation.result import Evaluation, Skipped
+from noiser.evaluation.examples import Item, Skipped, read_examples
+from noiser.evaluation.measuring import Measurement, in_profile, measure_block, question_of
+from noiser.evaluation.result import Evaluation
 from noiser.methods import Method, describe, make_method
-from noiser.metrics import METRICS
-from noiser.metrics.metric import (
-    DRAWS,
-    RATES,
-    TOP,
-    Metric,
-    Summary,
-    check_read,
-)
-from noiser.metrics.top_k import check_top
+from noiser.metrics import METRICS, SETTINGS, Settings, check_read
 from noiser.model import LanguageModel
 from noiser.model.language_model import check_model
-from noiser.types import AutoUnit, Profile, Progress, RemovalName, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
+from noiser.types import AutoUnit, Progress, SpanUnit, TargetUnit, Unit
 
 BLOCK = 32
 """Prompts that are attributed and measured side by side: each holds its keys and values."""
@@ -43,15 +33,9 @@ def evaluate(
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     seed: int = 0,
-    masks: int | None = None,
-    normalization: str | None = None,
-    rates: Sequence[float] = RATES,
-    draws: int = DRAWS,
-    removal: RemovalName = "zero",
-    k: int | Sequence[int] = TOP,
-    profile: Profile = "paper",
     confidence: float = 0.95,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> Evaluation:
     """Attributes prompts and measures whether the attributions can be believed.
 
@@ -70,50 +54,35 @@ def evaluate(
         max_new_tokens: tokens of the continuation to explain where an example has no target.
         target_unit: what each row explains of it; see `noiser.attribute`.
         seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
-        masks: mask samples per prompt; None: 10, or 1 for soft scores in the authors' profile, and 64 for LDS.
-        normalization: how scores become shares; None for each metric's own ("positive" for localisation, else "sum").
-        rates: of the mass-matched curves.
-        draws: random scores, and permutations of a method's own, that each reference is the mean of.
-        removal: how metrics that remove whole units do it: "zero", "mean", "noise" or "delete".
-        k: number or numbers of the highest units, of "top_k" and "gold_spans".
-        profile: "paper", or "authors": special tokens are scored and masked, as in the published script.
         confidence: of the intervals.
         progress: called with (done, expected) prompts, in parts: one for the attribution, one for each metric.
+        settings: of the metrics: `masks`, `normalization`, `rates`, `draws`, `removal`, `k` and `profile`; see
+            `noiser.metrics.Settings`.
 
     Raises:
-        UnknownNameError: no such method, metric or judge. ParameterError: a setting is outside its domain.
+        UnknownNameError: no such method, metric, judge or setting. ParameterError: a setting is outside its domain.
     """
     check_model(lm)
     items = read_examples(examples)
-    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    names = [metrics] if isinstance(metrics, str) else metrics
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
-    if not names:
+    if not entries:
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
-    chosen = {
-        "masks": None if masks is None else check_count("masks", masks),
-        "normalization": normalization,
-        "rates": check_shares("rates", rates, at_least=2),
-        "draws": check_count("draws", draws),
-        "removal": removal,
-        "k": check_top(k),
-    }
-    _check(confidence, profile, normalization, removal, unit, max_new_tokens, target_unit)
-    check_read(entries.values(), chosen | {"judge": judge})
-    attributor = Attributor(
-        lm=lm,
-        method=in_profile(make_method(method), profile),
-        unit=unit,
-        max_new_tokens=max_new_tokens,
-        target_unit=target_unit,
-        profile=profile,
-    )
-    settings: dict[str, Any] = {"seed": check_count("seed", seed, least=0), **chosen}
-    settings["judge"] = _judge(judge, lm, entries)
-    runs = {name: MetricRun(metric, settings) for name, metric in entries.items()}
-    records: list[dict[str, Any]] = []
-    skipped: list[Skipped] = []
-    attributions: list[Attribution] = []
-    found: dict[str, Summary] = {}
+    for name in settings:
+        check_choice("setting of metrics", name, (*SETTINGS, "profile"))
+    check_probability("confidence", confidence)
+    for name in [name for name, metric in entries.items() if metric.needs_judge and judge is None]:
+        raise ParameterError(f"{name} has no judge; expected judge='local', 'openai:MODEL', or a judge.")
+    chosen = Settings(seed=check_count("seed", seed, least=0), judge=judge, **settings)
+    check_read(entries.values(), {name: getattr(chosen, name) for name in (*SETTINGS, "judge")})
+    if judge is not None:
+        from noiser.judges import make_judge
+
+        chosen = replace(chosen, judge=make_judge(judge, lm=lm))
+    method = in_profile(make_method(method), chosen.profile)
+    question = question_of(method, chosen.profile, unit, max_new_tokens, target_unit)
+    runs = {name: (metric, chosen) for name, metric in entries.items()}
+    measurements: list[Measurement] = []
     steps = 0
 
     def tick() -> None:
@@ -125,96 +94,55 @@ def evaluate(
     for start in range(0, len(items), BLOCK):
         block = items[start : start + BLOCK]
         existing = {item.index: item.attribution for item in block if item.attribution}
-        measurements = measure_block(attributor, block, runs, seed=settings["seed"], attributions=existing, tick=tick)
-        for item, measurement in zip(block, measurements, strict=True):
-            records.append(_record(item, measurement))
-            skipped += _failures(item, measurement)
-            attributions += [measurement.attribution] if isinstance(measurement.attribution, Attribution) else []
-            for name, columns in measurement.numbers.items():
-                if not isinstance(columns, Exception):
-                    found |= entries[name].other_summaries(columns)
-        if progress and steps < len(records) * (1 + len(runs)):  # some failed
-            steps = len(records) * (1 + len(runs))
-            progress(len(records), len(items))
-    first = attributions[0] if attributions else None
-    asked = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
+        measurements += measure_block(
+            lm, method, question, block, runs, seed=chosen.seed, attributions=existing, tick=tick
+        )
+        if progress and steps < len(measurements) * (1 + len(runs)):  # some failed
+            steps = len(measurements) * (1 + len(runs))
+            progress(len(measurements), len(items))
+    records: list[dict[str, Any]] = []
+    skipped: list[Skipped] = []
+    summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
+    for item, measurement in zip(items, measurements, strict=True):
+        failed = _failures(item, measurement)
+        skipped += failed
+        records.append(_record(item, measurement, failed))
+        for name, columns in measurement.numbers.items():
+            if not isinstance(columns, Exception):
+                summaries |= entries[name].other_summaries(columns)
+    first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
+    asked = {"unit": unit, "max_new_tokens": question.max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
         asked = {"unit": first.unit, "target_unit": first.target_unit}
+    parameters = first.parameters if first else {}
     return Evaluation(
         records=tuple(records),
         skipped=tuple(skipped),
         metrics=tuple(entries),
-        summaries={name: summary for metric in entries.values() for name, summary in metric.summaries.items()} | found,
-        method=first.method if first else describe(make_method(method))[0],
+        summaries=summaries,
+        primary=tuple(metric.primary for metric in entries.values() if metric.primary),
+        method=first.method if first else describe(method)[0],
         model=lm.identity,
-        settings=settings
-        | {
-            "parameters": first.parameters if first else {},
-            "judge": getattr(settings["judge"], "name", None),
-            "profile": profile,
-        }
-        | asked,
+        settings=vars(chosen) | {"parameters": parameters, "judge": getattr(chosen.judge, "name", None)} | asked,
         confidence=confidence,
     )
 
 
-def _check(
-    confidence: float,
-    profile: str,
-    normalization: str | None,
-    removal: str,
-    unit: Unit | AutoUnit | SpanUnit,
-    max_new_tokens: int,
-    target_unit: TargetUnit,
-) -> None:
-    """What every prompt would fail at."""
-    check_probability("confidence", confidence)
-    check_choice("profile", profile, get_args(Profile))
-    check_choice("removal", removal, REMOVALS)
-    if normalization is not None:
-        check_choice("normalization", normalization, tuple(NORMALIZATIONS))
-    if isinstance(unit, str):
-        check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit), *get_args(SpanUnit)))
-    if isinstance(target_unit, str):
-        check_choice("target_unit", target_unit, get_args(TargetUnitName))
-    check_count("max_new_tokens", max_new_tokens)
-
-
-def _judge(judge: Any, lm: LanguageModel, metrics: Mapping[str, Metric]) -> Any:
-    judged = [name for name, metric in metrics.items() if metric.needs_judge]
-    if not judged:
-        return None
-    if judge is None:
-        raise ParameterError(f"{judged[0]} has no judge; expected judge='local', 'openai:MODEL', or a judge.")
-    from noiser.judges import make_judge
-
-    return make_judge(judge, lm=lm)
-
-
-def _record(item: Item, measurement: Measurement) -> dict[str, Any]:
-    """The row of one prompt: facts, and the columns of all metrics."""
-    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
-    att = measurement.attribution
-    if isinstance(att, Attribution):
-        row |= {
-            "method": att.method,
-            "target": "".join(target.text for target in att.targets),
-            "probability": att.targets[0].probability,
-            "units": len(att.units),
-        }
-    for columns in measurement.numbers.values():
-        row |= {} if isinstance(columns, Exception) else columns
-    row["error"] = "; ".join(
-        f"{failure.metric}: {failure.error}" if failure.metric else failure.error
-        for failure in _failures(item, measurement)
-    )
-    return row
-
-
 def _failures(item: Item, measurement: Measurement) -> list[Skipped]:
     """The parts of a measurement that failed, with their reasons."""
-    failed = [(name, error) for name, error in measurement.numbers.items() if isinstance(error, Exception)]
-    whole = [(None, measurement.attribution)] if isinstance(measurement.attribution, Exception) else []
-    return [
-        Skipped(item.index, item.prompt, name, f"{type(error).__name__}: {error}") for name, error in (*whole, *failed)
-    ]
+    parts = {None: measurement.attribution, **measurement.numbers}
+    failed = {name: part for name, part in parts.items() if isinstance(part, Exception)}
+    return [Skipped(item.index, item.prompt, name, f"{type(e).__name__}: {e}") for name, e in failed.items()]
+
+
+def _record(item: Item, measurement: Measurement, failed: Sequence[Skipped]) -> dict[str, Any]:
+    """The row of one prompt: facts, and the columns of all metrics."""
+    errors = "; ".join(f"{one.metric}: {one.error}" if one.metric else one.error for one in failed)
+    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": errors}
+    att = measurement.attribution
+    if isinstance(att, Attribution):
+        target, probability = "".join(target.text for target in att.targets), att.targets[0].probability
+        row |= {"method": att.method, "target": target, "probability": probability, "units": len(att.units)}
+    for columns in measurement.numbers.values():
+        row |= {} if isinstance(columns, Exception) else columns
+    return row

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -76,14 +77,19 @@ class LocalJudge:
                 tokens = self._encode(request, room)
                 groups.setdefault((len(tokens), request.count), []).append((request, tokens))
             except PromptError as error:
-                verdicts[request] = self._verdict(request, [(Reading((), str(error)), None)], None)
+                verdicts[request] = self._verdict(request, [(Reading((), str(error)), None)])
         for (length, count), members in groups.items():
-            size = max(1, self.lm.batch_tokens // ((length + room) * (count if count == 1 else 2 * count)))
+            width = 1 if count == 1 else 2 * count
+            size = max(1, self.lm.batch_tokens // ((length + room) * width))
             for start in range(0, len(members), size):
                 batch = members[start : start + size]
                 ids = torch.tensor([tokens for _, tokens in batch], device=self.lm.device)
-                for (request, _), answer in zip(batch, self._answer(ids, count), strict=True):
-                    verdicts[request] = self._verdict(request, *answer)
+                if self.style == "chat":
+                    width, rows = count, self._generate(ids, self.max_new_tokens, beams=count)
+                else:  # several tokens may begin the same word, or none
+                    rows = self._continue(ids, width)
+                for i, (request, _) in enumerate(batch):
+                    verdicts[request] = self._read(request, length, rows[i * width : (i + 1) * width])
         return [verdicts[request] for request in requests]
 
     def _encode(self, request: JudgeRequest, room: int) -> Tokens:
@@ -91,48 +97,23 @@ class LocalJudge:
         text = render(self._version, request.words)
         if not text.strip():
             raise PromptError("no words")
-        prompt = [{"role": "user", "content": text}] if self.style == "chat" else text
-        tokens = self.lm.encode(prompt).token_ids
+        tokens = self.lm.encode([{"role": "user", "content": text}] if self.style == "chat" else text).token_ids
         if self.lm.context_length and len(tokens) + room > self.lm.context_length:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
-
-    def _answer(self, ids: Int[Tensor, "batch length"], count: int) -> Iterator[tuple[list[_Reply], Usage]]:
-        """By prompt, what its replies say, best first, and the tokens of all of them."""
-        if self.style == "chat":
-            rows = self._generate(ids, self.max_new_tokens, beams=count)
-        else:  # several tokens may begin the same word, or none
-            rows = self._continue(ids, 1 if count == 1 else 2 * count)
-        width = len(rows) // len(ids)
-        for start in range(0, len(rows), width):
-            beams = rows[start : start + width]
-            replies = [self._read(beam) for beam in beams]
-            if self.style == "plain":
-                distinct: dict[str, _Reply] = {}
-                for reply in replies:
-                    distinct.setdefault(normal_form("".join(reply[0].answers)), reply)
-                replies = [distinct[word] for word in sorted(distinct, key=lambda word: not word)][:count]  # "" last
-            yield replies, Usage(ids.shape[1], sum(map(len, beams)))
 
     def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
             logits = self.lm.logits(self.lm.embed(ids), positions=[ids.shape[1] - 1])[:, 0]
         check_finite(logits.softmax(-1), self.lm.dtype)
-        firsts = logits.topk(min(width, logits.shape[-1])).indices.to(ids.device)
-        begun = torch.cat([ids.repeat_interleave(firsts.shape[1], 0), firsts.reshape(-1, 1)], dim=1)
+        firsts = logits.topk(width).indices.to(ids.device)
+        begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)
         rest = self._generate(begun, _WORD_TOKENS - 1)
         return [  # after the end of a text comes another text
             (first, *(() if first in self.lm.end_tokens else more))
             for first, more in zip(firsts.flatten().tolist(), rest, strict=True)
         ]
-
-    def _read(self, tokens: Tokens) -> _Reply:
-        """The answers in a reply, and its text."""
-        reply, cut = self._decode(tokens), tokens[-1] not in self.lm.end_tokens
-        if self.style == "chat":
-            return parse_reply(reply, cut=cut), reply
-        return _first_word(reply, self._decode(tokens[:1]), cut=cut), reply
 
     def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
         """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
@@ -151,10 +132,21 @@ class LocalJudge:
         ends = [next((at for at, token in enumerate(row) if token in stops), len(row) - 1) for row in rows]
         return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self.lm.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _read(self, request: JudgeRequest, length: int, rows: Sequence[Tokens]) -> Verdict:
+        """The verdict of replies, best first; of plain ones those that lead to different words."""
+        decode = partial(self.lm.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        usage, replies = Usage(length, sum(map(len, rows))), list[_Reply]()
+        for tokens in rows:
+            reply, cut = decode(list(tokens)), tokens[-1] not in self.lm.end_tokens
+            chat = self.style == "chat"
+            reading = parse_reply(reply, cut=cut) if chat else _first_word(reply, decode([tokens[0]]), cut=cut)
+            replies.append((reading, reply))
+        if self.style == "plain":
+            distinct = {normal_form("".join(reply[0].answers)): reply for reply in reversed(replies)}
+            replies = sorted(distinct.values(), key=lambda reply: (not reply[0].answers, replies.index(reply)))
+        return self._verdict(request, replies[: request.count], usage)
 
-    def _verdict(self, request: JudgeRequest, replies: Sequence[_Reply], usage: Usage | None) -> Verdict:
+    def _verdict(self, request: JudgeRequest, replies: Sequence[_Reply], usage: Usage | None = None) -> Verdict:
         answers = tuple(dict.fromkeys(answer for reading, _ in replies for answer in reading.answers))
         return Verdict(
             status="answered" if answers else "unscored",

@@ -3,14 +3,17 @@
 from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
 from noiser.metrics.bootstrap import Estimate as Estimate
 from noiser.metrics.bootstrap import estimate as estimate
-from noiser.metrics.erasure import ERASURE, ERASURE_CURVES
+from noiser.metrics.case import SETTINGS as SETTINGS
+from noiser.metrics.case import Case as Case
+from noiser.metrics.case import Settings as Settings
+from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, TOP_K
 from noiser.metrics.lds import LDS
 from noiser.metrics.mass_matched import MASS_MATCHED, MASS_MATCHED_RANK
 from noiser.metrics.mass_matched import keep_rates as keep_rates
-from noiser.metrics.metric import Case as Case
 from noiser.metrics.metric import Metric as Metric
 from noiser.metrics.metric import Scale as Scale
 from noiser.metrics.metric import Summary as Summary
+from noiser.metrics.metric import check_read as check_read
 from noiser.metrics.metric import measured as measured
 from noiser.metrics.named_spans import GOLD_SPANS, LOCALISATION
 from noiser.metrics.normalised_aopc import NORMALISED_AOPC
@@ -19,7 +22,6 @@ from noiser.metrics.run import joined
 from noiser.metrics.run import measure as measure
 from noiser.metrics.soft import SOFT
 from noiser.metrics.stability import STABILITY
-from noiser.metrics.top_k import TOP_K
 
 
 def _register(name: str, metric: Metric, summary: str) -> None:

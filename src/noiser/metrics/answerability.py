@@ -8,38 +8,47 @@ scored ones. Compare methods only where few are unscored.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 from noiser.judges.protocol import Verdict
-from noiser.metrics.judged import Prompts, Status, Top, judged
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.case import Case
+from noiser.metrics.judged import Asked, ScoredWords, Status, judged
+from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 from noiser.types import Profile
 
 FRACTION = 0.5
 """Share of the words that the judge is shown, rounded up: the paper's."""
 
 
-def _answers(prompts: Prompts, prefix: str) -> list[tuple[Verdict, Measured]]:
-    counts = {i: math.ceil(FRACTION * len(prompt.words)) for i, prompt in enumerate(prompts.words)}
-    found: list[tuple[Verdict, Measured]] = []
-    for i, (verdict, status) in prompts.ask(counts).items():
-        shown, correct = prompts.words[i].best(counts[i]), float(status == "correct")
-        share = float(prompts.words[i].shares[shown].double().sum())
-        columns = {
+def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
+    def answers(words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, tuple[Verdict, Measured]]:
+        counts = {i: math.ceil(FRACTION * len(one.words)) for i, one in words.items()}
+        asked = ask(counts, top)
+        whole: dict[int, tuple[Verdict, Status]] = {}
+        if all(status != "correct" for _, status in asked.values()):  # can it answer at all?
+            whole = ask({i: len(one.words) for i, one in words.items()}, top)
+        found: dict[int, tuple[Verdict, Measured]] = {}
+        for i, (verdict, status) in asked.items():
+            every = {f"{prefix}all_words": float(whole[i][1] == "correct")} if i in whole else {}
+            found[i] = verdict, columns(words[i], counts[i], verdict, status) | every
+        return found
+
+    def columns(words: ScoredWords, count: int, verdict: Verdict, status: Status) -> dict[str, Any]:
+        shown, correct = words.best(count), float(status == "correct")
+        numbers = {
             "rate": correct,
-            "score": share if correct else 0.0,
+            "score": float(words.shares[shown].double().sum()) if correct else 0.0,
             "rate_scored": math.nan if status == "unscored" else correct,
             "unscored": float(status == "unscored"),
             "status": status,
-            "words": " ".join(prompts.words[i].best_texts(counts[i])),
+            "words": " ".join(words.words[i] for i in shown),
             "answers": ", ".join(verdict.answers),
             "reason": verdict.reason or "",
         }
-        found.append((verdict, {f"{prefix}{name}": value for name, value in columns.items()}))
-    return found
+        return {f"{prefix}{name}": value for name, value in numbers.items()}
 
-
-def _metric(top: Top, prefix: str, what: str) -> Metric:
     scales = {
         "rate": Scale(0, 1, None, True, f"share of prompts whose target {what}; unscored ones count as nothing"),
         "score": Scale(0, math.inf, None, True, "share of the score on the words shown, where that is so, else 0"),
@@ -47,8 +56,9 @@ def _metric(top: Top, prefix: str, what: str) -> Metric:
         "unscored": Scale(0, 1, None, False, "share of prompts without a readable reply"),
     }
     return Metric(
-        measure_all=lambda cases: judged(cases, top, lambda prompts: _answers(prompts, prefix)),
+        measure_all=lambda cases: judged(cases, answers),
         summaries=mean_of_columns(**{f"{prefix}{name}": scale for name, scale in scales.items()}),
+        primary=f"{prefix}rate",
         needs_judge=True,
         reads=frozenset({"normalization"}),
     )
@@ -61,45 +71,42 @@ ANSWERABILITY_TOP5 = _metric(5, "answerability_top5_", "is among the judge's fiv
 # ---- minimum top-k% -------------------------------------------------------------------------------------------------
 
 
-def _minima(prompts: Prompts, profile: Profile) -> list[tuple[Verdict, Measured]]:
+def _minima(profile: Profile, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, tuple[Verdict, Measured]]:
     """From all words drops the one of lowest score, one by one, until the judge fails; a round is judged at once."""
-    lengths = [len(prompt.words) for prompt in prompts.words]
-    verdicts: list[list[Verdict]] = [[] for _ in lengths]
-    last: dict[int, Status] = {}
-    going = list(range(len(lengths)))
-    while going:
-        for i, (verdict, last[i]) in prompts.ask({i: lengths[i] - len(verdicts[i]) for i in going}).items():
-            verdicts[i].append(verdict)
-        going = [i for i in going if last[i] == "correct" and len(verdicts[i]) < lengths[i]]
-    return [
-        (asked[-1], _minimum(words, len(asked), last[i], profile))
-        for i, (words, asked) in enumerate(zip(lengths, verdicts, strict=True))
-    ]
+    left = {i: len(one.words) for i, one in words.items()}
+    found: dict[int, tuple[Verdict, Measured]] = {}
+    while left:
+        for i, (verdict, status) in ask(left, 1).items():
+            if status != "correct" or left[i] == 1:
+                found[i] = verdict, _minimum(len(words[i].words), left.pop(i), status, profile)
+            else:
+                left[i] -= 1
+    return found
 
 
-def _minimum(words: int, asked: int, last: Status, profile: Profile) -> Measured:
-    """The columns of a prompt that was asked about with ever fewer words, the last time with that status.
+def _minimum(words: int, left: int, last: Status, profile: Profile) -> Measured:
+    """The columns of a prompt whose last question, with that status, had so many words left.
 
     The share is that of the last success; in the authors' profile that of the first failure, and 1 for a judge that
     never fails. It is NaN where the judge fails with all words, or a reply could not be read.
     """
-    successes = asked - (last != "correct")
-    share = (words - successes + 1) / words if successes else math.nan
+    success = left + (last != "correct")  # words at the last success
+    succeeded, unscored = success <= words, last == "unscored"
+    share = success / words if succeeded else math.nan
     if profile == "authors":
-        share = (words - asked + 1) / words if last == "wrong" else 1.0
-    unscored = last == "unscored"
-    status: Status = "unscored" if unscored else "correct" if successes else "wrong"
+        share = left / words if last == "wrong" else 1.0
     return {
         "minimum_share": math.nan if unscored else share,
-        "unanswerable": math.nan if unscored and not successes else float(status == "wrong"),
+        "unanswerable": math.nan if unscored and not succeeded else float(not succeeded),
+        "minimum_all_words": float(succeeded),
         "minimum_unscored": float(unscored),
-        "minimum_status": status,
-        "minimum_asked": asked,
+        "minimum_status": "unscored" if unscored else "correct" if succeeded else "wrong",
+        "minimum_asked": words - left + 1,
     }
 
 
 def _measure_minimum(cases: Sequence[Case]) -> list[Measured | Exception]:
-    return judged(cases, 1, lambda prompts: _minima(prompts, cases[0].profile))
+    return judged(cases, partial(_minima, cases[0].profile))
 
 
 MINIMUM_TOP_K = Metric(
@@ -109,6 +116,7 @@ MINIMUM_TOP_K = Metric(
         unanswerable=Scale(0, 1, None, None, "share of prompts that the judge fails with all words"),
         minimum_unscored=Scale(0, 1, None, False, "share of prompts that ended at an unreadable reply"),
     ),
+    primary="minimum_share",
     needs_judge=True,
     reads=frozenset(),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -182,10 +182,12 @@ def holm(p: Sequence[float]) -> list[float]:
     return result
 
 
-def corrected(differences: Mapping[K, Estimate]) -> dict[K, Estimate]:
-    """The estimates with their p-values corrected for each other."""
-    values = holm([difference.p for difference in differences.values()])
-    return {key: replace(one, p_holm=p) for (key, one), p in zip(differences.items(), values, strict=True)}
+def corrected(differences: Mapping[K, Estimate], first: Collection[K] = ()) -> dict[K, Estimate]:
+    """The estimates with their p-values corrected: those named first for each other, the others for all."""
+    primary = [key for key in differences if key in first]
+    p = dict(zip(differences, holm([one.p for one in differences.values()]), strict=True))
+    p |= zip(primary, holm([differences[key].p for key in primary]), strict=True)
+    return {key: replace(one, p_holm=p[key]) for key, one in differences.items()}
 
 
 def mean(values: Columns) -> Columns:

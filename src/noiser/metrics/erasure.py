@@ -1,21 +1,23 @@
 """Hard erasure: whole units removed, the most important first.
 
 Sufficiency and comprehensiveness are DeYoung et al. 2020 (ERASER, section 4.2); the deletion curve is the AOPC of Samek
-et al. 2017. Equal scores count in order of the text; frozen positions stay as they are.
+et al. 2017. Equal scores count in order of the text; frozen positions stay as they are. Top-k drop and hold are the
+fall of the target's log-probability without the k highest units (Cohen-Wang et al. 2024, ContextCite, arXiv 2409.00729,
+section 4), and with only them. A target that has no more than k units has neither, as their order does not matter then.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from noiser.checks import check_count
-from noiser.engine import Steps
-from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
-from noiser.metrics.probe import random_scores, without_and_with
+from noiser.engine import Game, Steps
+from noiser.metrics.case import Case
+from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The bins of ERASER: of n units each takes ceil(share * n)."""
@@ -23,31 +25,41 @@ SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 POINTS = 20
 """The most points of a curve after the first; fewer units have one point each."""
 
-_SCALES = {
-    "sufficiency": Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
-    "comprehensiveness": Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
-}
-_CURVE_SCALES = {
-    "deletion_area": Scale(0, 1, None, False, "p(target) while units are removed, highest first"),
-    "insertion_area": Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
-    "aopc": Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
-}
+
+def highest(scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]) -> Bool[Tensor, "counts units"]:
+    """For each count, which units are among so many with the highest scores; equal ones go in order of the text.
+
+    >>> highest(torch.tensor([2.0, float("nan"), 5.0, 2.0]), torch.tensor([1, 2])).int()
+    tensor([[0, 0, 1, 0],
+            [1, 0, 1, 0]], dtype=torch.int32)
+    """
+    rank = scores.nan_to_num(-torch.inf).argsort(descending=True, stable=True).argsort()
+    return (rank < counts[:, None]) & ~scores.isnan()
+
+
+def without_and_with(
+    game: Game, scores: Float[Tensor, "draws targets units"], counts: Sequence[Int[Tensor, " _"]]
+) -> Steps[list[Float64[Tensor, "2 draws _"]]]:
+    """For each target its values without the highest units, and with only these, by draws and numbers of units."""
+    top = [torch.cat([highest(draw[g], some) for draw in scores]) for g, some in enumerate(counts)]
+    values = yield from game.values([torch.cat([~units, units]) for units in top])
+    return [value.view(2, len(scores), len(some)) for value, some in zip(values, counts, strict=True)]
 
 
 def _measure(case: Case) -> Steps[Measured]:
     game = case.game("prob")
     counts = [
         torch.tensor([math.ceil(share * len(units) - 1e-9) for share in SHARES])  # 0.1 * 30 is a little more than 3
-        for units in case.probe.units
+        for units in case.units
     ]
-    values = torch.stack((yield from without_and_with(game, case.probe.scores[None], counts)))
+    values = torch.stack((yield from without_and_with(game, case.scores[None], counts)))
     without, only = (game.whole[:, None, None, None] - values).mean((0, 2, 3)).tolist()
     return {"sufficiency": only, "comprehensiveness": without}
 
 
 def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[Float64[Tensor, " areas"]]:
     """The areas under both curves, by the trapezoid rule, and the mean drop; means over draws and targets."""
-    sizes = [(len(units), min(POINTS, len(units))) for units in case.probe.units]
+    sizes = [(len(units), min(POINTS, len(units))) for units in case.units]
     counts = [torch.tensor([round(p * size / points) for p in range(points + 1)]) for size, points in sizes]
     values = yield from without_and_with(case.game("prob"), scores, counts)
     areas: list[Tensor] = []
@@ -59,22 +71,67 @@ def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[F
 
 
 def _measure_curves(case: Case) -> Steps[Measured]:
-    probe, draws = case.probe, check_count("draws", case.draws)
-    own: Tensor = yield from _curves(case, probe.scores[None])
-    drawn: Tensor = yield from case.cached(
-        "erasure curves",
-        probe,
-        (case.seed, draws, case.removal),
-        lambda: _curves(case, random_scores(probe, case.seed, draws)),
-    )
-    columns = dict(zip(_CURVE_SCALES, own.tolist(), strict=True))
-    columns |= {f"random_{name}": area for name, area in zip(_CURVE_SCALES, drawn.tolist(), strict=True)}
-    return columns | {"draws": draws}
+    numbers = yield from case.own_and_random("erasure curves", case.removal, lambda scores: _curves(case, scores))
+    own, random = (dict(zip(_CURVE_SCALES, each.tolist(), strict=True)) for each in numbers)
+    return own | {f"random_{name}": area for name, area in random.items()} | {"draws": case.draws}
 
 
-ERASURE = Metric(measure=_measure, summaries=mean_of_columns(**_SCALES), reads=frozenset({"removal"}))
+ERASURE = Metric(
+    measure=_measure,
+    summaries=mean_of_columns(
+        sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
+        comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
+    ),
+    primary="comprehensiveness",
+    reads=frozenset({"removal"}),
+)
+
+_CURVE_SCALES = {
+    "deletion_area": Scale(0, 1, None, False, "p(target) while units are removed, highest first"),
+    "insertion_area": Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
+    "aopc": Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
+}
 ERASURE_CURVES = Metric(
     measure=_measure_curves,
     summaries=mean_of_columns(**_CURVE_SCALES) | gap_to("random", "that of random orders", _CURVE_SCALES),
+    primary="aopc",
     reads=frozenset({"removal", "draws"}),
+)
+
+
+# ---- top k ----------------------------------------------------------------------------------------------------------
+
+
+def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[Float64[Tensor, "2 draws targets k"]]:
+    """Drops, then holds, in nats; NaN where a target has no more than k units."""
+    game, k = case.game("logprob"), torch.tensor(case.k)
+    asked = [k < len(units) for units in case.units]
+    values = yield from without_and_with(game, scores, [k[fewer] for fewer in asked])
+    falls = torch.full((2, *scores.shape[:2], len(k)), torch.nan, dtype=torch.float64)
+    for g, (fewer, value) in enumerate(zip(asked, values, strict=True)):
+        falls[:, :, g, fewer] = game.whole[g] - value
+    return falls
+
+
+def _measure_top(case: Case) -> Steps[Measured]:
+    found = yield from case.own_and_random("top k", (case.k, case.removal), lambda scores: _falls(case, scores))
+    columns: dict[str, float] = {"draws": case.draws}
+    for name, own, random in zip(("drop", "hold"), *found, strict=True):
+        columns |= {name: float(own.nanmean()), f"random_{name}": float(random.nanmean())}
+        columns |= {f"{name}@{k}": mean for k, mean in zip(case.k, own.nanmean((0, 1)).tolist(), strict=True)}
+    return columns
+
+
+_DROP = Scale(-math.inf, math.inf, None, True, "fall of log p(target) without the k highest units")
+_HOLD = Scale(-math.inf, math.inf, None, False, "fall of log p(target) with only the k highest units")
+_TOP_SCALES = {
+    name: one._replace(meaning=f"{one.meaning}, mean over k") for name, one in (("drop", _DROP), ("hold", _HOLD))
+}
+
+TOP_K = Metric(
+    measure=_measure_top,
+    summaries=mean_of_columns(**_TOP_SCALES) | gap_to("random", "that of random orders", _TOP_SCALES),
+    primary="drop",
+    others={"drop@": _DROP, "hold@": _HOLD},
+    reads=frozenset({"k", "removal", "draws"}),
 )

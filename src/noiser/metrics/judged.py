@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,10 +15,10 @@ from noiser.attribution.normalize import normalize
 from noiser.errors import JudgeError, NoiserError, UnitError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
 from noiser.judges.replies import normal_form
-from noiser.metrics.metric import Case, Measured
+from noiser.metrics.case import Case
+from noiser.metrics.metric import Measured
 
 Status = Literal["correct", "wrong", "unscored"]
-Top = Literal[1, 5]
 
 
 class JudgeStoppedError(JudgeError):
@@ -42,10 +42,6 @@ class ScoredWords(NamedTuple):
         """Indices of the `count` words of highest raw score, in the order of the prompt; the earlier of equals."""
         order: list[int] = torch.argsort(self.scores, descending=True, stable=True).tolist()
         return sorted(order[:count])
-
-    def best_texts(self, count: int) -> tuple[str, ...]:
-        """Those words."""
-        return tuple(self.words[index] for index in self.best(count))
 
 
 def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -> ScoredWords:
@@ -79,76 +75,64 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
     return ScoredWords(words, scores=rows.mean(0), shares=normalize(rows, normalization).mean(0))
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts whose targets a judge guesses from their words of highest score.
-
-    Attributes:
-        targets: what should be said, by prompt.
-        words: the prompts' words.
-        judge: who is asked.
-        top: 1: the first answer counts; 5: any of five.
-    """
-
-    targets: Sequence[str]
-    words: Sequence[ScoredWords]
-    judge: Judge
-    top: Top
-
-    def ask(self, counts: Mapping[int, int]) -> dict[int, tuple[Verdict, Status]]:
-        """By prompt, the verdict on that many of its words, and what it says; all go to the judge at once.
-
-        No answer equals a target of nothing but punctuation: it is unscored, and the judge is not asked.
-        """
-        requests = {
-            i: JudgeRequest(self.words[i].best_texts(count), self.top)
-            for i, count in counts.items()
-            if normal_form(self.targets[i])
-        }
-        verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
-        if requests:
-            given = self.judge.judge(list(requests.values()))
-            if len(given) != len(requests):
-                raise JudgeError(
-                    f"The judge {self.judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected "
-                    "one for each, in their order. Correct its method `judge`."
-                )
-            verdicts |= zip(requests, given, strict=True)
-        statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
-        return {i: (verdict, statuses[verdict.says(self.targets[i], self.top)]) for i, verdict in verdicts.items()}
+Asked = Callable[[Mapping[int, int], Literal[1, 5]], dict[int, tuple[Verdict, Status]]]
+"""From numbers of words by prompt, and of answers that count, to verdicts and whether they are right, of one round."""
 
 
 def judged(
-    cases: Sequence[Case], top: Top, judge_all: Callable[[Prompts], Sequence[tuple[Verdict, Measured]]]
+    cases: Sequence[Case],
+    judge_all: Callable[[Mapping[int, ScoredWords], Asked], Mapping[int, tuple[Verdict, Measured]]],
 ) -> list[Measured | Exception]:
     """The columns of all cases, which go to the judge together, or their errors.
 
     A reply that cannot be read is unscored. Where there was no reply at all (an endpoint that failed, a budget that is
-    spent) there is an error, so that a benchmark can ask again.
+    spent) there is an error, so that a benchmark can ask again. No answer equals a target of nothing but punctuation:
+    it is unscored, and the judge is not asked.
 
     Args:
         cases: of one judge and normalization.
-        top: how many answers count.
-        judge_all: from the prompts that have words with scores to their last verdicts and columns.
+        judge_all: from the words of prompts, and the function that asks about the best of them, to their last verdicts
+            and columns.
 
     Raises:
         JudgeStoppedError: the judge cannot work at all.
     """
     results: dict[int, Measured | Exception] = {}
-    readable: dict[int, tuple[str, ScoredWords]] = {}
+    words: dict[int, ScoredWords] = {}
     for index, case in enumerate(cases):
-        target = "".join(target.text for target in case.att.targets) if case.gold is None else case.gold
         try:
-            words = scored_words(case.att, case.query.encoding.frozen, case.normalization or "sum")
-            readable[index] = target, words
+            words[index] = scored_words(case.att, case.query.encoding.frozen, case.normalization or "sum")
         except NoiserError as error:
             results[index] = error
-    if readable:
-        targets, words = zip(*readable.values(), strict=True)
-        try:
-            found = judge_all(Prompts(targets, words, cases[0].judge, top))
-        except JudgeError as error:
-            raise JudgeStoppedError(str(error)) from error
-        for index, (verdict, columns) in zip(readable, found, strict=True):
-            results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
+
+    def ask(counts: Mapping[int, int], top: Literal[1, 5]) -> dict[int, tuple[Verdict, Status]]:
+        requests = {
+            i: JudgeRequest(tuple(words[i].words[word] for word in words[i].best(count)), top)
+            for i, count in counts.items()
+            if normal_form(_target(cases[i]))
+        }
+        verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
+        verdicts |= zip(requests, _verdicts(cases[0].judge, list(requests.values())), strict=True)
+        statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
+        return {i: (verdict, statuses[verdict.says(_target(cases[i]), top)]) for i, verdict in verdicts.items()}
+
+    for index, (verdict, columns) in judge_all(words, ask).items():
+        results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
     return [results[index] for index in range(len(cases))]
+
+
+def _target(case: Case) -> str:
+    return "".join(target.text for target in case.att.targets) if case.gold is None else case.gold
+
+
+def _verdicts(judge: Judge, requests: Sequence[JudgeRequest]) -> Sequence[Verdict]:
+    try:
+        given = judge.judge(requests) if requests else []
+    except JudgeError as error:
+        raise JudgeStoppedError(str(error)) from error
+    if len(given) != len(requests):
+        raise JudgeStoppedError(
+            f"The judge {judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected one for each, "
+            "in their order. Correct its method `judge`."
+        )
+    return given

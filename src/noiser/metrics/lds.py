@@ -12,21 +12,18 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_count
 from noiser.engine import Steps
-from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
-from noiser.metrics.probe import Probe, permuted_scores
-from noiser.metrics.stability import rank_correlations
-
-MASKS = 64
+from noiser.metrics.case import Case, reference_scores
+from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.stability import spearman
 
 
-def masks_of(probe: Probe, masks: int, seed: int) -> list[Bool[Tensor, "masks units"]]:
+def masks_of(case: Case, masks: int) -> list[Bool[Tensor, "masks units"]]:
     """For each target the units that are kept, those without a score always."""
     kept: list[Tensor] = []
-    for target, units in enumerate(probe.units):
-        drawn = probe.uniforms(seed, "lds", target, masks, len(units)) < 0.5
-        mask = torch.ones(masks, probe.scores.shape[1], dtype=torch.bool)
+    for target, units in enumerate(case.units):
+        drawn = case.uniforms("lds", target, masks, len(units)) < 0.5
+        mask = torch.ones(masks, case.scores.shape[1], dtype=torch.bool)
         mask[:, units] = drawn | ~drawn.any(-1, keepdim=True)
         kept.append(mask)
     return kept
@@ -34,23 +31,16 @@ def masks_of(probe: Probe, masks: int, seed: int) -> list[Bool[Tensor, "masks un
 
 def _measure(case: Case) -> Steps[Measured]:
     """The correlation of the scores, and of shuffled ones; the model is asked once for all of them."""
-    probe, masks = case.probe, check_count("masks", MASKS if case.masks is None else case.masks)
-    scores = torch.cat([probe.scores[None], permuted_scores(probe, case.seed, check_count("draws", case.draws))])
-    kept, settings = masks_of(probe, masks, case.seed), (masks, case.seed, case.removal)
+    kept = masks_of(case, case.masks or 64)
     odds: list[Float64[Tensor, " masks"]] = yield from case.cached(
-        "lds", probe, settings, lambda: case.game("logit").values(kept)
+        ("lds", case.masks, case.seed, case.removal), lambda: case.game("logit").values(kept)
     )
-    rows = scores.double().nan_to_num()
-    correlations = [
-        [rank_correlations(mask.double() @ row, values)[0] for row in rows[:, g]]
-        for g, (mask, values) in enumerate(zip(kept, odds, strict=True))
-    ]
-    found = torch.tensor(correlations)  # [targets, draws]
-    return {
-        "lds": float(found[:, 0].nanmean()),
-        "permuted_lds": float(found[:, 1:].nanmean()),
-        "draws": case.draws,
-    }
+    scores = torch.cat([case.scores[None], reference_scores(case, "permuted")]).double().nan_to_num()
+    found: list[Tensor] = []
+    for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):
+        found.append(spearman(torch.stack([mask.double() @ row for row in scores[:, g]]), values))
+    own, permuted = torch.stack(found).split([1, case.draws], 1)  # [targets, draws]
+    return {"lds": float(own.nanmean()), "permuted_lds": float(permuted.nanmean()), "draws": case.draws}
 
 
 _SCALES = {"lds": Scale(-1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks")}
@@ -58,5 +48,6 @@ _SCALES = {"lds": Scale(-1, 1, None, True, "rank correlation of summed scores wi
 LDS = Metric(
     measure=_measure,
     summaries=mean_of_columns(**_SCALES) | gap_to("permuted", "that of its own scores, shuffled", _SCALES),
+    primary="lds",
     reads=frozenset({"masks", "removal", "draws"}),
 )

@@ -8,60 +8,41 @@ depend on text and seed alone. By rank, ranks 1 to n take the place of scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.checks import check_count, check_shares
-from noiser.engine import Change, Steps
+from noiser.engine import Steps
 from noiser.errors import ParameterError
-from noiser.metrics.metric import Case, Measured, Metric, Scale, gap_to, mean_of_columns
-from noiser.metrics.probe import permuted_scores, position_scores, random_scores, ranks
+from noiser.metrics.case import REFERENCES, Case, Reference, reference_scores
+from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.soft import soft_masks, soft_ns_nc
+from noiser.metrics.stability import ranks
 
 By = Literal["score", "rank"]
-Name = Literal["method", "random", "permuted", "position"]
+Name = Literal["method"] | Reference
 
 
 def curves(case: Case, names: Sequence[Name], by: By) -> Steps[list[Float64[Tensor, "2 targets rates samples"]]]:
     """Soft-NS and Soft-NC at every rate, of the attribution ("method") and of scores without information.
 
-    A reference has as many samples as masks, or as draws where there are more: sample i has draw i and mask i, each
-    from the start again after its last. So ten draws of ten masks cost no more than one.
+    A reference has as many samples as masks, or as draws where there are more, so that ten draws of ten masks cost no
+    more than one.
     """
-    probe, seed, rates = case.probe, case.seed, check_shares("rates", case.rates, at_least=2)
-    masks = check_count("masks", 10 if case.masks is None else case.masks)
-    draws = check_count("draws", case.draws)
-    makers: dict[Name, Callable[[], Tensor]] = {
-        "method": lambda: probe.scores[None],
-        "random": lambda: random_scores(probe, seed, draws),
-        "permuted": lambda: permuted_scores(probe, seed, draws),
-        "position": lambda: position_scores(probe),
-    }
-    compared = [ranks(makers[name]()) if by == "rank" else makers[name]() for name in names]
-
-    def masked(scores: Tensor, target: int, rate: float) -> Change:
-        """Masks that keep, then their complements; each mask sample with one draw of the scores."""
-        q = probe.units_to_tokens(torch.stack([keep_rates(draw[target], rate) for draw in scores]), target)
-        samples = torch.arange(max(masks, len(scores)))
-
-        def both() -> Tensor:
-            drawn = probe.uniforms(seed, f"mass {rate}", target, masks, q.shape[1], case.query.embedding_dim)
-            kept = drawn[samples % masks] < q[samples % len(q), :, None]
-            return torch.cat([kept, ~kept])
-
-        return probe.mask(target, 2 * len(samples), both)
-
-    requested = [masked(scores, target, rate) for scores in compared for target in probe.targets for rate in rates]
-    zero, distances = yield from probe.distances(requested)
-    count = len(zero) * len(rates)
-    found: list[Tensor] = []
-    for first in range(0, len(distances), count):
-        kept, removed = torch.stack(distances[first : first + count]).unflatten(0, (len(zero), -1)).chunk(2, -1)
-        found.append(torch.stack([(zero[:, None, None] - kept).clamp(min=0), removed]) / zero[:, None, None])
-    return found
+    targets, masks = range(len(case.units)), case.masks or 10
+    compared = [case.scores[None] if name == "method" else reference_scores(case, name) for name in names]
+    changes = [
+        soft_masks(case, g, torch.stack([keep_rates(draw[g], rate) for draw in scores]), masks, f"mass {rate}")
+        for scores in (map(ranks, compared) if by == "rank" else compared)
+        for g in targets
+        for rate in case.rates
+    ]
+    found, count = (yield from soft_ns_nc(case, changes)), len(targets) * len(case.rates)
+    groups = [torch.stack(found[start : start + count], 1) for start in range(0, len(found), count)]
+    return [group.unflatten(1, (len(targets), -1)) for group in groups]
 
 
 def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float64[Tensor, " units"]:
@@ -104,19 +85,19 @@ def _columns(case: Case, curve: Tensor, start: str) -> dict[str, float]:
     return {f"{start}area_ns": ns, f"{start}area_nc": nc, f"{start}area": ns + nc}
 
 
-def _metric(by: By, prefix: str, *own: Name) -> Metric:
+def _metric(by: By, prefix: str, *own: Reference) -> Metric:
     """Against random scores and positions, and against the references that are made of the method's own scores."""
-    shared: tuple[Name, ...] = ("random", "position")
+    shared: tuple[Reference, ...] = ("random", "position")
 
     def measure(case: Case) -> Steps[Measured]:
-        settings = (case.rates, case.masks, case.seed, case.draws, by)
+        settings = ("mass-matched", case.rates, case.masks, case.seed, case.draws, by)
         method, *others = yield from curves(case, ("method", *own), by)
-        others += yield from case.cached("mass-matched", case.probe, settings, lambda: curves(case, shared, by))
+        others += yield from case.cached(settings, lambda: curves(case, shared, by))
         columns = _columns(case, method, prefix)
         for name, curve in zip((*own, *shared), others, strict=True):
             columns |= _columns(case, curve, f"{prefix}{name}_")
-        for rate, heights in zip(case.rates, method.mean((1, 3)).T.tolist(), strict=True):
-            columns |= {f"{prefix}{name}@{rate:g}": each for name, each in zip(("ns", "nc"), heights, strict=True)}
+        for rate, (ns, nc) in zip(case.rates, method.mean((1, 3)).T.tolist(), strict=True):
+            columns |= {f"{prefix}ns@{rate:g}": ns, f"{prefix}nc@{rate:g}": nc}
         return columns | {"draws": case.draws}
 
     what = "with the same mass" if by == "score" else "by order alone"
@@ -126,13 +107,13 @@ def _metric(by: By, prefix: str, *own: Name) -> Metric:
         f"{prefix}area_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
         f"{prefix}area": area,
     }
-    meanings = {"random": "random scores", "permuted": "its own scores, shuffled", "position": "1 to n along the text"}
     summaries = mean_of_columns(**scales)
     for name in (*shared, *own):
         no_signal = None if name == "position" else 0.0  # later units count more: the position tells something
-        meaning = f"that of {meanings[name]}"
+        meaning = f"that of {REFERENCES[name]}"
         summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, no_signal=no_signal)
-    return Metric(measure=measure, summaries=summaries, reads=frozenset({"masks", "rates", "draws"}))
+    reads = frozenset({"masks", "rates", "draws"})
+    return Metric(measure=measure, summaries=summaries, primary=f"{prefix}area", reads=reads)
 
 
 MASS_MATCHED = _metric("score", "", "permuted")

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
-from noiser.attribution import Attribution
-from noiser.engine import Game, Query, ScoreName, Steps
+from noiser.engine import Steps
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import Statistic, mean, mean_gap
-from noiser.metrics.probe import Probe
-from noiser.types import Profile, RemovalName
+from noiser.metrics.case import SETTINGS, Case
 
 T = TypeVar("T")
-
-RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Shares of the input that mass-matched curves keep."""
-
-DRAWS = 10
-"""Random scores, and permutations of a method's own, that a reference is the mean of."""
-
-TOP = (1, 3, 5)
-"""Numbers k of the highest units, for metrics of the top k."""
-
-SETTINGS: Mapping[str, Any] = {
-    "masks": None,
-    "normalization": None,
-    "rates": RATES,
-    "draws": DRAWS,
-    "removal": "zero",
-    "k": TOP,
-}
-"""What can be set for metrics, and what holds where it is not; see `Case`."""
 
 Measured = Mapping[str, Any]
 """Columns of a row: numbers, and texts worth keeping beside them."""
@@ -91,85 +69,21 @@ def gap_to(
 
     Args:
         reference: its name, which stands before the columns that hold its numbers: "random_area" for "area".
-        meaning: what the reference is, in a few words.
+        meaning: the reference in a few words.
         scales: of the columns.
         prefix: what stands before all columns' names, the reference's too.
         no_signal: the gap of scores without information.
     """
-    return {
-        f"{prefix}{column}_minus_{reference}": Summary(
+    summaries: dict[str, Summary] = {}
+    for column, scale in scales.items():
+        gap = f"{column.replace('_', ' ')} minus {meaning}"
+        summaries[f"{prefix}{column}_minus_{reference}"] = Summary(
             mean_gap,
             (f"{prefix}{column}", f"{prefix}{reference}_{column}"),
-            Scale(
-                -math.inf, math.inf, no_signal, scale.higher_is_better, f"{column.replace('_', ' ')} minus {meaning}"
-            ),
+            Scale(-math.inf, math.inf, no_signal, scale.higher_is_better, gap),
             contrast=True,
         )
-        for column, scale in scales.items()
-    }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Case:
-    """One attribution to be measured, and the settings.
-
-    Attributes:
-        query: the question that the attribution answers.
-        att: the attribution.
-        seed: of masks and references.
-        masks: mask samples; None for the metric's own number.
-        normalization: for metrics of shares of the score; None for each metric's own.
-        profile: "paper" or "authors".
-        rates: of the mass-matched curves, ascending.
-        draws: random scores, and permutations of the attribution's, that each reference is the mean of.
-        removal: how metrics that remove units do it; see `noiser.engine.remover`.
-        k: numbers of the highest units, for metrics of the top k.
-        spans: named character spans, for localisation and gold spans.
-        reattribute: attributes the same prompt with another seed, for stability: a generator, or a function.
-        gold: the answer that a data set gives, for answerability; None for the model's own.
-        judge: for answerability.
-        cache: what scores without information give on this prompt: the same for every method, so that cases of one
-            prompt and model may share it.
-    """
-
-    query: Query
-    att: Attribution
-    seed: int = 0
-    masks: int | None = None
-    normalization: str | None = None
-    profile: Profile = "paper"
-    rates: tuple[float, ...] = RATES
-    draws: int = DRAWS
-    removal: RemovalName = "zero"
-    k: tuple[int, ...] = TOP
-    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    reattribute: Callable[[int], Attribution | Steps[Attribution]] | None = None
-    gold: str | None = None
-    judge: Any = None
-    cache: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
-
-    @cached_property
-    def probe(self) -> Probe:
-        """The attribution's scores on its query, with frozen special tokens."""
-        return Probe(self.query, self.att)
-
-    def game(self, score: ScoreName) -> Game:
-        """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
-        return self.probe.game(score, self.removal, self.seed)
-
-    def cached(self, what: str, probe: Probe, settings: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
-        """The result of `steps`, which run once for all cases that share a cache and ask about the same units.
-
-        Args:
-            what: a name for it.
-            probe: whose question it depends on; on the scores it does not.
-            settings: the settings that it depends on.
-            steps: measure it.
-        """
-        key = (what, probe.question, settings)
-        if key not in self.cache:
-            self.cache[key] = yield from steps()
-        return self.cache[key]
+    return summaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +96,8 @@ class Metric:
         measure_all: likewise for all cases at once, as judges take them: columns or errors in their order. One of the
             two is there.
         summaries: the numbers over prompts, by name.
+        primary: the number that is compared first: its p-values are corrected for the other metrics' primary numbers
+            alone, and its differences from references say whether scores can be believed; "" for none.
         others: scales of the means of columns that no summary names, by the beginnings of their names; columns with
             another beginning are not summed up.
         needs_judge: whether cases must have a judge.
@@ -191,6 +107,7 @@ class Metric:
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None
     measure_all: Callable[[Sequence[Case]], Sequence[Measured | Exception]] | None = None
     summaries: Mapping[str, Summary] = field(default_factory=dict)
+    primary: str = ""
     others: Mapping[str, Scale] = field(default_factory=dict)
     needs_judge: bool = False
     reads: frozenset[str] | None = None
@@ -207,21 +124,20 @@ class Metric:
         return mean_of_columns(**scales)
 
 
-def check_read(metrics: Collection[Metric], settings: Mapping[str, Any], shown: Callable[[str], str] = str) -> None:
+def check_read(metrics: Collection[Metric], settings: Mapping[str, Any]) -> None:
     """Raises ParameterError unless at least one of the metrics reads each setting, and a judge, that is given.
 
-    None and what holds anyway are not given; `shown` makes a setting's name what it is called in a message.
+    None and what holds anyway are not given.
     """
     if not metrics or any(metric.reads is None for metric in metrics):
         return
     read = {name for metric in metrics for name in [*(metric.reads or ()), *["judge"] * metric.needs_judge]}
     given = [name for name, value in settings.items() if value is not None and value != SETTINGS.get(name)]
-    if ignored := [shown(name) for name in given if name not in read]:
-        expected = " or ".join(map(shown, sorted(read & settings.keys()))) or "no setting"
+    if ignored := [name for name in given if name not in read]:
+        expected = " or ".join(sorted(read & settings.keys())) or "no setting"
         raise ParameterError(
             f"{' and '.join(ignored)} would change nothing; expected {expected} for "
-            f"{'this metric' if len(metrics) == 1 else 'these metrics'}. "
-            f"Leave {'it' if len(ignored) == 1 else 'them'} out."
+            f"{'this metric' if len(metrics) == 1 else 'these metrics'}."
         )
 
 
@@ -234,9 +150,9 @@ def ended(found: T | Steps[T]) -> Steps[T]:
 
 def measured(case: Case, metric: Metric) -> Steps[Measured]:
     """The columns that a metric measures of a case."""
-    if metric.measure_all is None:
-        assert metric.measure is not None
+    if metric.measure is not None:
         return (yield from ended(metric.measure(case)))
+    assert metric.measure_all is not None
     (columns,) = metric.measure_all([case])
     if isinstance(columns, Exception):
         raise columns

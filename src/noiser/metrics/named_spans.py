@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.checks import random_state_kept
 from noiser.errors import ParameterError, UnitError
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.top_k import check_top
+from noiser.metrics.case import Case
+from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 from noiser.text import checked_spans, visible_part
-from noiser.types import Span
 
 REST = "rest"
 
@@ -37,42 +35,23 @@ def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
     Raises:
         UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
     """
-    _check(att.text, spans)
-    owners = [_owner(att.text, unit, spans) for unit in att.units]
-    units = {name: [i for i, owner in enumerate(owners) if owner == name] for name in (*spans, REST)}
-    for name in spans:
-        if not units[name]:
-            raise UnitError(
-                f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at "
-                "least one. Widen them."
-            )
-    return units
-
-
-def _check(text: str, spans: Spans) -> None:
     if not isinstance(spans, Mapping):
         raise UnitError(f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}.")
     if REST in spans:
         raise UnitError(f"A span is named {REST!r}, the name of what remains; expected another name.")
-    named = [
-        (span, name)
-        for name, parts in spans.items()
-        for span in checked_spans(parts, len(text), name=f"spans[{name!r}]", of="text")
-    ]
-    for (before, one), (after, other) in pairwise(sorted(named)):
-        if after[0] < before[1]:
-            raise UnitError(
-                f"Span {before} of {one!r} and span {after} of {other!r} overlap; expected disjoint spans. "
-                f"End the first at {after[0]}."
-            )
-
-
-def _owner(text: str, unit: Span, spans: Spans) -> str:
-    """The name that has most of the unit's visible characters."""
-    start, end = visible_part(text, unit.start, unit.end)
-    overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
-    best = max(overlaps, key=overlaps.__getitem__)
-    return best if overlaps[best] else REST
+    checked_spans([span for parts in spans.values() for span in parts], len(att.text), name="spans", of="text")
+    units: dict[str, list[int]] = {name: [] for name in (*spans, REST)}
+    for i, unit in enumerate(att.units):
+        start, end = visible_part(att.text, unit.start, unit.end)
+        overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
+        best = max(overlaps, key=overlaps.__getitem__)
+        units[best if overlaps[best] else REST].append(i)
+    for name in (name for name in spans if not units[name]):
+        raise UnitError(
+            f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at least "
+            "one. Widen them."
+        )
+    return units
 
 
 # ---- localisation ---------------------------------------------------------------------------------------------------
@@ -82,8 +61,7 @@ def _measure_localisation(case: Case) -> Measured:
     """The share of the normalised score on each name (paper, figure on LongRA), and of the units, mean over targets."""
     if not case.spans:
         raise ParameterError(
-            "The example names no spans; expected `spans`, a mapping from names to lists of (start, end), for "
-            "localisation. Give examples that have them, or leave the metric out."
+            "The example names no spans; expected `spans`, a mapping from names to lists of (start, end)."
         )
     units = units_by_name(case.att, case.spans)
     shares = normalize(case.att.scores, case.normalization or "positive").nan_to_num(0.0)
@@ -117,13 +95,12 @@ def _measure_gold(case: Case) -> Measured:
     if name is None:
         raise ParameterError(
             f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}, "
-            "expected a list of (start, end) of what decides the answer. Give examples that have one, or leave the "
-            "metric out."
+            "expected a list of (start, end) of what decides the answer."
         )
-    gold, k = torch.zeros(len(case.att.units), dtype=torch.bool), check_top(case.k)
+    gold = torch.zeros(len(case.att.units), dtype=torch.bool)
     gold[units_by_name(case.att, spans)[name]] = True
-    rows = torch.stack([_of_target(scores, gold, k) for scores in case.att.scores.detach().double().cpu()])
-    names = ("auprc", "mrr", "gold_share", *(f"recall@{number}" for number in k))
+    rows = torch.stack([_of_target(scores, gold, case.k) for scores in case.att.scores.detach().double().cpu()])
+    names = ("auprc", "mrr", "gold_share", *(f"recall@{number}" for number in case.k))
     return dict(zip(names, rows.nanmean(0).tolist(), strict=True))
 
 
@@ -162,6 +139,7 @@ GOLD_SPANS = Metric(
         mrr=Scale(0, 1, None, True, "1 / rank of the first gold unit"),
         gold_share=Scale(0, 1, None, None, "share of gold units: the average precision without information, about"),
     ),
+    primary="auprc",
     others={"recall@": Scale(0, 1, None, True, "share of the gold units among the k highest")},
     reads=frozenset({"k"}),
 )

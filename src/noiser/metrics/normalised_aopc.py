@@ -17,8 +17,9 @@ from torch import Tensor
 
 from noiser.engine import Game, Steps
 from noiser.errors import ParameterError
-from noiser.metrics.metric import Case, Measured, Metric, Scale, mean_of_columns
-from noiser.metrics.probe import highest
+from noiser.metrics.case import Case
+from noiser.metrics.erasure import highest
+from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 
 BEAM = 3
 """How many sets of each size the search keeps."""
@@ -72,14 +73,14 @@ def _kept(sets: Sequence[frozenset[int]], units: int) -> Tensor:
 
 
 def _measure(case: Case) -> Steps[Measured]:
-    probe, game, settings = case.probe, case.game("prob"), (BEAM, case.removal, case.seed)
-    if (most := max(map(len, probe.units))) > MOST_UNITS:
+    game, settings = case.game("prob"), ("orders", BEAM, case.removal, case.seed)
+    if (most := max(map(len, case.units))) > MOST_UNITS:
         raise ParameterError(
             f"The attribution has {most} units; expected at most {MOST_UNITS}, or the search for the best and the "
             "worst order takes too long. Attribute words or sentences, or leave the metric out."
         )
-    best, worst = yield from case.cached("orders", probe, settings, lambda: search(game, probe.units))
-    rows = zip(probe.scores, probe.units, strict=True)
+    best, worst = yield from case.cached(settings, lambda: search(game, case.units))
+    rows = zip(case.scores, case.units, strict=True)
     curves = yield from game.values([~highest(scores, torch.arange(1, len(units))) for scores, units in rows])
     aopc = game.whole - torch.stack([curve.mean() for curve in curves])  # NaN for a single unit
     normalised = (aopc - worst) / torch.where(best > worst, best - worst, torch.nan)
@@ -95,5 +96,6 @@ NORMALISED_AOPC = Metric(
         best_aopc=Scale(-1, 1, None, None, "that of the best order found"),
         worst_aopc=Scale(-1, 1, None, None, "that of the worst order found"),
     ),
+    primary="naopc",
     reads=frozenset({"removal"}),
 )

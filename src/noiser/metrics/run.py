@@ -7,14 +7,15 @@ from typing import Any
 from noiser.attribution import Attribution
 from noiser.engine import Steps, restore, run_one
 from noiser.errors import ParameterError
-from noiser.metrics.metric import SETTINGS, Case, Measured, Metric, check_read, measured
+from noiser.metrics.case import SETTINGS, Case
+from noiser.metrics.metric import Measured, Metric, check_read, measured
 from noiser.model import LanguageModel
 from noiser.registry import Registry
 from noiser.types import Progress
 
 
 def joined(*metrics: Metric) -> Metric:
-    """All that several metrics measure, one after another."""
+    """All that several metrics measure, one after another; the last one's primary number is the primary one."""
 
     def measure(case: Case) -> Steps[Measured]:
         columns: dict[str, Any] = {}
@@ -25,6 +26,7 @@ def joined(*metrics: Metric) -> Metric:
     return Metric(
         measure=measure,
         summaries={name: summary for metric in metrics for name, summary in metric.summaries.items()},
+        primary=metrics[-1].primary,
         reads=frozenset[str]().union(*(metric.reads or () for metric in metrics)),
     )
 

@@ -1,0 +1,191 @@
+"""One attribution to be measured: the settings, its scores on its query, and scores without information."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.attribution.normalize import NORMALIZATIONS
+from noiser.checks import check_choice, check_count, check_seed, check_shares
+from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, remover
+from noiser.errors import NumericalError, ParameterError
+from noiser.types import Profile, RemovalName
+
+T = TypeVar("T")
+
+NOISE_SAMPLES = 5
+"""Samples of the noise where units are removed by noise; values are means over them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settings:
+    """The settings of metrics, each of which reads some.
+
+    Attributes:
+        seed: of masks and references.
+        masks: mask samples; None for the metric's own number.
+        normalization: for metrics of shares of the score; None for each metric's own.
+        profile: "paper" or "authors".
+        rates: shares of the input that the mass-matched curves keep, ascending.
+        draws: random scores, and permutations of the attribution's, that each reference is the mean of.
+        removal: how metrics that remove units do it; see `noiser.engine.remover`.
+        k: number or numbers of the highest units, for metrics of the top k.
+        judge: for answerability.
+
+    Raises:
+        ParameterError: a number is outside its domain. UnknownNameError: no such profile, removal or normalization.
+    """
+
+    seed: int = 0
+    masks: int | None = None
+    normalization: str | None = None
+    profile: Profile = "paper"
+    rates: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    draws: int = 10
+    removal: RemovalName = "zero"
+    k: tuple[int, ...] = (1, 3, 5)
+    judge: Any = None
+
+    def __post_init__(self) -> None:
+        check_choice("profile", self.profile, get_args(Profile))
+        check_choice("removal", self.removal, REMOVALS)
+        if self.normalization is not None:
+            check_choice("normalization", self.normalization, tuple(NORMALIZATIONS))
+        k = tuple(check_count("k", number) for number in (self.k if isinstance(self.k, Iterable) else [self.k]))
+        if not k or len(set(k)) < len(k):
+            raise ParameterError(f"k is {self.k!r}; expected at least one number of units, and none of them twice.")
+        self.__dict__.update(  # the dataclass is frozen
+            seed=check_seed(self.seed),
+            masks=self.masks if self.masks is None else check_count("masks", self.masks),
+            rates=check_shares("rates", self.rates, at_least=2),
+            draws=check_count("draws", self.draws),
+            k=k,
+        )
+
+
+SETTINGS: Mapping[str, Any] = {
+    each.name: each.default for each in fields(Settings) if each.name not in ("seed", "profile", "judge")
+}
+"""What only some metrics read, and what holds where it is not set."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case(Settings):
+    """One attribution to be measured, and the settings.
+
+    Attributes:
+        query: the question that the attribution answers.
+        att: the attribution.
+        spans: named character spans, for localisation and gold spans.
+        reattribute: attributes the same prompt with another seed, for stability: a generator, or a function.
+        gold: the answer that a data set gives, for answerability; None for the model's own.
+        cache: what scores without information give on this prompt: the same for every method, so that cases of one
+            prompt and model may share it.
+        special: whether special tokens that the attribution scores are removed and masked like any unit.
+    """
+
+    query: Query
+    att: Attribution
+    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    reattribute: Callable[[int], Attribution | Steps[Attribution]] | None = None
+    gold: str | None = None
+    cache: MutableMapping[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
+    special: bool = False
+
+    @cached_property
+    def scores(self) -> Float[Tensor, "targets units"]:
+        """Raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or is frozen.
+
+        Raises:
+            ParameterError: a target has no unit with a score. NumericalError: a score is infinite.
+        """
+        hidden, frozen = ~self.query.causal_mask, self.query.encoding.frozen
+        if not self.special:
+            hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in self.query.units])
+        scores = self.att.scores.detach().float().cpu().masked_fill(hidden, torch.nan)
+        if scores.isinf().any():
+            raise NumericalError(
+                f"{int(scores.isinf().sum())} scores are infinite; expected finite numbers, or NaN for units that have "
+                "no score. Run the attribution again in float32 or bfloat16."
+            )
+        for target in scores.isnan().all(-1).nonzero().flatten().tolist():
+            raise ParameterError(
+                f"Target {target}, {self.att.targets[target].text!r}, has no unit with a score before it; expected at "
+                "least one. Attribute again with other units or targets."
+            )
+        return scores
+
+    @cached_property
+    def units(self) -> list[list[int]]:
+        """For each target the indices of the units that have a score."""
+        return [(~row.isnan()).nonzero().flatten().tolist() for row in self.scores]
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random numbers on the CPU, the same for every method that is asked about the same text."""
+        return torch.Generator().manual_seed(random.Random(f"{self.seed}/{purpose}/{self.att.text}").getrandbits(63))
+
+    def uniforms(self, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
+        """U(0, 1) numbers."""
+        return torch.rand(shape, generator=self.generator(f"{purpose}/{target}"), dtype=torch.float32)
+
+    def game(self, score: ScoreName) -> Game:
+        """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
+        remove = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
+        return Game(self.query, score, remove, ~self.scores.isnan())
+
+    def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
+        """The result of `steps`, which run once for all cases that share a cache and ask about the same units.
+
+        `what` names it, with all settings that it depends on. On the scores it does not depend.
+        """
+        tokens = tuple(unit.token_indices for unit in self.att.units)
+        targets = tuple((target.before, target.token_ids) for target in self.att.targets)
+        foil, valid = self.query.foil_id, self.scores.isnan().numpy().tobytes()
+        key = (what, self.att.text, targets, foil, tokens, valid)
+        if key not in self.cache:
+            self.cache[key] = yield from steps()
+        return self.cache[key]
+
+    def own_and_random(
+        self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[T]]
+    ) -> Steps[tuple[T, T]]:
+        """What is measured of the attribution's scores, and of random ones, which is cached."""
+        own = yield from measure(self.scores[None])
+        key = (what, settings, self.seed, self.draws)
+        return own, (yield from self.cached(key, lambda: measure(reference_scores(self, "random"))))
+
+
+Reference = Literal["random", "permuted", "position"]
+
+REFERENCES: Mapping[Reference, str] = {
+    "random": "random scores",
+    "permuted": "its own scores, shuffled",
+    "position": "1 to n along the text",
+}
+"""Scores without information, and what they are."""
+
+
+def reference_scores(case: Case, kind: Reference) -> Float[Tensor, "draws targets units"]:
+    """Scores without information, which a method's numbers are compared with; NaN where a unit has no score.
+
+    "random": the softmax of U(0, 1) numbers over the units of each target, the paper's reference. "permuted": the
+    attribution's own scores, shuffled among the units of each target. "position": 1 to n along the text, in one draw.
+    """
+    scores = case.scores.repeat(1 if kind == "position" else case.draws, 1, 1)
+    for g, units in enumerate(case.units):
+        if kind == "position":
+            scores[:, g, units] = torch.arange(1.0, len(units) + 1, dtype=torch.float32)
+        elif kind == "random":
+            scores[:, g, units] = case.uniforms("random scores", g, case.draws, len(units)).softmax(-1)
+        else:
+            order = case.uniforms("permutation", g, case.draws, len(units)).argsort(-1)
+            scores[:, g, units] = case.scores[g, units][order]
+    return scores
