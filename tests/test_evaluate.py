@@ -19,8 +19,9 @@ from bench_for_tests import PROMPTS
 from noiser.errors import ParameterError
 from noiser.judges import Verdict
 from noiser.metrics import METRICS, Metric, Scale, estimate
-from noiser.metrics.bootstrap import holm, mean, summed_log_ratios
-from noiser.metrics.metric import Summary
+from noiser.metrics.answers import answers
+from noiser.metrics.bootstrap import corrected, holm, mean, mean_gap, summed_log_ratios
+from noiser.metrics.metric import Summary, gap_to
 from tiny import tiny
 from tokenizers_for_tests import CHAT_TEMPLATE
 
@@ -227,6 +228,59 @@ def test_saved_and_shown(tmp_path):
     found = evaluated(["", PROMPTS[0]], method="noiser_relative", max_new_tokens=2)
     assert found.settings["parameters"]["bounding"] == "relative"
     assert evaluated([""]).settings["parameters"] == {}
+
+
+def test_texts_make_no_other_cell_of_a_csv(tmp_path):
+    prompts = ["The\rfox", ";=1+1", 'a "dog", sings']
+    evaluated(prompts, "erasure").save(tmp_path / "rows.csv")
+    assert pd.read_csv(tmp_path / "rows.csv")["prompt"].tolist() == prompts
+    assert '";=1+1"' in (tmp_path / "rows.csv").read_text()
+
+
+def test_the_question_is_answered_in_a_sentence():
+    area = {"area": Scale(0, 1, None, True, "area")}
+    summaries = {name: each for one in ("random", "position") for name, each in gap_to(one, one, area).items()}
+
+    def told(random, position, n=8):
+        gaps = zip(summaries, (random, position), strict=True)
+        estimates = {
+            name: estimate(mean_gap, [gap + i / 99 for i in range(n)], [0] * n, contrast=True) for name, gap in gaps
+        }
+        (line,) = answers(["area"], summaries, corrected(estimates), 0.95)
+        return line.removeprefix("By area, better than random scores: ").split("; than 1 to n along the text: ")
+
+    assert told(0.3, -0.3) == ["yes", "no, worse."]
+    assert told(0.3, -0.03) == ["yes", "not told apart with n = 8."]
+    few = "not told apart with n = 2, at least 7 prompts are needed"  # 2 tests: 2 · 2 / 2⁷ < 0.05
+    assert told(0.3, 0.3, n=2) == [few, f"{few}."]
+    assert told(0.3, 0.3, n=6)[0] == few.replace("n = 2", "n = 6")
+    assert told(0.3, 0.3, n=7) == ["yes", "yes."]
+
+
+def test_an_evaluation_begins_with_its_answer_and_names_unit_and_hyper_parameters():
+    found = evaluated(PROMPTS[:2], ["mass_matched_rank"], method=noiser.Occlusion(score="logprob"), unit="word")
+    first, title = str(found).split("\n\n")[:2]
+    assert first.startswith("By rank_area, better than random scores: not told apart with n = 2, at least 7")
+    assert "unit word, baseline=zero, score=logprob" in title
+    assert first in found.to_html()
+    examples = [SimpleNamespace(prompt=prompt, spans={"gold": [(4, 9)]}) for prompt in PROMPTS * 2]
+    one, other = (evaluated(examples, "gold_spans", method=method) for method in ("occlusion", "random"))
+    gap = one.minus(other)
+    assert math.isnan(gap["gold_share"].p)  # of the data: neither side is better
+    assert gap["auprc"].p_holm == gap["auprc"].p < 1
+
+
+def test_a_judge_that_answers_nothing_with_all_words_is_none():
+    class Lost(Parrot):
+        def judge(self, requests):
+            return [Verdict(status="answered", answers=("zzz",)) for _ in requests]
+
+    found = evaluated(PROMPTS[:3], ["answerability", "minimum_top_k"], judge=Lost(), unit="word")
+    assert [line.split(": ")[1] for line in found.answer] == [
+        "this judge answers 0 of 3 prompts with all words; it is not a judge of this data."
+    ] * 2
+    right = [SimpleNamespace(prompt="The quick fox", target=" The")]
+    assert not evaluated(right, "answerability", judge=Parrot(), unit="word").answer
 
 
 def test_texts_of_others_cannot_reach_a_terminal_raw():
