@@ -116,7 +116,7 @@ def insertion() -> None:
     """Words are put back, best first: by joint, by position and at random."""
     prompt = "LeBron James, who has four children and a large house in California, professionally plays the sport of"
     game = noiser.Game(_model(), prompt, unit="word", score="prob", target=" basketball")
-    scores = _ask(prompt, target=" basketball").scores[0]
+    scores = _ask(prompt, target=" basketball", method="joint").scores[0]
     units, rng = len(scores), torch.Generator().manual_seed(0)
 
     def curve(order: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ def insertion() -> None:
     figure, axes = plt.subplots(figsize=(6.5, 2.9), layout="tight")
     for name, (style, colour, values) in lines.items():
         axes.plot(range(units + 1), values, style, ms=3.5, color=colour, label=name)
-    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85))
+    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85), xticks=range(0, units, 2))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncol=3, fontsize=8.5)
     figure.savefig(IMAGES / "insertion.png", dpi=160)
