@@ -131,7 +131,8 @@ def insertion() -> None:
     figure, axes = plt.subplots(figsize=(6.5, 2.9), layout="tight")
     for name, (style, colour, values) in lines.items():
         axes.plot(range(units + 1), values, style, ms=3.5, color=colour, label=name)
-    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85), xticks=range(0, units, 2))
+    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85))
+    axes.set_xticks(range(0, units, 2))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncol=3, fontsize=8.5)
     figure.savefig(IMAGES / "insertion.png", dpi=160)
