@@ -95,10 +95,14 @@ def web() -> None:
     query = "?prompt=The+keys+to+the+old+cabinet&target=+are&foil=+is&unit=word"
 
     def click(page: Any) -> None:
+        page.locator("#after").wait_for(timeout=500_000)  # with the model loaded; then once more
+        page.reload()
         page.locator("#after").wait_for(timeout=500_000)
         page.locator("#answer .u").nth(1).click()
         page.locator("#chart svg").wait_for(timeout=500_000)
-        time.sleep(5)
+        page.set_viewport_size({"width": 1180, "height": 1200})
+        page.evaluate("scrollTo(0, 0)")
+        time.sleep(2)
 
     try:
         _shot("web", f"http://127.0.0.1:{port}/{query}", 1180, click)
