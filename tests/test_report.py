@@ -323,11 +323,8 @@ def test_methods_are_named_with_what_the_plan_sets():
     ("name", "expected"),
     [
         ("Qwen/Qwen2-0.5B", "Qwen2-0.5B"),
-        ("meta-llama/Llama-3.2-1B", "Llama3.2-1B"),
-        ("google/gemma-2-2b", "gemma-2-2B"),
         ("/models/Meta-Llama-3-8B/", "Llama3-8B"),
         ("Qwen/Qwen2-0.5B-Instruct", None),
-        ("Qwen/Qwen2.5-0.5B", None),
         ("gemma-3-270m", None),
     ],
 )
@@ -343,9 +340,7 @@ def test_models_of_the_paper(name, expected):
         ({"name": "occlusion"}, None),  # the paper's is Inseq's, which takes absolute values
         ({"name": "noiser@1", "args": {"bounding": "k_min", "search": "certified"}}, "noiser"),
         ({"name": "noiser", "args": {"bounding": "k_max"}}, "k_max"),
-        ({"name": "noiser", "args": {"bounding": "random"}}, "random_k"),
         ({"name": "noiser", "args": {"bounding": "k_max", "score": "hellinger"}}, None),
-        ({"name": "noiser_relative"}, None),
         ({"name": "noiser", "unit": "word"}, None),
     ],
 )

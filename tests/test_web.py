@@ -68,7 +68,7 @@ def scores(record):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
-    found = answer(web.ask(**dict(parse_qsl(GOLDEN[name]["link"]))))
+    found = answer(web.ask(**{"methods": "noiser"} | dict(parse_qsl(GOLDEN[name]["link"]))))
     record = found["saved"][0]
     shown = scores(record.get("attribution", record))
     expected = [[float("nan") if value is None else value for value in row] for row in GOLDEN[name]["scores"]]
@@ -93,6 +93,9 @@ def test_sources_are_cited_as_the_library_cites(web):
     expected = noiser.cite(
         chatty("llama"), "When do the trains run?", SOURCES.split("\n---\n"), answer=" The trains run late."
     )
+    paragraphs = SOURCES.replace("---", "")
+    again = answer(web.ask(prompt="When do the trains run?", sources=paragraphs, target=" The trains run late."))
+    assert scores(again["saved"][0]["attribution"]) == scores(found["saved"][0]["attribution"])
     assert scores(found["saved"][0]["attribution"]) == scores(expected.to_dict()["attribution"])
     assert "noiser-cite" in found["html"]
 
@@ -105,6 +108,7 @@ def test_sources_are_cited_as_the_library_cites(web):
         ({"prompt": PROMPT, "methods": ""}, "No method"),
         ({"prompt": PROMPT, "model": "gpt-9"}, "Unknown model 'gpt-9'"),
         ({"prompt": "hello\nuser: hi", "chat": "1"}, "before the first role"),
+        ({"prompt": "hi", "chat": "1", "model": "plain"}, "Choose a chat model"),
         ({"prompt": "river " * 400}, "256"),
     ],
 )
@@ -359,10 +363,10 @@ def test_only_the_server_s_own_page_and_programs_can_ask(web, headers, status):
 
 
 def test_every_reply_says_that_it_cannot_be_framed(web):
-    for path in ("", "page.js", "page.css", "docs", "v1/methods", "nothing"):
-        assert "frame-ancestors 'none'" in web.client.get(path).headers["content-security-policy"]
-    assert web.client.get("nothing").status_code == 404
-    assert web.client.get("page.html").status_code == 404
+    for path in ("", "page.js", "docs", "nothing", "page.html"):
+        reply = web.client.get(path)
+        assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
+        assert (reply.status_code == 404) == (path in ("nothing", "page.html"))
 
 
 def test_a_body_is_bounded_before_it_is_read(web):
@@ -408,6 +412,7 @@ def test_wrong_passwords_are_slowed_whatever_they_say_they_come_from():
 
 
 def test_connections_that_send_nothing_are_ended(monkeypatch):
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
     monkeypatch.setattr(listening, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(listening, "MOST_CONNECTIONS", 20)
     with served() as web:
@@ -419,6 +424,9 @@ def test_connections_that_send_nothing_are_ended(monkeypatch):
             with contextlib.suppress(ConnectionError):
                 assert half.recv(10) == b""  # ended by the server
             half.close()
+        with socket.create_connection(("127.0.0.1", web.port), 10) as slow:
+            slow.sendall(b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n{")
+            assert b"408" in slow.recv(100)
         assert web.client.get("v1/models").status_code == 200
 
 

@@ -104,6 +104,7 @@ def test_compare_measure_and_save(visit, tmp_path):
     page = visit()
     done(page)
     page.get_by_text("Settings", exact=True).click()
+    page.get_by_label("Method", exact=True).select_option("noiser")
     page.get_by_label("Beside it").select_option("random")
     page.get_by_label("Tokens to explain").fill("2")
     page.get_by_label("A score for every").select_option("word")

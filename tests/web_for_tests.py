@@ -19,7 +19,7 @@ from noiser.server.listening import configured
 from noiser.server.page import Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Evaluate
 from noiser.server.serving import application
-from tiny import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
+from tiny import CHAT_TEMPLATE, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings near the river"
 HOSTS = ("localhost", "127.0.0.1", "noiser.example")
@@ -33,12 +33,17 @@ def chatty(family):
     return noiser.wrap(tiny_model(family).eval(), tokenizer)
 
 
+def small(name):
+    """A model by its name: "plain" cannot chat."""
+    return tiny("llama") if name == "plain" else chatty(name)
+
+
 def failing(name):
     raise RuntimeError("<b>weights</b> gone")
 
 
 @contextmanager
-def served(load=chatty, named=("llama", "gemma3"), **options):
+def served(load=small, named=("llama", "gemma3", "plain"), **options):
     """The server; its address, its models, and `ask`, which posts a question and gives its events."""
     models = Models(named, load)
     config = configured(application(models, hosts=HOSTS, **options))

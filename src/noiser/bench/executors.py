@@ -126,8 +126,8 @@ class RayActors:
     """Actors of a Ray cluster, one per graphics card, or per 4 cores where there are no cards.
 
     They need noiser, the models and, for a judge, its key, but neither data nor folder. `RAY_ADDRESS` names the
-    cluster; without it, Ray is started on this machine. Ray starts an actor that dies again, on another node if need
-    be, and repeats its job.
+    cluster; without it, Ray is started on this machine. A job whose actor dies is given to a new one, on another node
+    if need be; Ray's own retries are used up before it knows that a node is gone.
 
     Args:
         make: makes a worker with so many CPU threads, or any number.
@@ -151,31 +151,36 @@ class RayActors:
         room = cards or sum(int(node.get("CPU", 0)) // cores for node in nodes) or 1
         self.workers = max(1, min(workers or room, room))
         options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if cards else {"num_cpus": cores}
-        actor = self._ray.remote(max_restarts=-1, max_task_retries=ATTEMPTS - 1, **options)(_Actor)
+        actor = self._ray.remote(**options)(_Actor)
         self._start = lambda: actor.remote(make, None if cards else cores)
         self._idle: list[Any] = []
 
     def run(self, jobs: Iterable[Job]) -> Results[Job]:
         """Every job with its result, as they finish."""
-        waiting = iter(jobs)
-        running: dict[Any, tuple[Any, Job]] = {}
+        waiting, deaths = enumerate(jobs), Counter[int]()
+        again, running = list[tuple[int, Job]](), dict[Any, tuple[Any, int, Job]]()
         while True:
-            while len(running) < self.workers and (job := next(waiting, None)) is not None:
+            while len(running) < self.workers and (entry := again.pop() if again else next(waiting, None)):
                 actor = self._idle.pop() if self._idle else self._start()
-                running[actor.work.remote(job)] = actor, job
+                running[actor.work.remote(entry[1])] = actor, *entry
             if not running:
                 return
             finished, _ = self._ray.wait([*running], timeout=_SECONDS_TO_WAIT)
             if not finished and self._idle:
                 self._ray.kill(self._idle.pop())  # makes room for an actor whose node died
             for each in finished:
-                actor, job = running.pop(each)
-                self._idle.append(actor)
+                actor, number, job = running.pop(each)
                 try:
                     result = self._ray.get(each)
+                    self._idle.append(actor)
                 except self._ray.exceptions.RayTaskError as error:
                     raise error.cause from error
                 except self._ray.exceptions.RayError as error:
+                    self._ray.kill(actor)
+                    deaths[number] += 1
+                    if deaths[number] < ATTEMPTS:
+                        again.append((number, job))
+                        continue
                     result = RunError(f"workers died of it {ATTEMPTS} times: {error}")
                 yield job, result
 

@@ -162,9 +162,9 @@ class _Run:
             following = [*drawn.examples.values()][start : start + ASKED * self.executor.workers]
             parts = [tuple(following[i : i + ASKED]) for i in range(0, len(following), ASKED)]
             answers: dict[str, bool | str] = {}
-            for job, done in self.executor.run(Questions(model, data, part) for part in parts):
+            for _, done in self.executor.run(Questions(model, data, part) for part in parts):
                 if isinstance(done, RunError):
-                    raise RunError(f"{job}: {done}.")
+                    raise RunError(f"{model}, {data}, right answers: {done}.")
                 self._check_model(model, done)
                 answers |= done.answers
             found = found.extended({sampled.id: answers[sampled.id] for sampled in following}, limit)
@@ -204,13 +204,14 @@ class _Run:
         rows, errors, lost = 0, 0, list[str]()
         self._report(0, total, "")
         for job, done in self.executor.run(map(self._with_attributions, jobs)):
+            name = ", ".join(job[:3])
             if isinstance(done, RunError):
-                lost.append(f"{job}: {done}")
+                lost.append(f"{name}: {done}")
                 continue
             self._check_model(job.model, done)
             self.store.add(done.rows, done.texts)
             rows, errors = rows + len(done.rows), errors + sum(row.error is not None for row in done.rows)
-            self._report(rows, total, str(job))
+            self._report(rows, total, name)
         return Outcome(rows, errors, tuple(lost))
 
     def _with_attributions(self, job: Job) -> Job:

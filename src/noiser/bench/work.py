@@ -33,9 +33,6 @@ class Questions(NamedTuple):
     data: str
     examples: tuple[Sampled, ...]
 
-    def __str__(self) -> str:
-        return f"{self.model}, {self.data}, right answers"
-
 
 class Job(NamedTuple):
     """A job: one method on a block of examples, and the metrics that lack rows.
@@ -55,9 +52,6 @@ class Job(NamedTuple):
     examples: tuple[Sampled, ...]
     missing: Mapping[str, frozenset[str]]
     attributions: Mapping[str, Mapping[str, Any]] = {}
-
-    def __str__(self) -> str:
-        return f"{self.model}, {self.data}, {self.method}"
 
 
 class Done(NamedTuple):

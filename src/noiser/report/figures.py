@@ -132,7 +132,7 @@ def _canvas(width: float, height: float, rows: int, columns: int, **options: Any
         yield figure, panels
         for axes in panels.flat:
             if axes.get_xscale() == "linear":
-                axes.locator_params(axis="x", nbins=4)  # numbers of neighbours do not touch
+                axes.locator_params(axis="x", nbins=5)  # numbers of neighbours do not touch
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # a second layout would differ in the last digits
 

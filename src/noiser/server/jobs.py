@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from noiser.errors import NoiserError, ParameterError, UnknownNameError
 
@@ -28,14 +28,6 @@ class Stopped(BaseException):
 
 class ServerError(NoiserError):
     """A failure that is no refusal, such as a defect; the server's log has its traceback."""
-
-
-class State(NamedTuple):
-    """The present step, its share of work done (None where unknown), and seconds since the job began."""
-
-    label: str
-    share: float | None
-    seconds: float
 
 
 class Job(Generic[T]):
@@ -82,9 +74,9 @@ class Job(Generic[T]):
         self._share = min(1.0, done / expected) if expected else None
 
     @property
-    def state(self) -> State:
-        """Where the work is."""
-        return State(self.label, self._share, time.monotonic() - self._began)
+    def state(self) -> dict[str, Any]:
+        """The present step, its share of work done (None where unknown), and seconds since the job began."""
+        return {"label": self.label, "share": self._share, "seconds": time.monotonic() - self._began}
 
     async def ended(self) -> bool:
         """Whether the work is over; waits for that a quarter of a second."""

@@ -29,22 +29,27 @@ IDLE_SECONDS = 10.0
 
 
 class Connection(H11Protocol):
-    """A connection that is ended where there are too many, or while its request does not arrive."""
+    """A connection that is ended while its request does not arrive; a new one takes an idle one's place."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to watch the connection."""
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
+            others = (each for each in self.connections if each is not self and each.idle)  # pyright: ignore
+            next(others, self).transport.abort()
         self.loop.call_later(IDLE_SECONDS, self._watch, None)
 
     def _watch(self, last: object) -> None:
         """Ends the connection if no request has begun since the last look."""
-        idle = self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-        if idle and self.cycle is last:
+        if self.idle and self.cycle is last:
             self.transport.abort()
         if not self.transport.is_closing():
-            self.loop.call_later(IDLE_SECONDS, self._watch, self.cycle if idle else "busy")
+            self.loop.call_later(IDLE_SECONDS, self._watch, self.cycle if self.idle else "busy")
 
 
 def configured(app: FastAPI, proxy: str | None = None) -> uvicorn.Config:

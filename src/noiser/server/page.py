@@ -22,7 +22,7 @@ LONGEST_ANSWER = 96
 """Tokens of an answer from sources."""
 
 _ROLE = re.compile(r"^(system|user|assistant):[ \t]*", re.MULTILINE | re.IGNORECASE)
-_RULE = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE)
+_RULE, _BLANK = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE), re.compile(r"\n\s*\n")
 
 
 Short = Annotated[str, Field(max_length=1000)]
@@ -53,8 +53,11 @@ class Ask(BaseModel):
             raise PromptError("The prompt is empty; type a text, or paste one.")
         prompt = parse_chat(self.prompt) if self.chat else self.prompt
         asked: dict[str, Any] = {"seed": self.seed, "progress": job.progress}
+        between = _RULE if _RULE.search(self.sources) else _BLANK
         with models.use(self.model, job) as lm:
-            if documents := [text.strip() for text in _RULE.split(self.sources) if text.strip()]:
+            if self.chat and not getattr(lm.tokenizer, "chat_template", None):
+                raise PromptError("This model has no chat template. Choose a chat model in the settings.")
+            if documents := [text.strip() for text in between.split(self.sources) if text.strip()]:
                 job.step(f"Answering from {len(documents)} sources")
                 asked |= {"answer": self.target or None, "max_new_tokens": LONGEST_ANSWER}
                 cited = cite(lm, prompt, documents, **asked)

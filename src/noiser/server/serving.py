@@ -110,7 +110,7 @@ async def _events(job: Job[Any]) -> AsyncIterator[str]:
     """Server-sent events: progress, then answer or error. A reader that goes away stops the work."""
     try:
         while not await job.ended():
-            yield _event("progress", job.state._asdict())
+            yield _event("progress", job.state)
         yield _event("answer", _shown(job))
     except NoiserError as error:
         yield _event("error", {"error": {"type": type(error).__name__, "message": str(error)}})
@@ -125,7 +125,7 @@ def _event(name: str, value: Any) -> str:
 def _shown(job: Job[Any]) -> Any:
     """The result of a job as plain values, with its seconds where the page shows them."""
     result = job.future.result()
-    return result._asdict() | {"seconds": job.state.seconds} if isinstance(result, Answer) else result
+    return result._asdict() | {"seconds": job.state["seconds"]} if isinstance(result, Answer) else result
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
