@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from noiser.files import parse_json, write_bytes
+from noiser.files import csv_text, parse_json, write_bytes
 from noiser.numbers import duration, interval, number
 
 NAN = math.nan
@@ -75,6 +77,15 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     assert os.read(reader, 10) == b"text"
     os.close(reader)
     assert Path(tmp_path / "pipe").is_fifo()
+
+
+def test_csv_quotes_every_text():
+    frame = pd.DataFrame({"text": ["a;=1+1", "one\rtwo", "- l"], "value": [0.5, NAN, 2.0]})
+    text = csv_text(frame, frame)
+    assert '"a;=1+1",0.5\n"one\rtwo",""\n' in text
+    pd.testing.assert_frame_equal(
+        pd.read_csv(io.StringIO(text, newline="")), pd.concat([frame, frame], ignore_index=True)
+    )
 
 
 def test_json_with_a_byte_order_mark():

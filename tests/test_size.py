@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_140,
+    "": 1_130,
     "attribution": 1_720,
     "bench": 1_630,
     "cli": 965,
@@ -28,7 +28,7 @@ LIMITS = {
     "model": 2_170,
     "report": 1_090,
     "server": 949,
-    "text": 1_015,
+    "text": 1_000,
 }
 ALL, FILES = 21_320, 166
 AROUND = {"tests": 18_880, "benchmarks": 2_000}

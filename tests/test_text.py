@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -28,6 +28,7 @@ TEXTS = (
         st.sampled_from(["the", "sport", "plays", "</s>", "<s>", "<unk>", "basketball", " ", "  "]), min_size=1
     ).map("".join)
 )
+FEW = settings(max_examples=settings.default.max_examples // 4)  # for each tokenizer
 LOSSLESS = ["byte_level", "byte_level_trimmed", "byte_level_prefix_space", "byte_fallback"]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Who plays basketball? 👨 "}]
 
@@ -71,6 +72,7 @@ def check_invariants(encoding):
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
+@FEW
 @given(text=TEXTS, ids=st.lists(st.integers(0, 73), min_size=1, max_size=8))
 def test_offsets_cover_any_text_and_any_continuation(name, text, ids):
     tokenizer = tokenizer_of(name)
@@ -94,6 +96,7 @@ def test_offsets_cover_any_text_and_any_continuation(name, text, ids):
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
+@FEW
 @given(prompt=TEXTS, text=TEXTS.filter(lambda text: ">" not in text))  # they add or drop a space after specials
 def test_a_target_is_literal_and_reads_back(name, prompt, text):
     tokenizer = tokenizer_of(name)
@@ -155,16 +158,11 @@ def test_a_prompt_ends_and_begins_as_a_text_that_goes_on():
     ("raw", "region", "expected"),
     [
         ([(0, 3), (4, 7)], (0, 7), [(0, 3), (3, 7)]),  # trimmed space
-        ([(0, 3), (4, 6)], (0, 8), [(0, 3), (3, 8)]),  # dropped at the end
-        ([(2, 3)], (0, 3), [(0, 3)]),  # dropped in front
         ([(0, 0), (0, 3)], (0, 3), [(0, 3), (0, 3)]),  # a prefix space that was never typed
         ([(0, 1), (2, 2), (2, 3)], (0, 3), [(0, 1), (1, 2), (2, 3)]),  # trimmed whitespace gets its own back
         ([(0, 2), (2, 2)], (0, 2), [(0, 2), (0, 2)]),  # nothing left for the last one
-        ([(0, 2), (4, 4)], (0, 4), [(0, 2), (2, 4)]),
         ([(0, 2), (1, 2), (1, 2), (2, 3)], (0, 3), [(0, 2), (1, 2), (1, 2), (2, 3)]),  # bytes of one character
         ([(0, 1), (2, 3), (1, 2), (3, 4)], (0, 4), [(0, 1), (1, 3), (1, 3), (3, 4)]),  # out of order
-        ([(0, 6)], (2, 5), [(2, 5)]),
-        ([(0, 0)], (0, 0), [(0, 0)]),
         ([], (0, 0), []),
     ],
 )
@@ -257,31 +255,19 @@ def test_a_target_goes_on_after_half_a_word_or_a_run_of_bytes(prompt, target):
     assert longer.regions == (*encoding.regions, (len(prompt), len(longer.text)))
 
 
-def test_settings_stay(tokenizer):
+def test_settings_stay_and_threads_that_tokenise_at_once_do_not_see_them():
+    tokenizer = TOKENIZERS["byte_level"]()
+    texts = [CHAT, *("the sport plays " * count for count in range(1, 40))]
+    expected = [encode(tokenizer, text) for text in texts]
     backend = tokenizer.backend_tokenizer
     backend.enable_truncation(max_length=2)
     backend.enable_padding(length=9)
     before = backend.to_str()
-    try:
-        encoding = encode(tokenizer, "Nobody in the town plays the sport")
-        encode(tokenizer, CHAT)
-        extend(tokenizer, encoding, encode_target(tokenizer, encoding, " basketball"))
-        token_texts(tokenizer, encoding.token_ids)
-        assert len(encoding.token_ids) > 2
-        assert backend.to_str() == before
-    finally:
-        backend.no_truncation()
-        backend.no_padding()
-
-
-def test_threads_that_tokenise_at_once_see_no_truncation():
-    tokenizer = TOKENIZERS["byte_level"]()
-    texts = ["the sport plays " * count for count in range(1, 40)]
-    expected = [encode(tokenizer, text) for text in texts]
-    tokenizer.backend_tokenizer.enable_truncation(max_length=2)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda text: encode(tokenizer, text), texts)) == expected
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 2
+    extend(tokenizer, expected[0], encode_target(tokenizer, expected[0], " basketball"))
+    token_texts(tokenizer, expected[0].token_ids)
+    assert backend.to_str() == before
 
 
 def test_a_text_that_no_context_holds_is_refused_before_it_is_tokenised(monkeypatch):
@@ -297,6 +283,7 @@ def test_a_text_that_no_context_holds_is_refused_before_it_is_tokenised(monkeypa
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
+@FEW
 @given(contents=st.lists(TEXTS | st.sampled_from(["user", "assistant", "a", "|"]), min_size=1, max_size=3))
 def test_chat_contents_are_found_whatever_they_are(name, contents):
     """Each after its role, so that a content such as "user" is not the name of the role."""
@@ -368,7 +355,7 @@ def test_a_chat_template_gets_further_arguments():
     [
         (None, "no chat template"),
         ("{{ raise_exception('system role not supported') }}", "system role not supported"),
-        ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "rewrites the content of message 0, 'Be br"),
+        ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "rewrites message 0, 'Be br"),
         ("{{ messages[2]['role'] }}", "Message 2 has the role 'usr'; expected one of system, developer, user, "),
     ],
 )

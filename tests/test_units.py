@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from noiser.errors import PromptError, UnitError, UnknownNameError
 from noiser.text import Encoding, encode, extend, make_target_spans, make_units
 from noiser.types import Source
-from test_text import TEXTS, tokenizer_of
+from test_text import FEW, TEXTS, tokenizer_of
 from tokenizers_for_tests import TOKENIZERS
 
 NAMES = ["token", "word", "sentence", "line", "paragraph"]
@@ -143,7 +143,11 @@ def test_unknown_units_suggest_the_nearest(name, near):
     assert "(start, end)" in str(caught.value)
 
 
-def units_rebuild(tokenizer, text, continuation):
+@pytest.mark.parametrize("name", list(TOKENIZERS))
+@FEW
+@given(text=TEXTS, continuation=st.lists(st.integers(0, 73), max_size=5))
+def test_units_rebuild_any_text(name, text, continuation):
+    tokenizer = tokenizer_of(name)
     try:
         prompt = encode(tokenizer, text)
     except PromptError:
@@ -165,12 +169,6 @@ def units_rebuild(tokenizer, text, continuation):
         every = make_units(encoding, name, special_tokens="perturbed")
         check(encoding, every)
         assert sorted(i for unit in every for i in unit.token_indices) == list(range(len(encoding.token_ids)))
-
-
-@pytest.mark.parametrize("name", list(TOKENIZERS))
-@given(text=TEXTS, continuation=st.lists(st.integers(0, 73), max_size=5))
-def test_units_rebuild_any_text(name, text, continuation):
-    units_rebuild(tokenizer_of(name), text, continuation)
 
 
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True).map(sorted))

@@ -76,10 +76,7 @@ def render_chat(
         PromptError: there is no template, or it refuses the messages; or a role is not usual and not in the template.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(
-            f"The prompt is chat messages, but {type(tokenizer).__name__} has no chat template. Give the prompt as one "
-            "string, or set tokenizer.chat_template."
-        )
+        raise PromptError(f"{type(tokenizer).__name__} has no chat template; pass a text, or set one for this chat.")
     for index, role in enumerate(message["role"] for message in messages):
         if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", str(tokenizer.chat_template)):
             raise PromptError(f"Message {index} has the role {role!r}; expected one of {', '.join(_ROLES)}.")
@@ -104,29 +101,22 @@ def content_places(
     Raises:
         PromptError: the template rewrites a content.
     """
-    marked = [
-        message if message.get("content") is None else {**message, "content": f"NOISERMARK{index:06d}"}
-        for index, message in enumerate(messages)
-    ]
+    marks = [{} if m.get("content") is None else {"content": f"NOISERMARK{i:06d}"} for i, m in enumerate(messages)]
     try:
+        marked = [{**message, **mark} for message, mark in zip(messages, marks, strict=True)]
         pieces = re.split(r"NOISERMARK(\d{6})", render_chat(tokenizer, marked, kwargs), flags=re.IGNORECASE)
     except PromptError:  # a template that looks into contents
         pieces = [""]
     if len(pieces) == 1:
         pieces = [part for index in range(len(messages)) for part in ("", str(index))]
-    places: list[tuple[int, int, int]] = []
-    end = 0
+    places, end = list[tuple[int, int, int]](), 0
     for lead, index in zip(pieces[::2], map(int, pieces[1::2]), strict=False):
         whole = messages[index].get("content") or ""
         forms = (whole, whole.rstrip(), whole.lstrip(), whole.strip(), whole.rpartition("</think>")[2].strip())
-        ways = ((before, form) for before in (lead[-_LEAD:], "") for form in forms)
-        found = next(((before, form) for before, form in ways if text.find(before + form, end) >= 0), None)
-        if found is None:
-            raise PromptError(
-                f"The chat template rewrites the content of message {index}, {whole[:40]!r}. Write it as the template "
-                "shows it."
-            )
-        start = text.find("".join(found), end) + len(found[0])
-        end = start + len(found[1])
-        places.append((index, start, end))
+        ways = ((text.find(before + form, end), before, form) for before in (lead[-_LEAD:], "") for form in forms)
+        start, before, form = next((way for way in ways if way[0] >= 0), (-1, "", ""))
+        if start < 0:
+            raise PromptError(f"The chat template rewrites message {index}, {whole[:40]!r}. Write it as it is shown.")
+        end = start + len(before) + len(form)
+        places.append((index, start + len(before), end))
     return places

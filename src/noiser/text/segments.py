@@ -114,8 +114,7 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
         if not 0 <= start < end <= length:
             fault = "is empty or reversed" if start >= end else f"leaves the {of}"
             raise UnitError(
-                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}, in characters of the "
-                f"{of} (of a chat: of the rendered chat)."
+                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length} of its text."
             )
     for before, after in pairwise(sorted(pairs)):
         if after[0] < before[1]:

@@ -64,8 +64,9 @@ def without_sources(
 
 def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
     """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken."""
-    before = _last_text(_filled(question, template.partition("{sources}")[0], ""))
-    return encoding.contents[-1][1] + len(before.lstrip())
+    before = _filled(question, template.partition("{sources}")[0], "")
+    text = before if isinstance(before, str) else before[-1]["content"]
+    return encoding.contents[-1][1] + len(text.lstrip())
 
 
 def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
@@ -90,22 +91,20 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
     order = sorted(range(len(found)), key=lambda index: found[index].start)
     for first, second in pairwise(order):
         if found[second].start < found[first].end:
+            place = found[second].start
             raise UnitError(
-                f"Sources {first + 1} and {second + 1} overlap in the prompt, at character {found[second].start}. "
-                "Give sources in the order of the prompt, or join the two."
+                f"Sources {first + 1} and {second + 1} overlap in the prompt, at character {place}. Join them."
             )
     return tuple(found)
 
 
 def _filled(question: Prompt, template: str, sources: str) -> Prompt:
     """The template with the question, or with the last message's, in which braces mean nothing."""
-    parts = {"{sources}": sources, "{question}": _last_text(question)}
-    filled = re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
-    return filled if isinstance(question, str) else [*question[:-1], {**question[-1], "content": filled}]
-
-
-def _last_text(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
+    if not isinstance(question, str):
+        filled = _filled(str(question[-1].get("content") or ""), template, sources)
+        return [*question[:-1], {**question[-1], "content": filled}]
+    parts = {"{sources}": sources, "{question}": question}
+    return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
 
 
 def _check_sources(sources: object) -> list[tuple[str, str]]:
