@@ -34,8 +34,8 @@ def no_attention(monkeypatch):
 
 def relevance_of(lm):
     query = query_of(lm, PROMPT, target=5)
-    found = ask(lm, Relevance(query, Rules(identity, (4, 2)), raw_logit))
-    return query.context.rows, float(found.values[0, 0]), found.contributions[0]
+    values, contributions = ask(lm, Relevance(query, Rules(identity, (4, 2)), raw_logit))
+    return query.context.rows, float(values[0, 0]), contributions[0]
 
 
 @pytest.mark.usefixtures("no_attention")

@@ -186,7 +186,7 @@ def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):
         raise MemoryError("out of memory")
 
     monkeypatch.setattr("noiser.integrations.captum.TargetFunction.__call__", fail)
-    with pytest.raises(MemoryError):
+    with pytest.raises(noiser.NoiserError, match="Not enough memory on cpu"):
         noiser.attribute(lm, PROMPT, method="captum:FeatureAblation")
 
 

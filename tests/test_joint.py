@@ -164,7 +164,7 @@ def test_standard_errors_are_the_spread_over_seeds():
     for drawn in (15, 30, 60):
         fits = [play(value, 10, drawn, seed) for seed in range(200)]
         spread = torch.stack([fit.scores for fit in fits]).std(0)
-        claimed = torch.stack([fit.stderr for fit in fits]).square().mean(0).sqrt()
+        claimed = torch.stack([fit.moves.square().sum(1) for fit in fits]).mean(0).sqrt()
         assert 0.85 < float((claimed / spread).mean()) < 1.15
 
 

@@ -15,14 +15,13 @@ from tiny import tiny, tiny_model, tiny_tokenizer
 PROMPTS = [
     "The quick fox sings in the rain",
     "A dog",
-    "The teacher plays the violin when it rains in the village near the river bank",
+    "The teacher plays the violin when it rains",
     "Trains run late",
-    "The brown fox sings in the rain, and the dog plays along.",
 ]
 SOME = ("gemma2", "gpt2")
 METHODS = {
-    "noiser": noiser.Noiser(samples=3, steps=5, search="bisection"),
-    "certified": noiser.Noiser(samples=3, steps=4, search="certified"),
+    "noiser": noiser.Noiser(samples=2, steps=3, search="bisection"),
+    "certified": noiser.Noiser(samples=2, steps=3, search="certified"),
     "occlusion": "occlusion",
     "lime": noiser.Lime(samples=12),
     "integrated_gradients": noiser.IntegratedGradients(n_steps=3),
@@ -72,15 +71,15 @@ def test_same_numbers_as_one_by_one(family, method):
     assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
 
 
-@pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2), (30, 64), (8192, 1), (8192, 64)])
+@pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2), (8192, 64)])
 def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, passes):
-    options = {"method": noiser.Noiser(samples=2, steps=3)}
-    expected = one_by_one(tiny("gemma3"), PROMPTS[:4], **options)
+    options = {"method": noiser.Noiser(samples=2, steps=2)}
+    expected = one_by_one(tiny("gemma3"), PROMPTS, **options)
     monkeypatch.setattr("noiser.engine.engine.AT_ONCE", most)
     lm = noiser.wrap(tiny("gemma3").model, tiny("gemma3").tokenizer, batch_tokens=batch_tokens)
     assert lm.packs
     passes.clear()
-    found = noiser.attribute(lm, tuple(PROMPTS[:4]), **options)
+    found = noiser.attribute(lm, tuple(PROMPTS), **options)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0)
         assert torch.equal(one.k_min, other.k_min)
@@ -100,8 +99,8 @@ def test_passes_are_shared_and_stay_within_the_budget(passes):
 
 def test_a_target_foil_and_seed_for_all_or_for_each():
     lm = tiny("llama")
-    options = {"method": METHODS["noiser"]}
-    targets, foils, seeds = ["rain", None, 7, " the", 9], [3, 5, 8, 11, 12], [4, 3, 2, 1, 0]
+    options = {"method": METHODS["lime"]}
+    targets, foils, seeds = ["rain", None, 7, " the"], [3, 5, 8, 11], [4, 3, 2, 1]
     found = noiser.attribute(lm, PROMPTS, target=targets, foil=foils, seed=seeds, **options)
     each = [
         noiser.attribute(lm, p, target=t, foil=f, seed=s, **options)
@@ -110,7 +109,7 @@ def test_a_target_foil_and_seed_for_all_or_for_each():
     assert_same(found, each)
     assert [att.seed for att in found] == seeds
     assert_same(noiser.attribute(lm, PROMPTS, target=7, **options), one_by_one(lm, PROMPTS, target=7, **options))
-    with pytest.raises(ParameterError, match="target is a list of 2 for 5 prompts; expected one for each"):
+    with pytest.raises(ParameterError, match="target is a list of 2 for 4 prompts; expected one for each"):
         noiser.attribute(lm, PROMPTS, target=[1, 2])
 
 
@@ -122,9 +121,8 @@ def test_chats_and_texts():
     assert_same(noiser.attribute(lm, [CHAT], method="occlusion"), one_by_one(lm, [CHAT], method="occlusion"))
 
 
-@pytest.mark.parametrize("family", ["llama", "falcon"])
-def test_unit_auto(family):
-    lm = tiny(family)
+def test_unit_auto():
+    lm = tiny("llama")
     prompts = [f"{p}. {q}. It rains." for p, q in itertools.pairwise(PROMPTS)]
     options = {"method": "occlusion", "unit": "auto"}
     assert_same(noiser.attribute(lm, prompts, **options), one_by_one(lm, prompts, **options))
@@ -147,12 +145,11 @@ def test_a_prompt_that_cannot_be_read_is_named_before_anything_runs(passes):
         noiser.attribute(tiny("llama"), ["A dog", "dog " * 300])
 
 
-@pytest.mark.parametrize("family", ["llama", "falcon"])
-def test_a_question_that_cannot_be_asked_is_named(family):
-    lm = tiny(family)
-    with pytest.raises(noiser.NoiserError, match=r"^Prompt 3: The target is token id 99999; expected"):
-        noiser.attribute(lm, PROMPTS, target=[1, 2, 3, 99999, 4], method="occlusion")
-    with pytest.raises(ParameterError, match="seed is a list of 2 for 5 prompts"):
+def test_a_question_that_cannot_be_asked_is_named():
+    lm = tiny("llama")
+    with pytest.raises(noiser.NoiserError, match=r"^Prompt 2: The target is token id 99999; expected"):
+        noiser.attribute(lm, PROMPTS, target=[1, 2, 99999, 4], method="occlusion")
+    with pytest.raises(ParameterError, match="seed is a list of 2 for 4 prompts"):
         noiser.attribute(lm, PROMPTS, seed=[1, 2], method="occlusion")
     with pytest.raises(noiser.NoiserError, match="Unknown method"):
         noiser.attribute(lm, PROMPTS, method="occlsion")
@@ -162,8 +159,9 @@ class HookError(Exception):
     """What the caller's own code raises inside the model."""
 
 
-@pytest.mark.parametrize("error", [HookError, KeyboardInterrupt])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "error"), [*((method, HookError) for method in METHODS), ("certified", KeyboardInterrupt)]
+)
 def test_leaves_everything_as_it_was_after_an_error_or_interrupt(method, error):
     lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
     calls, at = [], [None]
@@ -175,19 +173,19 @@ def test_leaves_everything_as_it_was_after_an_error_or_interrupt(method, error):
 
     lm.model.get_output_embeddings().register_forward_hook(hook)
     options = {"method": METHODS[method]}
-    expected = noiser.attribute(lm, PROMPTS[:3], **options)
+    expected = noiser.attribute(lm, PROMPTS[:2], **options)
     calls.clear()
-    noiser.attribute(lm, PROMPTS[:3], **options)
+    noiser.attribute(lm, PROMPTS[:2], **options)
     passes, before = len(calls), state_of(lm)
-    for at[0] in sorted({1, passes // 2, passes}):
+    for at[0] in sorted({1, passes}):
         calls.clear()
         with pytest.raises(error) as caught:
-            noiser.attribute(lm, PROMPTS[:3], **options)
+            noiser.attribute(lm, PROMPTS[:2], **options)
         assert state_of(lm) == before
         if error is HookError:
             assert any("Prompt " in note for note in caught.value.__notes__)
     at[0] = None
-    assert_same(noiser.attribute(lm, PROMPTS[:3], **options), expected)
+    assert_same(noiser.attribute(lm, PROMPTS[:2], **options), expected)
 
 
 def test_an_interrupt_between_passes_ends_all():

@@ -11,9 +11,9 @@ import torch
 import noiser
 from engine_for_tests import query_of
 from methods_for_tests import all_values, asked, predict
-from noiser.engine import Game, remover, run_one
+from noiser.engine import Game, StoredGame, remover, run_one
 from noiser.methods.shapley import draw_coalitions, shapley_regression
-from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
 
@@ -36,7 +36,7 @@ def probability(token):
     return lambda p: float(p[token])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "falcon"])
 def test_kernel_shap_with_all_coalitions_is_exact_in_every_family(family):
     lm = tiny(family)
     att = noiser.attribute(lm, PROMPT, method="kernel_shap")
@@ -48,7 +48,7 @@ def test_kernel_shap_with_all_coalitions_is_exact_in_every_family(family):
 def test_several_targets_and_words_are_exact_too():
     lm = tiny("gemma3")
     for unit in ("token", "word"):
-        att = noiser.attribute(lm, PROMPT, method=noiser.KernelShap(samples=256), max_new_tokens=3, unit=unit)
+        att = noiser.attribute(lm, "The fox sings", method=noiser.KernelShap(samples=256), max_new_tokens=2, unit=unit)
         for row, target in enumerate(att.targets):
             values, seen = all_values(lm, att, row, probability(target.token_id))
             torch.testing.assert_close(att.scores[row, seen], exact(values, len(seen)), atol=1e-5, rtol=0)
@@ -80,9 +80,9 @@ def test_other_scores_and_foils_are_exact_too(score, foil):
 
 @pytest.mark.parametrize("method", [noiser.KernelShap(samples=8), noiser.ShapleySampling(permutations=2)])
 def test_scores_sum_to_what_all_units_together_change(method):
-    for family in ("llama", "gemma3", "mamba"):
+    for family in ("gemma3", "mamba"):
         lm = tiny(family)
-        att = noiser.attribute(lm, "The quick fox sings in the rain", method=method, max_new_tokens=3)
+        att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
         for g, target in enumerate(att.targets):
             row = asked(lm, att).logit_positions[g]
             empty = predict(lm, asked(lm, att), row, [i for u in att.units for i in u.token_indices if i <= row])
@@ -108,15 +108,17 @@ def test_sampled_orders_are_within_their_standard_errors():
 
 def test_antithetic_orders_lower_the_error():
     """A game of pairs: what a unit adds depends on whether its partner came before; backwards it is the other way."""
-    from noiser.methods.shapley import _joining, _marginals
 
-    ranks = torch.rand(200, 6, generator=torch.Generator().manual_seed(0)).argsort(1)
-    ranks = torch.stack([ranks, 5 - ranks], dim=1)
-    kept = _joining(ranks.flatten(0, 1)).double()
-    values = (kept[..., 0] * kept[..., 1] + kept[..., 2] * kept[..., 3] + kept[..., 4]).unflatten(0, (200, 2))
-    marginals = _marginals(values, ranks)
-    assert marginals[:, 0].std(0)[0] > 0.4
-    torch.testing.assert_close(marginals.mean(1), torch.tensor([0.5, 0.5, 0.5, 0.5, 1.0, 0.0]).double().expand(200, 6))
+    class Pairs(StoredGame):
+        def __call__(self, kept):
+            yield from ()
+            z = kept.double()
+            return (z[:, 0] * z[:, 1] + z[:, 2] * z[:, 3] + z[:, 4])[None]
+
+    game = Pairs(torch.ones(1, 6, dtype=torch.bool), torch.tensor([3.0]).double(), "prob")
+    found = run_one(tiny("llama"), noiser.ShapleySampling(permutations=3).play(game, torch.Generator()))
+    assert found.scores[0].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.5, 1.0, 0.0])
+    assert found.stderr.abs().max() < 1e-6
 
 
 def test_one_permutation_has_no_standard_error():
@@ -149,9 +151,9 @@ def test_enough_samples_give_every_coalition_its_kernel_weight(units):
         assert weight == pytest.approx(kernel(int(row.sum()), units))
 
 
-@pytest.mark.parametrize(("units", "samples"), [(6, 30), (6, 10), (6, 2), (4, 2), (4, 20)])
+@pytest.mark.parametrize(("units", "samples"), [(6, 30), (6, 2), (4, 2)])
 def test_drawn_coalitions_have_the_kernel_as_their_mean(units, samples):
-    generator, runs = torch.Generator().manual_seed(0), 1500
+    generator, runs = torch.Generator().manual_seed(0), 600
     bits = 2 ** torch.arange(units)
     total = torch.zeros(runs, 2**units, dtype=torch.float64)
     for run in total:
@@ -188,20 +190,20 @@ def test_regression_with_few_coalitions_still_meets_the_sum():
 
 @pytest.mark.parametrize("method", [noiser.KernelShap, noiser.Joint])
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
-    """Three units have 8 inputs in all; the eleven of the second target take as many as `samples` says."""
+    """Three units have 8 inputs in all; the nine of the second target take as many as `samples` says."""
     lm = noiser.wrap(tiny_model("llama", spread=0.15).eval(), tiny_tokenizer())
-    target = " museums, markets and bridges over rivers. The lazy dog sings."
+    target = " museums, markets and bridges. The lazy dog sings."
 
     def scores(samples, seed=0):
         options = {"target": target, "target_unit": "sentence", "unit": "word", "seed": seed}
         return noiser.attribute(lm, "Capital cities have", method=method(samples=samples), **options).scores
 
-    exact = scores(2**11)
-    assert (~exact.isnan()).sum(1).tolist() == [3, 11]
+    exact = scores(2**9)
+    assert (~exact.isnan()).sum(1).tolist() == [3, 9]
     errors = []
-    for samples in (30, 1000):
-        found = torch.stack([scores(samples, seed) for seed in range(4)])
-        torch.testing.assert_close(found[:, 0], exact[:1].expand(4, -1), equal_nan=True)
+    for samples in (20, 160):
+        found = torch.stack([scores(samples, seed) for seed in range(3)])
+        torch.testing.assert_close(found[:, 0], exact[:1].expand(3, -1), equal_nan=True)
         errors.append(float((found - exact)[:, 1].square().mean().sqrt()))
     assert errors[1] < 0.5 * errors[0]
 

@@ -7,7 +7,6 @@ from noiser.engine.changes import REMOVALS as REMOVALS
 from noiser.engine.changes import Absence as Absence
 from noiser.engine.changes import Change as Change
 from noiser.engine.changes import NormName as NormName
-from noiser.engine.changes import Remove as Remove
 from noiser.engine.changes import delete as delete
 from noiser.engine.changes import expected_norm as expected_norm
 from noiser.engine.changes import hide as hide
@@ -28,11 +27,8 @@ from noiser.engine.gradients import differentiate as differentiate
 from noiser.engine.inside import Attentions as Attentions
 from noiser.engine.inside import Call as Call
 from noiser.engine.inside import Integrals as Integrals
-from noiser.engine.inside import IntegralTable as IntegralTable
 from noiser.engine.inside import Path as Path
 from noiser.engine.inside import Relevance as Relevance
-from noiser.engine.inside import RelevanceTable as RelevanceTable
-from noiser.engine.query import CleanStats as CleanStats
 from noiser.engine.query import Prefill as Prefill
 from noiser.engine.query import Query as Query
 from noiser.engine.query import Request as Request

@@ -60,17 +60,17 @@ def backward(
     *,
     keep: bool,
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "batch length dim"]]:
-    """Scores of one target, and their gradients with respect to rows, of the sequences whose are wanted.
+    """Scores of one target, and their gradients with respect to the rows of the sequences that are wanted.
 
-    The gradient of the score with respect to the logits may be far below what half precision can hold, so each
-    sequence's is brought to size 1 for the way through the model, and the factor put back afterwards.
+    The gradient with respect to the logits may be far below what half precision can hold, so each sequence's is brought
+    to size 1 for the way through the model, and the factor put back afterwards.
     """
     head = logits.detach().requires_grad_()
     values = score(head)
     if not values.requires_grad:
         raise ParameterError(
-            "The function given as of= cannot be differentiated: it does not return what torch computed from its "
-            "first argument. Use torch's functions throughout, or a method that only predicts, such as 'occlusion'."
+            "The function given as of= cannot be differentiated. Use torch's functions from its first argument on, or "
+            "a method that only predicts, such as 'occlusion'."
         )
     (slope,) = torch.autograd.grad(values.sum(), head)
     slope = slope * wanted.to(slope)[:, None, None]

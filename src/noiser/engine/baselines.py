@@ -39,32 +39,18 @@ def baseline_row(lm: LanguageModel, name: Baseline) -> Float[Tensor, " dim"]:
     check_choice("baseline", name, BASELINES)
     if name == "zero":
         return torch.zeros(lm.embedding_dim, device=lm.device, dtype=torch.float32)
-    if name == "mean":
-        return _mean_row(lm)
-    return _rows(lm, torch.tensor([_token_id(lm, name)]))[0]
+    if name == "mean":  # a table is often padded to a round number of rows; those belong to no token
+        count = min(len(lm.tokenizer), lm.vocabulary_size)
+        return torch.stack([_rows(lm, part).sum(0) for part in torch.arange(count).split(CHUNK)]).sum(0) / count
+    token = getattr(lm.tokenizer, f"{name}_token_id")
+    if token is None or not 0 <= token < lm.vocabulary_size:
+        lacks = "which it does not have" if token is None else f"whose id {token} the embedding table does not have"
+        raise ParameterError(
+            f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}. Use baseline='zero' or 'mean'."
+        )
+    return _rows(lm, torch.tensor([token]))[0]
 
 
 def _rows(lm: LanguageModel, token_ids: Tensor) -> Float[Tensor, "tokens dim"]:
     with lm.running():
         return lm.embed(token_ids).float() / lm.embedding_scale
-
-
-def _mean_row(lm: LanguageModel) -> Float[Tensor, " dim"]:
-    # A table is often padded to a round number of rows; those belong to no token.
-    count = min(len(lm.tokenizer), lm.vocabulary_size)
-    return torch.stack([_rows(lm, part).sum(0) for part in torch.arange(count).split(CHUNK)]).sum(0) / count
-
-
-def _token_id(lm: LanguageModel, name: str) -> int:
-    token_id = getattr(lm.tokenizer, f"{name}_token_id")
-    size = lm.vocabulary_size
-    if token_id is None:
-        fault = f"the tokenizer ({type(lm.tokenizer).__name__}) has no {name}_token"
-    elif not 0 <= token_id < size:
-        fault = f"the tokenizer's {name}_token has id {token_id} and the model's embedding table {size} rows"
-    else:
-        return token_id
-    raise ParameterError(
-        f"baseline={name!r} asks for the embedding of the tokenizer's {name}_token, but {fault}; expected a token that "
-        "the model has. Use baseline='zero' or 'mean', which need none."
-    )

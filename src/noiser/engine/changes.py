@@ -1,12 +1,8 @@
-"""Changes of an input: rows that are replaced, taken out, or hidden at some positions.
-
-All act on unscaled rows of the embedding table, before any factor that the embedding module puts on them.
-"""
+"""Changes of an input's rows of the embedding table, before any factor that the embedding module puts on them."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,15 +17,13 @@ from noiser.types import RemovalName
 
 REMOVALS: tuple[str, ...] = get_args(RemovalName)
 
-Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]
-"""A removal without noise."""
-
+Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]  # a removal without noise
 ABSENCES: tuple[str, ...] = get_args(Absence)
 
 NormName = Literal["l1", "l2", "linf"]
 
 NOISE_SIZE = 2.0
-"""Relative noise of this size: r of `noise`, as `noiser_relative` has it."""
+"""r of the noise that removes."""
 
 Rows = Callable[[Tensor], Tensor]
 """From the clean rows of some positions [positions, dim] to changed ones [samples, positions, dim]."""
@@ -52,23 +46,17 @@ class Change:
     rows: Rows | None = None
     samples: int = 1
     hidden: bool = False
-    targets: tuple[int, ...] | None = None
+    targets: Sequence[int] | None = None
 
     @property
     def deletes(self) -> bool:
         """Whether the tokens are taken out."""
         return self.rows is None and not self.hidden
 
-    def index(self, position: int) -> int:
-        """Where the token of a clean position stands in the changed sequence; a deleted one where the last before it
-        stands, -1 for none.
-        """
-        return position - bisect_right(self.positions, position) if self.deletes else position
-
 
 def replace(positions: Iterable[int], row: Float[Tensor, " dim"], targets: Sequence[int] | None = None) -> Change:
     """The change in which every position holds one row, such as a baseline's."""
-    return Change(_ascending(positions), lambda clean: row.to(clean).expand(1, *clean.shape), targets=_tuple(targets))
+    return Change(tuple(sorted(positions)), lambda clean: row.to(clean).expand(1, *clean.shape), targets=targets)
 
 
 def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
@@ -76,7 +64,7 @@ def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Ch
 
     A target whose predicting token is deleted is read at the last token before it.
     """
-    return Change(_ascending(positions), targets=_tuple(targets))
+    return Change(tuple(sorted(positions)), targets=targets)
 
 
 def hide(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
@@ -86,7 +74,7 @@ def hide(positions: Iterable[int], targets: Sequence[int] | None = None) -> Chan
     the answer (attention knockout, Geva et al. 2023, arXiv 2304.14767). In a prompt without sources no later token at
     all attends to the hidden ones. A token always attends to itself.
     """
-    return Change(_ascending(positions), hidden=True, targets=_tuple(targets))
+    return Change(tuple(sorted(positions)), hidden=True, targets=targets)
 
 
 def noise(
@@ -108,34 +96,28 @@ def noise(
         relative: k is r ‖x‖ / E‖n‖₂ at each position: noise of r times the size of the embedding that it disturbs.
         by_position: the vectors are [samples, length, dim], and a position gets its own whichever others change.
     """
-    positions = _ascending(positions)
+    positions = tuple(sorted(positions))
 
     def rows(clean: Tensor) -> Tensor:
         k = scale * clean.norm(dim=-1)[:, None] / expected_norm("l2", clean.shape[-1]) if relative else scale
         chosen = vectors[:, list(positions)] if by_position else vectors[:, : len(clean)]
         return clean + k * chosen.to(clean)
 
-    return Change(positions, rows, len(vectors), targets=_tuple(targets))
+    return Change(positions, rows, len(vectors), targets=targets)
 
 
 def keep(
-    positions: Iterable[int],
-    masks: Callable[[], Tensor],
-    samples: int,
-    targets: Sequence[int] | None = None,
+    positions: Iterable[int], masks: Callable[[], Tensor], samples: int, targets: Sequence[int] | None = None
 ) -> Change:
-    """The change `x * mask`: soft masks of Zhao and Aletras (2023), [samples, positions, dim or 1].
-
-    They are made when a pass is filled.
-    """
-    return Change(_ascending(positions), lambda clean: clean * masks().to(clean), samples, targets=_tuple(targets))
+    """The change `x * mask`: soft masks [samples, positions, dim or 1] that are made when a pass is filled."""
+    return Change(tuple(sorted(positions)), lambda clean: clean * masks().to(clean), samples, targets=targets)
 
 
 def set_rows(
     positions: Iterable[int], rows: Float[Tensor, "samples positions dim"], targets: Sequence[int] | None = None
 ) -> Change:
     """The change to rows that the caller has made."""
-    return Change(_ascending(positions), lambda clean: rows.to(clean), len(rows), targets=_tuple(targets))
+    return Change(tuple(sorted(positions)), lambda clean: rows.to(clean), len(rows), targets=targets)
 
 
 Remove = Callable[[Iterable[int], Sequence[int] | None], Change]
@@ -152,16 +134,10 @@ def remover(query: Query, removal: RemovalName, rng: torch.Generator | None = No
             whatever else is removed; "delete": the token is taken out, and later ones move up; "hidden": see `hide`.
         rng: of the noise, which is drawn when tokens are first removed.
         samples: of the noise; with another removal there is one sample.
-
-    Raises:
-        UnknownNameError: no such removal.
-        ParameterError: the tokenizer has no such token.
     """
     check_choice("removal", removal, REMOVALS)
-    if removal == "delete":
-        return delete
-    if removal == "hidden":
-        return hide
+    if removal in ("delete", "hidden"):
+        return delete if removal == "delete" else hide
     if removal != "noise":
         row = query.baseline(removal)
         return lambda positions, targets: replace(positions, row, targets)
@@ -176,38 +152,19 @@ def remover(query: Query, removal: RemovalName, rng: torch.Generator | None = No
     return disturb
 
 
-def _ascending(positions: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(positions))
+def expected_norm(norm: NormName, dim: int) -> float:
+    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers; the paper gives the limits for large `dim` in an appendix.
 
-
-def _tuple(targets: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if targets is None else tuple(targets)
-
-
-def expected_norm(norm: NormName, dim: int, *, exact: bool = True) -> float:
-    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers.
-
-    Args:
-        norm: "l1", "l2" or "linf".
-        dim: number of components.
-        exact: the exact expectation; otherwise the paper's approximation for large `dim` (appendix "Bounding
-            Computations"): sqrt(d) for "l2", sqrt(2 ln d) for "linf". For "l1", d sqrt(2/π) is exact.
-
-    >>> round(expected_norm("l2", 640), 4), round(expected_norm("l2", 640, exact=False), 4)
-    (25.2883, 25.2982)
+    >>> round(expected_norm("l2", 640), 4), round(expected_norm("linf", 640), 4)
+    (25.2883, 3.2022)
     """
     if norm == "l1":
         return dim * math.sqrt(2 / math.pi)
     if norm == "l2":
-        return math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)) if exact else math.sqrt(dim)
-    return _expected_maximum(dim) if exact else math.sqrt(2 * math.log(dim))
-
-
-def _expected_maximum(dim: int) -> float:
-    """∫ 1 - P(max |n_i| <= x) dx, with P = erf(x / √2)^d."""
+        return math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2))
     from scipy.integrate import quad
 
     def above(x: float) -> float:
-        return 1 - math.erf(x / math.sqrt(2)) ** dim
+        return 1 - math.erf(x / math.sqrt(2)) ** dim  # P(max |n_i| > x)
 
     return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -19,7 +20,7 @@ from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
-from noiser.model.packing import Branch
+from noiser.model.packing import Branch, Context
 from noiser.types import Progress
 
 T = TypeVar("T")
@@ -30,16 +31,10 @@ AT_ONCE = 64
 
 @dataclass(frozen=True, eq=False)
 class Ask(Request):
-    """The request to read numbers of a prediction under changes of the input.
+    """The request to read numbers of a prediction under changes of the query's input.
 
     The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
-    makes of the logits at each target that the change names, from all samples of the change together.
-
-    Attributes:
-        query: the question that is asked.
-        changes: of its input.
-        read: from logits [samples, tokens, vocab] at a target's tokens, clean log-probabilities and token ids to
-            numbers; see `noiser.engine.scores`.
+    (see `noiser.engine.scores`) makes of the logits at each target that the change names, from all of its samples.
     """
 
     query: Query
@@ -55,43 +50,36 @@ class _Work(Generic[T]):
     steps: Steps[T]
     request: Request | None = None
     found: list[Tensor] = field(default_factory=list[Tensor])
-    parts: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
     left: int = 0
     error: Exception | None = None
 
 
 @dataclass(eq=False)
 class _Item:
-    """Samples `first` to `last` of one change, or a clean sequence (`change` None), as sequences to be run."""
+    """Samples `first` to `last` of one change, or a clean sequence, as sequences to be run from `start` to `stop`."""
 
     work: _Work[Any]
-    index: int
-    change: Change | None
+    context: Context
     start: int
     stop: int
-    wanted: list[int]
-    first: int
-    last: int
+    wanted: Sequence[int]
+    tokens: Sequence[tuple[int, ...]]
+    query: Query | None = None
+    change: Change | None = None
+    targets: Sequence[int] = ()
+    index: int = 0
+    first: int = 0
+    last: int = 1
+    parts: list[Tensor] = field(default_factory=list[Tensor])
 
     @property
-    def length(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def tokens(self) -> int:
-        return (self.last - self.first) * self.length
+    def size(self) -> int:
+        """How many tokens are run."""
+        return (self.last - self.first) * (self.stop - self.start)
 
 
 class Engine:
-    """One model at work on many generators.
-
-    Args:
-        lm: the model.
-        progress: called with (done, expected) token-forwards after every pass; expected are those that wait.
-
-    Raises:
-        ParameterError: lm is no `LanguageModel`.
-    """
+    """A model at work on many generators; `progress` hears of done and expected token-forwards after every pass."""
 
     def __init__(self, lm: LanguageModel, progress: Progress | None = None) -> None:
         check_model(lm)
@@ -107,44 +95,40 @@ class Engine:
         coming, working = enumerate(works), dict[int, _Work[T]]()
         try:
             while True:
-                for number, steps in islice(coming, max(0, AT_ONCE - len(working))):
-                    work = working[number] = _Work(number, steps)
-                    yield from self._ended(working, [work])
-                if not self._queue:
+                ready = [_Work(*one) for one in islice(coming, AT_ONCE - len(working))]
+                working |= {work.number: work for work in ready}
+                if not working:
                     return
                 with own_defaults():
-                    ready = self._pass()
-                yield from self._ended(working, ready)
+                    ready = ready or self._pass()
+                for work in ready:
+                    with own_defaults():
+                        outcome = self._advance(work)
+                    if outcome:
+                        del working[work.number]
+                        yield work.number, outcome[0]
         finally:
             for work in working.values():
                 work.steps.close()
 
-    def _ended(self, working: dict[int, _Work[T]], ready: Iterable[_Work[T]]) -> Iterator[tuple[int, T | Exception]]:
-        """The generators that end when those that have their answers go on."""
-        for work in ready:
-            with own_defaults():
-                outcome = self._advance(work)
-            if outcome:
-                del working[work.number]
-                yield work.number, outcome[0]
-
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
         """Sends a generator its answer; its result or error if it ends, else its next sequences are in the queue."""
-        answer: Any = work.found
-        if isinstance(work.request, Prefill):
-            answer = work.found[0]
+        answer: Any = work.found[0] if isinstance(work.request, Prefill) else work.found
         try:
             while True:
                 if work.error:
                     raise work.error
                 work.request = request = work.steps.send(answer if work.request else None)
-                if not isinstance(request, Ask | Prefill):
-                    answer, work.found = self._look_inside(request), []
+                if not isinstance(request, Ask | Prefill):  # the model answers at once
+                    spent: Spent = request.query.spent  # pyright: ignore
+                    before = spent.token_forwards
+                    answer, work.found = answer_inside(self.lm, request), []
+                    self._report(spent.token_forwards - before)
                     continue
                 items = self._items(work, request)
                 count = 1 if isinstance(request, Prefill) else len(request.changes)
                 answer = work.found = [torch.zeros(0, 1, dtype=torch.float64)] * count  # where no target is read
-                work.parts, work.left = {}, len(items)
+                work.left = len(items)
                 if items:
                     self._queue.extend(sorted(items, key=lambda item: -item.start))
                     return None
@@ -152,33 +136,49 @@ class Engine:
             return (stop.value,)
         except Exception as error:  # of one generator: the others go on
             work.steps.close()
-            return (error,)
-
-    def _look_inside(self, request: Request) -> Any:
-        """The answer to a request that the model answers at once, with what it ran counted as progress."""
-        spent: Spent = request.query.spent  # pyright: ignore
-        before = spent.token_forwards
-        answer = answer_inside(self.lm, request)
-        self._report(spent.token_forwards - before)
-        return answer
+            query = getattr(work.request, "query", None)
+            return (_too_large(self.lm, len(query.token_ids)) if query and is_out_of_memory(error) else error,)
 
     def _items(self, work: _Work[T], request: Ask | Prefill) -> list[_Item]:
         if isinstance(request, Prefill):
-            context = request.context
-            start = context.done if self.lm.packs else 0
-            return [_Item(work, 0, None, start, len(context.inputs), list(request.positions), 0, 1)]
-        query, changes = request.query, [(i, c) for i, c in enumerate(request.changes) if c.targets != ()]
-        for _, change in changes:
-            _check(self.lm, change)
-        return [_Item(work, i, c, *_extent(query, c, self.lm.packs), 0, c.samples) for i, c in changes]
+            context, start = request.context, request.context.done if self.lm.packs else 0
+            return [_Item(work, context, start, len(context.inputs), request.positions, request.tokens)]
+        query, items = request.query, list[_Item]()
+        for index, change in enumerate(request.changes):
+            targets = range(len(query.target_spans)) if change.targets is None else change.targets
+            if targets:
+                tokens = [ids for target in targets for ids in query.exact[target]]
+                start, stop, wanted = self._extent(query, change, targets)
+                place, last = (query.context, start, stop, wanted), change.samples
+                items.append(_Item(work, *place, tokens, query, change, targets, index, last=last))
+        return items
+
+    def _extent(self, query: Query, change: Change, targets: Sequence[int]) -> tuple[int, int, list[int]]:
+        """The first position of a changed sequence that must run, the one after the last, and those that are read."""
+        if (change.rows and not self.lm.takes_embeddings) or (change.hidden and not self.lm.packs):
+            raise UnsupportedModelError(
+                f"Tokens can be taken out of {self.lm.identity.name} ({type(self.lm.model).__name__}), but not "
+                f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
+                "noiser.Occlusion(baseline='delete')."
+            )
+        positions, wanted = change.positions, [row for target in targets for row in query.target_rows[target]]
+        if change.deletes:  # a token that is taken out is read where the last before it stands
+            wanted = [row - bisect_right(positions, row) for row in wanted]
+        if -1 in wanted:
+            raise ParameterError(
+                f"Deleting {len(positions)} tokens leaves none before a target to predict it from. Remove units in "
+                "another way, such as 'zero', or give the prompt as chat messages, whose template stays."
+            )
+        first = max(positions[0] + 1, query.sources_stop) if change.hidden else positions[0]
+        return (min(first, *wanted) if self.lm.packs else 0), max(wanted) + 1, wanted
 
     # ---- one pass ---------------------------------------------------------------------------------------------------
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
         items = self._fill()
-        contexts = {id(_context(item)): i for i, item in reversed(list(enumerate(items)))}
-        items.sort(key=lambda item: (contexts[id(_context(item))], -item.start))
+        contexts = {id(item.context): i for i, item in reversed(list(enumerate(items)))}
+        items.sort(key=lambda item: (contexts[id(item.context)], -item.start))
         branches: list[Branch] = []
         try:
             for item in items:
@@ -188,19 +188,22 @@ class Engine:
             if is_out_of_memory(error):
                 free_memory()
                 if sum(item.last - item.first for item in items) > 1:
-                    self._most_tokens = max(1, sum(item.tokens for item in items) // 2)
+                    self._most_tokens = max(1, sum(item.size for item in items) // 2)
                     self._queue.extendleft(reversed(items))
                     return []
-                error = ModelError(
-                    f"Not enough memory on {self.lm.device} to run one sequence of {items[0].stop} tokens. Shorten the "
-                    "prompt, attribute fewer targets at once, or load the model in a smaller dtype."
-                )
+                error = _too_large(self.lm, items[0].stop)
             if len(branches) < len(items):  # a change's own rows failed: the other sequences wait for the next pass
                 culprit = items.pop(len(branches))
                 self._queue.extendleft(reversed(items))
                 items = [culprit]
-            return self._fail(items, error)
-        self._count(items)
+            works = list({id(item.work): item.work for item in items}.values())
+            self._queue = deque(item for item in self._queue if item.work not in works)
+            for work in works:
+                work.error = error
+            return works
+        for spent in {item.query.spent for item in items if item.query}:
+            spent.add(sum(item.size for item in items if item.query and item.query.spent is spent))
+        self._report(sum(item.size for item in items))
         return [item.work for item, part in zip(items, logits, strict=True) if self._take(item, part)]
 
     def _fill(self) -> list[_Item]:
@@ -209,13 +212,13 @@ class Engine:
         tokens, rows = self._most_tokens, max(1, LOGIT_BYTES // (self.lm.vocabulary_size * 4))
         while self._queue:
             item = self._queue[0]
-            room = min(tokens // item.length, rows // max(1, len(item.wanted)))
+            room = min(tokens // (item.stop - item.start), rows // max(1, len(item.wanted)))
             if room < 1 and items:
                 break
             middle = min(item.last, item.first + max(1, room))
             taken = replace(item, last=middle)
             items.append(taken)
-            tokens, rows = tokens - taken.tokens, rows - len(taken.wanted) * (middle - item.first)
+            tokens, rows = tokens - taken.size, rows - len(taken.wanted) * (middle - item.first)
             if middle == item.last:
                 self._queue.popleft()
             else:
@@ -224,45 +227,55 @@ class Engine:
 
     def _take(self, item: _Item, logits: Tensor) -> bool:
         """Stores what was run; whether the generator has all of its answer."""
-        work, request = item.work, item.work.request
-        if isinstance(request, Prefill):
+        work, query, change, request = item.work, item.query, item.change, item.work.request
+        if not (query and change and isinstance(request, Ask)):
             work.found[0] = logits[0].to(torch.float32, copy=True)  # a copy: the other prompts' logits are let go
             return True
-        assert isinstance(request, Ask)
-        assert item.change
-        parts = work.parts.setdefault(item.index, [])
-        parts.append(logits)
-        if sum(map(len, parts)) < item.change.samples:
+        item.parts.append(logits)
+        if sum(map(len, item.parts)) < change.samples:
             return False
-        del work.parts[item.index]
+        logits = logits if len(item.parts) == 1 else torch.cat(item.parts)
+        item.parts.clear()
         try:
-            work.found[item.index] = _read(request, item.change, parts[0] if len(parts) == 1 else torch.cat(parts))
+            check_finite(logits.amax(-1, keepdim=True), self.lm.dtype)
+            of_targets = zip(logits.split([len(query.ids[g]) for g in item.targets], 1), item.targets, strict=True)
+            values = [request.read(part, query.clean_of[g], query.ids[g]) for part, g in of_targets]
+            work.found[item.index] = torch.stack(values).double().cpu()
         except Exception as error:  # of the reading: it ends this generator
             work.error = error
         work.left -= 1
         return not work.left
 
-    def _fail(self, items: Sequence[_Item], error: Exception) -> list[_Work[Any]]:
-        works = list({id(item.work): item.work for item in items}.values())
-        self._queue = deque(item for item in self._queue if item.work not in works)
-        for work in works:
-            work.error = error
-        return works
-
-    def _count(self, items: Sequence[_Item]) -> None:
-        tokens: dict[int, tuple[Query, int]] = {}
-        for item in items:
-            if isinstance(item.work.request, Ask):
-                query = item.work.request.query
-                tokens[id(query.spent)] = (query, tokens.get(id(query.spent), (query, 0))[1] + item.tokens)
-        for query, count in tokens.values():
-            query.spent.add(count)
-        self._report(sum(item.tokens for item in items))
-
     def _report(self, tokens: int) -> None:
         self._done += tokens
         if self.progress:
-            self.progress(self._done, self._done + sum(item.tokens for item in self._queue))
+            self.progress(self._done, self._done + sum(item.size for item in self._queue))
+
+
+def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
+    return ModelError(
+        f"Not enough memory on {lm.device} to run one sequence of {tokens} tokens. Shorten the prompt, attribute fewer "
+        "targets at once, or load the model in a smaller dtype."
+    )
+
+
+def _branch(lm: LanguageModel, item: _Item) -> Branch:
+    """An item as sequences of embeddings."""
+    context, change, start, stop = item.context, item.change, item.start, item.stop
+    if change is None:
+        inputs = context.inputs[start:stop][None]
+        return Branch(context, start, inputs, item.wanted, record=lm.packs, tokens=item.tokens)
+    if change.deletes:
+        gone = set(change.positions)
+        kept = list(islice((i for i in range(start, len(context.inputs)) if i not in gone), stop - start))
+        return Branch(context, start, context.inputs[kept][None], item.wanted, tokens=item.tokens)
+    inputs = context.inputs[start:stop].repeat(item.last - item.first, 1, 1)
+    if change.rows:
+        places = list(change.positions)
+        rows = change.rows(context.inputs[places].float() / context.scale)[item.first : item.last]
+        inside = [i - start for i in places if i < stop]
+        inputs[:, inside] = (rows[:, : len(inside)] * context.scale).to(inputs.dtype)
+    return Branch(context, start, inputs, item.wanted, change.positions if change.hidden else (), tokens=item.tokens)
 
 
 @contextmanager
@@ -279,7 +292,7 @@ def own_defaults() -> Generator[None]:
 
 def run_all(lm: LanguageModel, works: Iterable[Steps[T]], progress: Progress | None = None) -> list[T]:
     """What generators return, in their order. Raises the first error that one of them ends with."""
-    results: dict[int, T] = {}
+    results = dict[int, T]()
     with closing(Engine(lm, progress).run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
         for number, outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -300,76 +313,3 @@ def ask(lm: LanguageModel, request: Request) -> Any:
         return (yield request)
 
     return run_one(lm, steps())
-
-
-# ---- from changes to sequences --------------------------------------------------------------------------------------
-
-
-def _targets(query: Query, change: Change) -> Sequence[int]:
-    return range(len(query.target_spans)) if change.targets is None else change.targets
-
-
-def _check(lm: LanguageModel, change: Change) -> None:
-    """Raises UnsupportedModelError for a change that the model cannot have."""
-    if change.rows and not lm.takes_embeddings:
-        raise UnsupportedModelError(
-            f"{lm.identity.name} reads text alone: tokens can be taken out of it, not changed. Take a method with "
-            "baseline='delete', such as noiser.Occlusion(baseline='delete')."
-        )
-    if change.hidden and not lm.packs:
-        raise UnsupportedModelError(
-            f"Attention to single tokens cannot be taken away in {type(lm.model).__name__}. Remove them in another "
-            "way: baseline='zero' or 'delete'."
-        )
-
-
-def _extent(query: Query, change: Change, packs: bool) -> tuple[int, int, list[int]]:
-    """The first position of a changed sequence that must run, the one after the last, and those that are read."""
-    rows = [row for target in _targets(query, change) for row in query.target_rows[target]]
-    wanted = [change.index(row) for row in rows]
-    if -1 in wanted:
-        raise ParameterError(
-            f"Deleting {len(change.positions)} tokens leaves none before a target; expected at least one, from which "
-            "to predict it: this prompt has no token that stays, such as BOS or a chat template's. Remove units in "
-            "another way, such as 'zero', or give the prompt as chat messages."
-        )
-    first = max(change.positions[0] + 1, query.sources_stop) if change.hidden else change.positions[0]
-    return (min(first, *wanted) if packs else 0), max(wanted) + 1, wanted
-
-
-def _context(item: _Item) -> Any:
-    request: Any = item.work.request
-    return request.context if isinstance(request, Prefill) else request.query.context
-
-
-def _branch(lm: LanguageModel, item: _Item) -> Branch:
-    """An item as sequences of embeddings."""
-    context, change, start, stop, request = _context(item), item.change, item.start, item.stop, item.work.request
-    if isinstance(request, Prefill):
-        inputs = context.inputs[start:stop][None]
-        return Branch(context, start, inputs, item.wanted, record=lm.packs, tokens=request.tokens)
-    assert isinstance(request, Ask)
-    assert change
-    tokens = request.query.tokens_of(change.targets)
-    if change.deletes:
-        gone = set(change.positions)
-        kept = list(islice((i for i in range(start, len(context.inputs)) if i not in gone), stop - start))
-        return Branch(context, start, context.inputs[kept][None], item.wanted, tokens=tokens)
-    inputs = context.inputs[start:stop].repeat(item.last - item.first, 1, 1)
-    if change.rows:
-        places = list(change.positions)
-        rows = change.rows(context.inputs[places].float() / context.scale)[item.first : item.last]
-        inside = [i - start for i in places if i < stop]
-        inputs[:, inside] = (rows[:, : len(inside)] * context.scale).to(inputs.dtype)
-    return Branch(context, start, inputs, item.wanted, change.positions if change.hidden else (), tokens=tokens)
-
-
-def _read(request: Ask, change: Change, logits: Tensor) -> Tensor:
-    """The numbers of each target, float64 on the CPU."""
-    query, values, at = request.query, list[Tensor](), 0
-    check_finite(logits.amax(-1, keepdim=True), query.dtype)
-    for target in _targets(query, change):
-        size = len(query.target_spans[target])
-        values.append(request.read(logits[:, at : at + size], query.clean_of[target], query.ids[target]))
-        at += size
-    return torch.stack(values).double().cpu()

@@ -23,13 +23,10 @@ class StoredGame:
     """The values of a game that are known: for each target its units and a value for some of their subsets.
 
     Args:
-        mask: [targets, units], the units that a target plays with; the others are always kept.
+        mask: [targets, units], the units that a target plays with, `units` has their indices; others are always kept.
         whole: [targets], the values with every unit kept.
         score: name of the value; see `noiser.engine.SCORES`.
         values: of other inputs.
-
-    Attributes:
-        units: for each target the indices of its units.
     """
 
     def __init__(
@@ -50,20 +47,15 @@ class StoredGame:
         return torch.stack((yield from self.values([kept] * len(self.units))))
 
     def values(self, kept: Sequence[Bool[Tensor, "_inputs units"]]) -> Steps[list[Float64[Tensor, " _inputs"]]]:
-        """The values of each target under inputs of its own.
-
-        Raises:
-            ParameterError: an input is not stored, and there is no model to play it with.
-        """
+        """The values of each target under inputs of its own. Raises ParameterError for one that is not stored."""
         keys = [[row.tobytes() for row in (rows | ~mask).numpy()] for rows, mask in zip(kept, self.mask, strict=True)]
-        wanted = [(g, key) for g, row in enumerate(keys) for key in dict.fromkeys(row) if (g, key) not in self.table]
-        yield from self._play(wanted)
+        if wanted := [(g, k) for g, row in enumerate(keys) for k in dict.fromkeys(row) if (g, k) not in self.table]:
+            yield from self._play(wanted)
         return [torch.tensor([self.table[g, key] for key in row], dtype=torch.float64) for g, row in enumerate(keys)]
 
     def _play(self, wanted: Sequence[Key]) -> Steps[None]:
         yield from ()
-        if wanted:
-            raise ParameterError(f"{len(wanted)} inputs are not stored in this game. Play them with the model first.")
+        raise ParameterError(f"{len(wanted)} inputs are not stored in this game. Play them with the model first.")
 
 
 class Game(StoredGame):
@@ -90,16 +82,8 @@ class Game(StoredGame):
         super().__init__(mask, query.read_clean(self._read), name)
 
     def _play(self, wanted: Sequence[Key]) -> Steps[None]:
-        runs = self._runs(wanted)
-        changes = [self._remove(positions, sorted(targets)) for positions, targets in runs.items()]
-        found: list[Tensor] = yield Ask(self.query, changes, self._read)
-        for targets, values in zip(runs.values(), found, strict=True):
-            for g, value in zip(sorted(targets), values.mean(1).tolist(), strict=True):
-                self.table[g, targets[g]] = value
-
-    def _runs(self, wanted: Sequence[Key]) -> dict[tuple[int, ...], dict[int, bytes]]:
-        """The positions that each run removes, and the targets that are read under it with their inputs."""
         ends = [rows[-1] for rows in self.query.target_rows]
+        # the positions that each run removes, and the targets that are read under it with their inputs
         runs: dict[tuple[int, ...], dict[int, bytes]] = {}
         shared: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
         for g, key in sorted(wanted, key=lambda pair: -ends[pair[0]]):
@@ -111,4 +95,8 @@ class Game(StoredGame):
                 for end in set(ends):
                     shared.setdefault((end, run[: bisect_right(run, end)]), run)
             runs[run][g] = key
-        return runs
+        changes = [self._remove(positions, sorted(targets)) for positions, targets in runs.items()]
+        found: list[Tensor] = yield Ask(self.query, changes, self._read)
+        for targets, values in zip(runs.values(), found, strict=True):
+            for g, value in zip(sorted(targets), values.mean(1).tolist(), strict=True):
+                self.table[g, targets[g]] = value

@@ -1,30 +1,25 @@
 """Gradients of scores with respect to rows of the embedding table.
 
-Sequences run in batches, half as many after memory has run out: whole, or from their first changed token on. One
-forward pass serves all targets; each target then has a backward pass of its own.
+One forward pass serves all targets; each target then has a backward pass of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from noiser.engine.backward import Score, backward, differentiable
+from noiser.engine.backward import backward, differentiable
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
-from noiser.errors import ModelError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
@@ -32,13 +27,7 @@ CPU it is not memory that limits batches, and a backward pass gains from large o
 
 
 class Input(NamedTuple):
-    """One input to differentiate at.
-
-    Attributes:
-        positions: the tokens whose rows change.
-        rows: makes these rows [positions, dim], when a batch runs.
-        targets: indices of the targets that are read.
-    """
+    """One input to differentiate at: tokens, a function that makes their rows [positions, dim], and targets to read."""
 
     positions: Sequence[int]
     rows: Callable[[], Tensor]
@@ -57,7 +46,8 @@ class Slope(NamedTuple):
 def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read: Read) -> Iterator[Slope]:
     """Scores and gradients of every input, for each of its targets.
 
-    Where the clean sequence is cached, inputs run from their first changed token on.
+    Where the clean sequence is cached, inputs run from their first changed token on. Batches are half as long after
+    memory has run out.
 
     Args:
         lm: the model.
@@ -67,58 +57,31 @@ def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read
 
     Raises:
         NumericalError: a logit or a gradient is NaN or infinite.
-        ModelError: memory does not suffice for a single sequence.
         ParameterError: the score is a caller's function that cannot be differentiated.
         UnsupportedModelError: a layer has no backward pass.
     """
-    copies = 1 if lm.device.type == "cpu" else COPIES
     tokens = max((sum(len(query.target_spans[g]) for g in one.targets) for one in inputs), default=1)
     most = min(lm.batch_tokens // len(query.token_ids), LOGIT_BYTES // (4 * lm.vocabulary_size * max(1, tokens)))
-    run = partial(_slopes, lm, query, scores=scores_of(query, read))
-
-    def start_of(item: tuple[int, Input]) -> int:
-        return item[1].positions[0] if query.context.cache else 0
-
-    for start, group in groupby(enumerate(inputs), start_of):
-        yield from in_parts(lm, partial(run, start=start), list(group), max(1, most // copies))
-
-
-def in_parts(
-    lm: LanguageModel, run: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T], most: int
-) -> Iterator[R]:
-    """What `run` returns of all items, at most so many at a time, and half as many after memory has run out.
-
-    Raises:
-        ModelError: memory does not suffice for a single item.
-    """
-    first = 0
-    while first < len(items):
-        part, results = items[first : first + most], None
-        try:
-            results = list(run(part))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if len(part) == 1:
-                raise ModelError(
-                    f"Not enough memory on {lm.device} for a backward pass through one sequence. Shorten the prompt, "
-                    "attribute fewer targets at once, or load the model in a smaller dtype."
-                ) from error
-        if results is None:
-            free_memory()
-            most = len(part) // 2
-        else:
-            yield from results
-            first += len(part)
+    most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
+    for start, group in groupby(enumerate(inputs), lambda one: one[1].positions[0] if query.context.cache else 0):
+        waiting = list(group)
+        while waiting:
+            part, found = waiting[:most], None
+            try:
+                found = list(_slopes(lm, query, part, read=read, start=start))
+            except (MemoryError, RuntimeError) as error:
+                if len(part) == 1 or not is_out_of_memory(error):
+                    raise
+            if found is None:  # outside of the handler, whose error holds what the pass computed
+                free_memory()
+                most = len(part) // 2
+            else:
+                yield from found
+                waiting = waiting[most:]
 
 
 def _slopes(
-    lm: LanguageModel,
-    query: Query,
-    inputs: Sequence[tuple[int, Input]],
-    *,
-    scores: Sequence[Score],
-    start: int,
+    lm: LanguageModel, query: Query, inputs: Sequence[tuple[int, Input]], *, read: Read, start: int
 ) -> Iterator[Slope]:
     """One forward pass of a batch from the token `start` on, and one backward pass for each of its targets."""
     targets = sorted({g for _, one in inputs for g in one.targets})
@@ -133,11 +96,11 @@ def _slopes(
         options = query.context.continued(start, len(inputs)) if start else {}
         heads = target_logits(lm, query, embeddings.requires_grad_(), targets, start, **options)
         for target, logits in zip(targets, heads, strict=True):
-            asked = [target in one.targets for _, one in inputs]
-            keep = target != targets[-1]
-            values, gradients = backward(lm, logits, embeddings, scores[target], torch.tensor(asked), keep=keep)
-            for (index, _), value, gradient, wanted in zip(inputs, values, gradients, asked, strict=True):
-                if wanted:
+            asked, score = [target in one.targets for _, one in inputs], partial(score_at, query, read, target)
+            wanted, keep = torch.tensor(asked), target != targets[-1]
+            values, gradients = backward(lm, logits, embeddings, score, wanted, keep=keep)
+            for (index, _), value, gradient, asks in zip(inputs, values, gradients, asked, strict=True):
+                if asks:
                     yield Slope(index, target, value, pad(gradient, (0, 0, start, len(query.token_ids) - stop)))
     query.spent.add(embeddings[..., 0].numel(), 1 + len(targets))
 
@@ -158,10 +121,6 @@ def target_logits(
     return list(logits.split([len(span) for span in spans], 1))
 
 
-def scores_of(query: Query, read: Read) -> list[Score]:
-    """For each target the score as a function of the logits at its tokens."""
-
-    def score(logits: Tensor, target: int) -> Tensor:
-        return read(logits, query.clean_of[target].to(logits.device), query.ids[target].to(logits.device))
-
-    return [partial(score, target=target) for target in range(len(query.target_spans))]
+def score_at(query: Query, read: Read, target: int, logits: Tensor) -> Tensor:
+    """The score of one target, from the logits at its tokens."""
+    return read(logits, query.clean_of[target].to(logits.device), query.ids[target].to(logits.device))

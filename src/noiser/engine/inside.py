@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.backward import backward, differentiable
 from noiser.engine.baselines import Baseline
-from noiser.engine.gradients import Input, differentiate, in_parts, scores_of, target_logits
+from noiser.engine.gradients import Input, differentiate, score_at, target_logits
 from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
 from noiser.engine.scores import Read
@@ -46,9 +46,10 @@ class Path:
 
 @dataclass(frozen=True, eq=False)
 class Integrals(Request):
-    """The request for integrals of a score's gradient along paths; answered by an `IntegralTable`.
+    """The request for integrals of a score's gradient along paths; input times gradient is one with one place, its end.
 
-    Input times gradient is one path from the zero row with one place, its end.
+    The answer is a pair: contributions [targets, length, dim], Σ over paths and places of weight × gradient × direction
+    of the path; and [paths, targets, length], each path's contributions summed over dimensions, on the CPU.
     """
 
     query: Query
@@ -56,48 +57,19 @@ class Integrals(Request):
     read: Read
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class IntegralTable:
-    """Integrals along paths.
-
-    Attributes:
-        contributions: [targets, length, dim], Σ over paths and places of weight × gradient × direction of the path.
-        sums: [paths, targets, length], each path's contributions summed over dimensions.
-    """
-
-    contributions: Float[Tensor, "targets length dim"]
-    sums: Float[Tensor, "paths targets length"]
-
-
 @dataclass(frozen=True, eq=False)
 class Relevance(Request):
-    """The request for one pass under rules that replace derivatives; answered by a `RelevanceTable`.
+    """The request for one pass under rules that replace derivatives, from the score `read`.
 
-    Attributes:
-        query: the question.
-        rules: see `noiser.engine.rules`.
-        read: the score from which relevance starts.
-        reference: the path at whose beginning a reference run is made, and whose targets are read; None for none, and
-            all targets.
+    The path `reference` begins where a reference run is made, and names the targets; None for none, and all targets.
+    The answer is a pair: the scores [targets, 1 or 2] of the clean input and of the reference; and each token's
+    Σ_d (x - reference) × gradient, [targets, length], float64.
     """
 
     query: Query
     rules: Rules
     read: Read
     reference: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RelevanceTable:
-    """Relevance of every token.
-
-    Attributes:
-        values: [the reference's targets or all, 1 or 2], the score of the clean input and of the reference.
-        contributions: [targets, length], each token's Σ_d (x - reference) × gradient, float64.
-    """
-
-    values: Float[Tensor, "targets inputs"]
-    contributions: Float64[Tensor, "targets length"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +83,7 @@ class Attentions(Request):
 class Call(Request):
     """The request to call another library that runs the model by itself; the function's result is the answer.
 
-    Attributes:
-        query: the question that it is about.
-        function: called with the model and the query; it may `ask` further requests, and counts its work in
-            `query.spent`.
+    The function may `ask` further requests, and counts its work in `query.spent`.
     """
 
     query: Query
@@ -122,18 +91,14 @@ class Call(Request):
 
 
 def answer_inside(lm: LanguageModel, request: Request) -> Any:
-    """The answer to a request that is not a list of changes.
-
-    Raises:
-        UnsupportedModelError: the layers are not in this process.
-    """
+    """The answer to a request that is not a list of changes. Raises UnsupportedModelError where no layer is here."""
     if not lm.looks_inside and not isinstance(request, Call):
         raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere and only predicts. Load it into this process.")
     match request:
         case Integrals():
-            return integrals(lm, request.query, request)
+            return integrals(lm, request)
         case Relevance():
-            return relevance(lm, request.query, request)
+            return relevance(lm, request)
         case Attentions():
             request.query.spent.add(len(request.query.token_ids))
             return attention_maps(lm, request.query.token_ids)
@@ -143,37 +108,33 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
             raise AssertionError(f"no engine answers {request!r}")
 
 
-def integrals(lm: LanguageModel, query: Query, request: Integrals) -> IntegralTable:
+def integrals(lm: LanguageModel, request: Integrals) -> tuple[Tensor, Tensor]:
     """The answer to `Integrals`; errors as for `differentiate`."""
-    rows, paths = query.context.rows[: len(query.token_ids)], request.paths
+    query, paths = request.query, request.paths
+    rows, count = query.context.rows[: len(query.token_ids)], len(query.target_spans)
     ends = [rows[list(path.positions)] + (0 if path.shift is None else path.shift.to(rows)) for path in paths]
     starts = [query.baseline(path.baseline).expand_as(end) for path, end in zip(paths, ends, strict=True)]
-    points = [(p, a, w) for p, path in enumerate(paths) for a, w in zip(path.alphas, path.weights, strict=True)]
-    inputs = [
-        Input(paths[p].positions, partial(torch.lerp, starts[p], ends[p], alpha), _targets_of(query, paths[p]))
-        for p, alpha, _ in points
-    ]
-    count = len(query.target_spans)
+    places, inputs = list[tuple[int, float]](), list[Input]()
+    for p, path in enumerate(paths):
+        for alpha, weight in zip(path.alphas, path.weights, strict=True):
+            places.append((p, weight))
+            move = partial(torch.lerp, starts[p], ends[p], alpha)
+            inputs.append(Input(path.positions, move, _targets_of(query, path)))
     contributions = torch.zeros(count, *rows.shape, device=rows.device)
     sums = torch.zeros(len(paths), count, len(rows), device=rows.device)
     for index, target, _, gradient in differentiate(lm, query, inputs, request.read):
-        p, _, weight = points[index]
+        p, weight = places[index]
         at = list(paths[p].positions)
         product = weight * gradient[at] * (ends[p] - starts[p])
         contributions[target, at] += product
         sums[p, target, at] += product.sum(-1)
-    return IntegralTable(contributions=contributions, sums=sums.cpu())
+    return contributions, sums.cpu()
 
 
-def relevance(lm: LanguageModel, query: Query, request: Relevance) -> RelevanceTable:
+def relevance(lm: LanguageModel, request: Relevance) -> tuple[Tensor, Tensor]:
     """The answer to `Relevance`; errors as for `differentiate`."""
-    (table,) = in_parts(lm, lambda _: [_relevance(lm, query, request)], [request], 1)
-    return table
-
-
-def _relevance(lm: LanguageModel, query: Query, request: Relevance) -> RelevanceTable:
-    path, heads = request.reference, []
-    targets, scores = _targets_of(query, path), scores_of(query, request.read)
+    query, path = request.query, request.reference
+    targets, others = _targets_of(query, path), list[list[Tensor]]()
     with differentiable(lm):
         moved = query.context.rows[: len(query.token_ids)]  # here, where a caller's inference mode is off
         embeddings = lm.embed(query.token_ids)[None].detach()
@@ -185,18 +146,17 @@ def _relevance(lm: LanguageModel, query: Query, request: Relevance) -> Relevance
                 moved[at] -= start
                 moved[[i for i in range(len(moved)) if i not in set(at)]] = 0
                 with torch.no_grad():
-                    heads = [target_logits(lm, query, reference, targets)]
-            heads = [target_logits(lm, query, embeddings.requires_grad_(), targets), *heads]
-        values: list[list[Tensor]] = []
-        contributions: list[Tensor] = []
-        for target, logits, *others in zip(targets, *heads, strict=True):
-            score, keep = scores[target], target != targets[-1]
+                    others = [target_logits(lm, query, reference, targets)]
+            heads = [target_logits(lm, query, embeddings.requires_grad_(), targets), *others]
+        values, contributions = list[list[Tensor]](), list[Tensor]()
+        for target, logits, *other in zip(targets, *heads, strict=True):
+            score, keep = partial(score_at, query, request.read, target), target != targets[-1]
             (value,), (gradient,) = backward(lm, logits, embeddings, score, torch.tensor([True]), keep=keep)
-            values.append([value, *(score(other)[0] for other in others)])
+            values.append([value, *(score(each)[0] for each in other)])
             # in double precision: small differences of large sums
             contributions.append((moved.cpu().double() * gradient.cpu().double()).sum(-1))
     query.spent.add(len(moved), len(heads) + len(targets))
-    return RelevanceTable(values=torch.tensor(values), contributions=torch.stack(contributions))
+    return torch.tensor(values), torch.stack(contributions)
 
 
 def _targets_of(query: Query, path: Path | None) -> Sequence[int]:

@@ -6,7 +6,6 @@ from noiser.attribution import Attribution
 from noiser.engine.query import Prefill, Query, Steps, check_length, query_of
 from noiser.errors import ParameterError
 from noiser.model.language_model import LanguageModel
-from noiser.types import Span
 
 
 def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
@@ -32,21 +31,26 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
     encoding = lm.encode(att.prompt, rendered=text)
     if encoding.text != text:
         raise _mismatch(lm, att, f"the prompt reads {encoding.text!r} with it, not {text!r}")
-    ids = tuple(token for target in att.targets for token in (*target.before, *target.token_ids))
+    begin = position = len(encoding.token_ids)
+    spans, ids = list[range](), list[int]()
+    for target in att.targets:
+        start = position + len(target.before)
+        position = start + len(target.token_ids)
+        spans.append(range(start, position))
+        ids += [*target.before, *target.token_ids]
     foil = None if att.foil is None else att.foil.token_id
     if outside := [token for token in (*ids, foil or 0) if not 0 <= token < lm.vocabulary_size]:
         raise _mismatch(lm, att, f"target id {outside[0]} is outside its vocabulary of {lm.vocabulary_size} tokens")
-    prompt_tokens = len(encoding.token_ids)
-    check_length(lm, prompt_tokens + len(ids) - 1)
+    check_length(lm, begin + len(ids) - 1)
     context = lm.context((*encoding.token_ids, *ids[:-1]))
     exact = [(token,) if foil is None else (token, foil) for token in ids]
-    logits = yield Prefill(context, range(prompt_tokens - 1, prompt_tokens + len(ids) - 1), exact)
+    logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
     query = query_of(
         lm,
         att.prompt,
         encoding,
-        ids,
-        _target_spans(att, prompt_tokens),
+        tuple(ids),
+        spans,
         context=context,
         logits=logits,
         target_unit=att.target_unit,
@@ -59,32 +63,18 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         raise _mismatch(lm, att, f"the targets read {query.target_texts} with it, not {texts}")
     if query.encoding.text != att.text:
         raise _mismatch(lm, att, f"prompt and continuation read {query.encoding.text!r} with it, not {att.text!r}")
-    for unit in att.units:
-        _check_unit(lm, att, query, unit)
-    return query
-
-
-def _target_spans(att: Attribution, position: int) -> list[range]:
-    """The positions of each target's tokens; the first target, or the text before it, begins at `position`."""
-    spans: list[range] = []
-    for target in att.targets:
-        start = position + len(target.before)
-        position = start + len(target.token_ids)
-        spans.append(range(start, position))
-    return spans
-
-
-def _check_unit(lm: LanguageModel, att: Attribution, query: Query, unit: Span) -> None:
-    """The unit's tokens must cover its characters; spans that the caller chose, and sources, need only touch them."""
+    # spans that the caller chose, and sources, need only touch the characters that their tokens cover
     offsets = query.encoding.offsets
-    if not unit.token_indices or not 0 <= min(unit.token_indices) <= max(unit.token_indices) < len(offsets):
-        raise _mismatch(lm, att, f"{unit.text!r} has the tokens {unit.token_indices} of {len(offsets)}")
-    start = min(offsets[i][0] for i in unit.token_indices)
-    end = max(offsets[i][1] for i in unit.token_indices)
-    kinds = {att.unit, att.info.get("aggregated", {}).get("from")}
-    touches = kinds & {"spans", "source", "auto"} and start < unit.end and unit.start < end
-    if not touches and (start, end) != (unit.start, unit.end):
-        raise _mismatch(lm, att, f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}")
+    loose = {att.unit, att.info.get("aggregated", {}).get("from")} & {"spans", "source", "auto"}
+    for unit in att.units:
+        cover = [offsets[i] for i in unit.token_indices if 0 <= i < len(offsets)]
+        if not cover or len(cover) < len(unit.token_indices):
+            raise _mismatch(lm, att, f"{unit.text!r} has the tokens {unit.token_indices} of {len(offsets)}")
+        start, end = min(start for start, _ in cover), max(end for _, end in cover)
+        if (start, end) != (unit.start, unit.end) and not (loose and start < unit.end and unit.start < end):
+            place = f"{unit.start} to {unit.end} are at {start} to {end}"
+            raise _mismatch(lm, att, f"the tokens of {unit.text!r} at {place}")
+    return query
 
 
 def _mismatch(lm: LanguageModel, att: Attribution, what: str) -> ParameterError:

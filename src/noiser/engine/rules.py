@@ -53,9 +53,6 @@ def ruled(model: nn.Module, rules: Rules) -> Generator[None]:
     """Within it, forward passes prepare backward passes by the rules; parameters must not require gradients.
 
     A pass without gradients is the reference run: the next pass compares its activations with it.
-
-    Raises:
-        UnsupportedModelError: a rule is asked for that the model's layers do not allow.
     """
     ran: set[str] = set()
     with contextlib.ExitStack() as stack:
@@ -67,8 +64,8 @@ def ruled(model: nn.Module, rules: Rules) -> Generator[None]:
         yield
     if rules.attention is None and not ran:
         raise UnsupportedModelError(
-            f"No activation function of {type(model).__name__} is a module; expected some, for which there is a rule. "
-            "Take the gradient itself, 'input_x_gradient', or another method, such as 'occlusion'."
+            f"No activation function of {type(model).__name__} is a module, for which there is a rule. Take the "
+            "gradient itself, 'input_x_gradient', or another method, such as 'occlusion'."
         )
 
 

@@ -40,14 +40,8 @@ def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " s
 
 
 def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
-    """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities.
-
-    >>> import torch
-    >>> logits = torch.tensor([[[0.75, 0.25]]]).log()
-    >>> round(logit(logits, logits[0], torch.tensor([0])).item(), 4) == round(torch.tensor(3.0).log().item(), 4)
-    True
-    """
-    logits, at = logits.float(), _columns(logits, ids)
+    """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities."""
+    logits, at = logits.float(), ids.expand(len(logits), -1)[..., None]
     right = logits.gather(-1, at)[..., 0]
     wrong = logits.scatter(-1, at, -torch.inf).logsumexp(-1)
     if len(ids) == 1:
@@ -71,13 +65,7 @@ def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, 
     return -_squared_roots(logits, clean).mean(-1) / 2**0.5
 
 
-SCORES: dict[str, Read] = {
-    "prob": prob,
-    "logprob": logprob,
-    "logit": logit,
-    "hellinger": hellinger,
-    "squared": squared,
-}
+SCORES: dict[str, Read] = {each.__name__: each for each in (prob, logprob, logit, hellinger, squared)}
 
 
 def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = None) -> Read:
@@ -96,15 +84,9 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
     if foil is None:
         return SCORES[name]
     if name in ("hellinger", "squared"):
-        raise ParameterError(
-            f"score={name!r} compares whole distributions and has no foil. Use another score with one."
-        )
+        raise ParameterError(f"score={name!r} compares whole distributions and has no foil. Use another score.")
     value = prob if name == "prob" else logprob
-
-    def contrast(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
-        return value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
-
-    return contrast
+    return lambda logits, clean, ids: value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
 
 
 def _own(of: Objective) -> Read:
@@ -114,14 +96,11 @@ def _own(of: Objective) -> Read:
         if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise ParameterError(
-                f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], one number per "
-                f"sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
+                f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], a number for "
+                f"each sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
             )
         if log_p.isfinite().any(-1).all() and not values.isfinite().all():
-            raise ParameterError(
-                "The function given as of= returned NaN or an infinite number; expected finite ones. Keep it from "
-                "dividing by 0, and from logarithms of 0."
-            )
+            raise ParameterError("The function given as of= returned NaN or an infinite number; expected finite ones.")
         return values
 
     return read
@@ -136,15 +115,12 @@ class Effect(NamedTuple):
     Attributes:
         score: what the score loses: its clean value minus that of P̄.
         stderr: standard error of the score over the samples, by the delta method; NaN for a single sample.
-        flips: 1 if the model changes its mind: the most probable token of P̄ is another one than without the change, at
-            any of the target's tokens; with a foil, the other one of the pair leads.
+        flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil, if the other leads.
         lead: log odds of the model's own token against its strongest rival (of target against foil), divided by their
             clean value: 1 for no change, negative after a flip. Of a span the smallest.
-        probability: P̄ of the target; of a span the geometric mean.
-        probability_stderr: its standard error.
+        probability, probability_stderr: P̄ of the target, of a span the geometric mean, and its standard error.
         foil_probability: P̄ of the foil; 0 without one.
-        leader: id of the most probable token of P̄, where the lead is smallest.
-        leader_probability: its probability.
+        leader, leader_probability: id and probability of the most probable token of P̄, where the lead is smallest.
     """
 
     score: float
@@ -169,8 +145,7 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
         p = mean.gather(-1, at)[:, 0]
         probability = p.log().mean().exp()
         probability_moves = probability * (samples.gather(-1, at.expand(len(samples), -1, 1))[..., 0] / p).mean(-1)
-        lead = _leads(mean.log(), clean, ids, foil)
-        clean_lead = _leads(clean, clean, ids, foil)
+        lead, clean_lead = leads(mean.log(), clean, ids, foil), leads(clean, clean, ids, foil)
         lead = lead / torch.where(clean_lead == 0, torch.inf, clean_lead)
         if foil is None:
             flips = (mean.argmax(-1) != clean.argmax(-1)).any()
@@ -188,12 +163,10 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
     return read
 
 
-def leads(clean: LogProbabilities, ids: Ids, foil: int | None = None) -> Float[Tensor, " tokens"]:
-    """Log odds of the model's own token against its strongest rival, or of the target against a foil."""
-    return _leads(clean, clean, ids, foil)
-
-
-def _leads(log_p: Tensor, clean: Tensor, ids: Tensor, foil: int | None) -> Tensor:
+def leads(
+    log_p: LogProbabilities, clean: LogProbabilities, ids: Ids, foil: int | None = None
+) -> Float[Tensor, " tokens"]:
+    """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
     if foil is not None:
         return log_p.gather(-1, ids[:, None])[:, 0] - log_p[:, foil]
     own = clean.argmax(-1, keepdim=True)
@@ -213,13 +186,9 @@ def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: 
     return value.detach(), torch.einsum("stv,tv->s", samples, slope)
 
 
-def _columns(logits: Tensor, ids: Tensor) -> Tensor:
-    return ids.expand(len(logits), -1)[..., None]
-
-
 def _log_p(logits: Tensor, ids: Tensor) -> Tensor:
     logits = logits.float()
-    return logits.gather(-1, _columns(logits, ids))[..., 0] - logits.logsumexp(-1)
+    return logits.gather(-1, ids.expand(len(logits), -1)[..., None])[..., 0] - logits.logsumexp(-1)
 
 
 def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:

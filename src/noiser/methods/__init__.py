@@ -44,29 +44,21 @@ __all__ = [
 
 
 METHODS.register("joint", Joint, summary="units removed alone, last and first, and in random halves; copies are found")
-METHODS.register(
-    "noiser", partial(Noiser, search="bisection"), version=1, summary="bounded noise, the search always by bisection"
-)
+METHODS.register("noiser", partial(Noiser, search="bisection"), version=1, summary="bounded noise, always by bisection")
 METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)")
-# The Hellinger distance does not answer why the model said this token: a unit that only moves other tokens'
-# probabilities scores too, and whether it speaks for or against the target is not said.
-# With score="logprob" or "prob" the scores read the target.
+# The Hellinger distance does not say why the model said this token: what moves other tokens' probabilities scores too.
 METHODS.register(
     "noiser_relative",
     partial(Noiser, bounding="relative", score="hellinger"),
     summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
 )
-METHODS.register(
-    "occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the drop of the prediction"
-)
+METHODS.register("occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the prediction's drop")
 METHODS.register("random", Random, summary="softmax of uniform random numbers: the reference")
 METHODS.register("position", Position, summary="1 to n along the text: the reference that knows only the place")
 METHODS.register("last_attention", LastAttention, summary="attention of the last layer, mean over heads")
 METHODS.register("attention_rollout", AttentionRollout, summary="attention multiplied through all layers")
 METHODS.register("input_x_gradient", InputXGradient, summary="gradient times embedding")
-METHODS.register(
-    "integrated_gradients", IntegratedGradients, summary="gradient integrated from a baseline to the input"
-)
+METHODS.register("integrated_gradients", IntegratedGradients, summary="gradient integrated from a baseline")
 METHODS.register("gradient_shap", GradientShap, summary="gradient at random points between a baseline and the input")
 METHODS.register("deeplift", DeepLift, summary="difference from a baseline, by the rescale rule at nonlinearities")
 METHODS.register(

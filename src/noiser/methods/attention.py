@@ -22,10 +22,6 @@ class LastAttention:
     Scores are the weights themselves, not normalised again: what goes to frozen tokens, for most models the larger
     part, is in no score. In a model that mixes attention with other layers, the last layer that has attention counts.
     A target span has the mean over the positions that predict its tokens.
-
-    Raises:
-        UnsupportedModelError: the model gives no attention weights (when called).
-        ParameterError: the question has a foil (when called).
     """
 
     looks_inside: ClassVar[bool] = True
@@ -44,10 +40,6 @@ class AttentionRollout:
     mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar and Zuidema 2020, section 4).
     Frozen tokens take part in the products. Layers of other kinds, in models that mix them, have no A and are
     left out of the product. A target span has the mean over the positions that predict its tokens.
-
-    Raises:
-        UnsupportedModelError: the model gives no attention weights (when called).
-        ParameterError: the question has a foil (when called).
     """
 
     looks_inside: ClassVar[bool] = True
@@ -59,12 +51,7 @@ class AttentionRollout:
 
 
 def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]) -> Float[Tensor, "rows length"]:
-    """Rows of the product of ½A + ½I over layers, the last layer leftmost.
-
-    Args:
-        maps: attention weights of each layer, first to last, each [length, length].
-        rows: which rows of the product.
-    """
+    """Rows of the product of ½A + ½I over layers, the last layer leftmost; `maps` has the first layer's A first."""
     mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device, dtype=maps[-1].dtype)[list(rows)]
     for weights in reversed(maps):
         mixed = (mixed @ weights.to(mixed.device) + mixed) / 2
@@ -74,7 +61,7 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 def _attentions(query: Query) -> Attentions:
     if query.of is not None or query.foil_id is not None:
         raise ParameterError(
-            "Attention weights are the same whatever is explained; expected a question without a foil and without a "
-            "function of your own (of=). Leave it out, or use a method that reads the prediction, such as 'occlusion'."
+            "Attention weights are the same whatever is explained: leave out the foil, or the function of your own "
+            "(of=), or use a method that reads the prediction, such as 'occlusion'."
         )
     return Attentions(query)

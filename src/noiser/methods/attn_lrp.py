@@ -1,8 +1,7 @@
 """AttnLRP: layer-wise relevance propagation with rules for attention (Achtibat et al. 2024).
 
-Relevance is input × gradient throughout: with x_i g_i the relevance of
-an input and y g that of the output, a rule is a choice of derivatives ∂y/∂x_i. It conserves relevance when
-Σ_i x_i ∂y/∂x_i = y.
+Relevance is input × gradient throughout: x g of an input x, y g of the output y. A rule is a choice of derivatives
+∂y/∂x_i, and conserves relevance when Σ_i x_i ∂y/∂x_i = y.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import Query, Relevance, RelevanceTable, Steps
+from noiser.engine import Query, Relevance, Steps
 from noiser.engine.rules import Activation, Rules, derivative, widened
 from noiser.engine.scores import Read, score_of
 from noiser.methods.protocol import Scores, sum_over_units
@@ -40,15 +39,12 @@ class AttnLrp:
 
     Linear layers, gates, activations and normalisations conserve relevance. Biases, position embeddings and the softmax
     take some or add some: `info` holds, one number per target, the logit ("explained"), the sum over all tokens
-    ("relevance"; also that of frozen tokens, which have no score: "frozen") and their ratio ("conservation").
+    ("relevance"; also of frozen tokens, which have no score: "frozen") and their ratio ("conservation"). State-space
+    models have no rules.
 
     Args:
         softmax: "taylor", the paper's rule; "constant", attention weights are constants, as in CP-LRP (Ali et al.
             2022): the values then get all the relevance, and without biases the sum is exactly the logit.
-
-    Raises:
-        UnknownNameError: an unknown name, with the nearest one.
-        UnsupportedModelError: the model has no attention (when called); state-space models have no rules.
     """
 
     looks_inside: ClassVar[bool] = True
@@ -60,9 +56,8 @@ class AttnLrp:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        table: RelevanceTable = yield Relevance(query, Rules(identity, ATTENTION[self.softmax]), _score(query))
-        relevance = table.contributions
-        explained, total = table.values[:, 0].tolist(), relevance.sum(-1).tolist()
+        values, relevance = yield Relevance(query, Rules(identity, ATTENTION[self.softmax]), _score(query))
+        explained, total = values[:, 0].tolist(), relevance.sum(-1).tolist()
         return Scores(
             scores=sum_over_units(query, relevance),
             info={

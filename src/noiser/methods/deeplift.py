@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import BASELINES, Baseline, Path, Query, Relevance, RelevanceTable, Steps
+from noiser.engine import BASELINES, Baseline, Path, Query, Relevance, Steps
 from noiser.engine.rules import Activation, Rules, derivative, widened
 from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
@@ -31,10 +31,6 @@ class DeepLift:
     Args:
         baseline: the row at every token that is not frozen: "zero", "pad", "unk" or "mean".
         score: what is explained: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
-
-    Raises:
-        UnknownNameError: an unknown name, with the nearest one.
-        ParameterError: the tokenizer lacks the baseline's token (when called).
     """
 
     looks_inside: ClassVar[bool] = True
@@ -53,9 +49,8 @@ class DeepLift:
         contributions = torch.zeros(len(difference), len(query.encoding.token_ids), dtype=torch.float64)
         for positions, targets in movable_groups(query):
             reference = Path(positions, targets, baseline=self.baseline)
-            table: RelevanceTable = yield Relevance(query, Rules(rescale), read, reference)
-            difference[list(targets)] = table.values[:, 0] - table.values[:, 1]
-            contributions[list(targets)] = table.contributions
+            values, found = yield Relevance(query, Rules(rescale), read, reference)
+            difference[list(targets)], contributions[list(targets)] = values[:, 0] - values[:, 1], found
         delta = difference - contributions.sum(-1)
         return Scores(
             scores=sum_over_units(query, contributions),

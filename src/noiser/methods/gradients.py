@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -10,19 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice, check_not_negative, set_count
-from noiser.engine import (
-    BASELINES,
-    Ask,
-    Baseline,
-    Integrals,
-    IntegralTable,
-    Path,
-    Query,
-    Steps,
-    remover,
-)
+from noiser.engine import BASELINES, Ask, Baseline, Integrals, Path, Query, Steps, remover
 from noiser.methods.noise import draw_noise
-from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
+from noiser.methods.protocol import Movable, Scores, movable_groups, movable_positions, sum_over_units
 
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]
@@ -39,9 +30,6 @@ class InputXGradient:
         reduce: from dimensions to a token's score: "l2", the norm of the contributions, never negative; "sum", their
             signed sum, which is the slope of F when the embedding is scaled.
         score: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two tokens'.
-
-    Raises:
-        UnknownNameError: an unknown name, with the nearest one.
     """
 
     looks_inside: ClassVar[bool] = True
@@ -57,8 +45,8 @@ class InputXGradient:
         """Scores of every unit for every target; see `Method`."""
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
-        table: IntegralTable = yield Integrals(query, [Path(positions)], query.score(self.score))
-        return Scores(scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)))
+        contributions, _ = yield Integrals(query, [Path(positions)], query.score(self.score))
+        return Scores(scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +62,6 @@ class IntegratedGradients:
         reduce: from dimensions to a token's score: "sum", signed: scores add up to F(x) - F(x'); "l2", the norm.
         baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or "mean".
         score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
-
-    Raises:
-        ParameterError: `n_steps` is not a positive integer, or (when called) the tokenizer lacks the baseline's token.
-        UnknownNameError: an unknown name, with the nearest one.
     """
 
     looks_inside: ClassVar[bool] = True
@@ -94,19 +78,25 @@ class IntegratedGradients:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         groups = movable_groups(query)
-        alphas, weights = gauss_legendre(self.n_steps)
-        paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
-        table: IntegralTable = yield Integrals(query, paths, query.score(self.score))
-        read, remove = query.score(self.score), remover(query, self.baseline)
-        ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
-        difference = query.read_clean(read)
-        for group, values in zip(groups, ends, strict=True):
-            difference[list(group.targets)] -= values[:, 0]
-        delta = difference - table.contributions.sum((-1, -2)).cpu()
+        contributions, losses = yield from self._integrated(query, groups)
+        difference = torch.zeros(len(query.target_spans), dtype=torch.float64)
+        for group, loss in zip(groups, losses, strict=True):
+            difference[list(group.targets)] = loss
+        delta = difference - contributions.sum((-1, -2)).cpu()
         return Scores(
-            scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)),
+            scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
             info={"difference": difference.tolist(), "delta": delta.tolist()},
         )
+
+    def _integrated(self, query: Query, groups: Sequence[Movable]) -> Steps[tuple[Tensor, list[Tensor]]]:
+        """Contributions [targets, length, dim], and what the targets of each group lose where its path begins."""
+        alphas, weights = gauss_legendre(self.n_steps)
+        paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
+        read, remove = query.score(self.score), remover(query, self.baseline)
+        contributions, _ = yield Integrals(query, paths, read)
+        ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
+        whole = query.read_clean(read)
+        return contributions, [whole[list(group.targets)] - end[:, 0] for group, end in zip(groups, ends, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +113,6 @@ class GradientShap:
         reduce: as for `IntegratedGradients`; standard errors are given for "sum".
         baseline: as for `IntegratedGradients`.
         score: as for `IntegratedGradients`.
-
-    Raises:
-        ParameterError: `samples` is not a positive integer, `stdev` is negative or not finite, or (when called) the
-            tokenizer lacks the baseline's token. UnknownNameError: an unknown name, with the nearest one.
     """
 
     looks_inside: ClassVar[bool] = True
@@ -146,26 +132,19 @@ class GradientShap:
         """Scores of every unit for every target; see `Method`."""
         positions, count = movable_positions(query), self.samples
         alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
-        noise = (
-            draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else [None] * count
-        )
-        paths = [
-            Path(
-                *group,
-                baseline=self.baseline,
-                alphas=(alpha,),
-                weights=(1 / count,),
-                shift=None if shift is None else shift[[position in group.positions for position in positions]],
-            )
-            for alpha, shift in zip(alphas, noise, strict=True)
-            for group in movable_groups(query)
-        ]
-        table: IntegralTable = yield Integrals(query, paths, query.score(self.score))
+        noise = draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else None
+        paths: list[Path] = []
+        for i, alpha in enumerate(alphas):
+            for group in movable_groups(query):
+                shift = None if noise is None else noise[i, [position in group.positions for position in positions]]
+                place = {"alphas": (alpha,), "weights": (1 / count,)}
+                paths.append(Path(*group, baseline=self.baseline, shift=shift, **place))
+        contributions, sums = yield Integrals(query, paths, query.score(self.score))
         stderr = None
         if count > 1 and self.reduce == "sum":
-            of_samples = table.sums.unflatten(0, (count, -1)).sum(1) * count
+            of_samples = sums.unflatten(0, (count, -1)).sum(1) * count
             stderr = sum_over_units(query, of_samples).std(0) / count**0.5
-        scores = sum_over_units(query, reduce_dimensions(table.contributions, self.reduce))
+        scores = sum_over_units(query, reduce_dimensions(contributions, self.reduce))
         return Scores(scores=scores, stderr=stderr)
 
 
@@ -180,26 +159,20 @@ class SequentialIntegratedGradients(IntegratedGradients):
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
-        reduce, baseline, score: as for `IntegratedGradients`, which has the errors too.
+        reduce, baseline, score: as for `IntegratedGradients`.
     """
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        alphas, weights = gauss_legendre(self.n_steps)
-        units = [(u, query.units[u].token_indices, seen) for u, seen in enumerate(query.targets_per_unit) if seen]
-        paths = [
-            Path(positions, seen, baseline=self.baseline, alphas=alphas, weights=weights)
-            for _, positions, seen in units
-        ]
-        table: IntegralTable = yield Integrals(query, paths, query.score(self.score))
-        read, remove = query.score(self.score), remover(query, self.baseline)
-        ends: list[Tensor] = yield Ask(query, [remove(positions, seen) for _, positions, seen in units], read)
-        difference, whole = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64), query.read_clean(read)
-        for (unit, _, seen), values in zip(units, ends, strict=True):
-            difference[list(seen), unit] = whole[list(seen)] - values[:, 0]
-        delta = difference - sum_over_units(query, table.contributions.sum(-1))
+        units = [u for u, seen in enumerate(query.targets_per_unit) if seen]
+        groups = [Movable(query.units[u].token_indices, query.targets_per_unit[u]) for u in units]
+        contributions, losses = yield from self._integrated(query, groups)
+        difference = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64)
+        for unit, group, loss in zip(units, groups, losses, strict=True):
+            difference[list(group.targets), unit] = loss
+        delta = difference - sum_over_units(query, contributions.sum(-1))
         return Scores(
-            scores=sum_over_units(query, reduce_dimensions(table.contributions, self.reduce)),
+            scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
             info={"delta": delta.tolist()},
         )
 
@@ -222,7 +195,6 @@ def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce)
 
 
 def _check_path(method: IntegratedGradients | GradientShap) -> None:
-    """Checks the names that all methods of paths have."""
     check_choice("reduce", method.reduce, get_args(Reduce))
     check_choice("baseline", method.baseline, BASELINES)
     check_choice("score", method.score, get_args(GradientScore))

@@ -56,9 +56,6 @@ class Joint:
             both f and g: "prob", "logprob", "logit", or "hellinger", minus the distance to the clean distribution,
             which asks what the whole distribution depends on and not what speaks for the target. With a foil, "root",
             "logit" and "logprob" are log odds of the target against it, and "prob" the difference.
-
-    Raises:
-        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
     """
 
     samples: int | None = None
@@ -70,9 +67,6 @@ class Joint:
             set_count(self, "samples", least=2)
         check_choice("removal", self.removal, REMOVALS)
         check_choice("score", self.score, get_args(JointScore))
-
-    def _samples_for(self, units: int) -> int:
-        return max(self.samples or 8 * units, 2 * units)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores the game in which units are removed."""
@@ -106,7 +100,7 @@ class Joint:
             pairs += find_pairs(g, seen, half, steps[:, g], ends[g], whole[g], exact=every)
         return Scores(
             scores=table(game, [fit.scores for fit in fits]),
-            stderr=table(game, [fit.stderr for fit in fits]),
+            stderr=table(game, [fit.moves.square().sum(1).sqrt() for fit in fits]),  # pairs are independent
             pairs=tuple(pairs),
             info={"baseline_value": ends[:, 0].tolist(), "value": whole.tolist()},
         )
@@ -117,7 +111,7 @@ class Joint:
         `counts` are the units of each target, the first ones of all units. A target with fewer inputs than `samples`
         has all of its own, several times if other targets have more units; else they are drawn for the first target.
         """
-        samples = self._samples_for(counts[0])
+        samples = max(self.samples or 8 * counts[0], 2 * counts[0])
         exact = max((count for count in counts if samples >= 2**count), default=0)
         pairs = max(1, (samples - 2 * counts[0]) // 2)
         if exact:
@@ -147,11 +141,6 @@ class _Fit(NamedTuple):
 
     scores: Float64[Tensor, " seen"]
     moves: Float64[Tensor, "seen pairs"]
-
-    @property
-    def stderr(self) -> Float64[Tensor, " seen"]:
-        """Standard errors: pairs are drawn independently."""
-        return self.moves.square().sum(1).sqrt()
 
 
 def _ordered(ends: Float64[Tensor, " seen"], middle: _Fit, pairs: int) -> _Fit:

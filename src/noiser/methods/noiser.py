@@ -62,13 +62,6 @@ class Noiser:
             of the bisection is returned rather than the last that did not flip.
         noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens, with
             `samples` left out.
-
-    Raises:
-        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
-
-    Example:
-        >>> Noiser(samples=20, bounding="k_max_per_unit").certifies
-        False
     """
 
     samples: int = 10
@@ -99,20 +92,16 @@ class Noiser:
             check_choice("search", self.search, ("certified", "bisection"))
         if self.search == "bisection" and self.bounding not in _SEARCHES:  # nothing is searched
             object.__setattr__(self, "search", None)
-        if self.search == "certified" and not self._can_certify:
+        if self.search == "certified" and not self.certifies:
             raise ParameterError(
                 "search='certified' finds the smallest threshold; expected bounding='k_min' and profile='paper', got "
                 f"{(self.bounding, self.profile)}. Leave search out, or use search='bisection'."
             )
 
     @property
-    def _can_certify(self) -> bool:
-        return (self.bounding, self.profile) == ("k_min", "paper")
-
-    @property
     def certifies(self) -> bool:
         """Whether the search is the certified one."""
-        return self._can_certify if self.search is None else self.search == "certified"
+        return self.search != "bisection" and (self.bounding, self.profile) == ("k_min", "paper")
 
     @property
     def special_tokens(self) -> SpecialTokens:
@@ -136,7 +125,8 @@ class _Call:
         self.units = [unit.token_indices for unit in query.units]
         self.pairs = [(g, u) for g, row in enumerate(query.causal_mask.tolist()) for u, seen in enumerate(row) if seen]
         self.targets = range(len(query.target_spans))
-        self.random_k = draw_k(rng) if method.bounding == "random" else math.nan
+        k = draw_k(rng) if method.bounding == "random" else math.nan
+        self.fixed = {"random": k, "none": 1.0, "relative": None}
         longest, dim = max(map(len, self.units)), query.embedding_dim
         own = method.noise
         drawn = draw_noise(method.samples, longest, dim, rng) if own is None else check_noise(own, longest, dim)
@@ -150,14 +140,8 @@ class _Call:
         for probe in sorted(set(probes) - self.effects.keys(), key=lambda probe: probe.target):
             groups.setdefault((probe.unit, probe.k, probe.samples), []).append(probe.target)
         changes = [
-            noise(
-                self.units[unit],
-                self.noise[:samples],
-                self.method.r if k is None else k,
-                targets,
-                relative=k is None,
-            )
-            for (unit, k, samples), targets in groups.items()
+            noise(self.units[u], self.noise[:samples], self.method.r if k is None else k, targets, relative=k is None)
+            for (u, k, samples), targets in groups.items()
         ]
         found: list[Tensor] = yield Ask(self.query, changes, self.read)
         for ((unit, k, samples), targets), rows in zip(groups.items(), found, strict=True):
@@ -188,8 +172,8 @@ class _Call:
 
     def _warn_of_ties(self, searches: Sequence[Search]) -> None:
         query = self.query
-        clean = [leads(c, ids, query.foil_id).abs().min() for c, ids in zip(query.clean_of, query.ids, strict=True)]
-        lead, dtype = float(min(clean)), query.dtype
+        clean = [leads(c, c, ids, query.foil_id).abs().min() for c, ids in zip(query.clean_of, query.ids, strict=True)]
+        lead, dtype = float(min(clean)), query.context.inputs.dtype
         if any(search.tied for search in searches):
             warnings.warn(f"{TIE} Load the model with dtype='float32'.", stacklevel=3)
         elif dtype.itemsize == 2 and lead < ROUNDING * torch.finfo(dtype).eps:
@@ -218,8 +202,7 @@ class _Call:
         if isinstance(bounding, str) and bounding.startswith("norm_"):
             norm: NormName = bounding.removeprefix("norm_")  # pyright: ignore
             return 1 / expected_norm(norm, self.query.embedding_dim)
-        fixed = {"random": self.random_k, "none": 1.0, "relative": None}
-        return fixed[bounding] if isinstance(bounding, str) else float(bounding)
+        return self.fixed[bounding] if isinstance(bounding, str) else float(bounding)
 
     def scores(self, searches: Sequence[Search], k: dict[tuple[int, int], float | None]) -> Scores:
         """The effects at every pair's k as tensors, with the thresholds that were searched to the end."""

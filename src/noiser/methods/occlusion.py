@@ -23,9 +23,6 @@ class Occlusion:
             later ones move up; or "hidden", see `noiser.engine.hide`.
         score: f; see `noiser.engine.SCORES`. With "hellinger" the score is the distance between the whole
             distributions, which is never negative.
-
-    Raises:
-        UnknownNameError: an unknown name, with the nearest one.
     """
 
     baseline: Absence = "zero"

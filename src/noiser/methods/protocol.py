@@ -47,6 +47,9 @@ class Scores:
 class Method(Protocol):
     """An attribution method. Fields are hyper-parameters; the call yields requests and returns scores.
 
+    Ours check their fields when they are made: UnknownNameError for a name, ParameterError for another value. What the
+    model or its tokenizer lacks is an error of the call.
+
     A class may have `looks_inside = True`: it asks for gradients, attention, relevance or the model itself, which only
     a model in this process answers. `check_answers` then refuses others before anything runs.
     """
@@ -139,25 +142,21 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
 
 
 def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
-    """A method's versioned name, such as "noiser@2", and its hyper-parameters."""
-    entry = _entry_of(method)
+    """A method's versioned name, such as "noiser@2", and its hyper-parameters.
+
+    The name is that of the method's class; but that of a function, such as "noiser_relative", which makes an equal one.
+    """
+
+    def makes(entry: Entry[Method]) -> bool:
+        try:
+            return entry.factory() == method
+        except Exception:  # a plugin's method may need an argument
+            return False
+
+    entry = METHODS.entry_of(type(method))
+    if entry and not makes(entry):
+        others = [entry for entry in map(METHODS.get, METHODS.names()) if not isinstance(entry.factory, type)]
+        entry = next(filter(makes, others), entry)
     qualified = f"{type(method).__module__}.{type(method).__qualname__}"
     name = entry.versioned_name if entry else getattr(method, "registry_name", qualified)
-    hyper_parameters = fields(method) if is_dataclass(method) else ()
-    return name, {field.name: getattr(method, field.name) for field in hyper_parameters}
-
-
-def _entry_of(method: Method) -> Entry[Method] | None:
-    """That of the method's class; but that of a function, such as "noiser_relative", where it makes an equal method."""
-    own = METHODS.entry_of(type(method))
-    if own is None or _makes(own, method):
-        return own
-    functions = [entry for entry in map(METHODS.get, METHODS.names()) if not isinstance(entry.factory, type)]
-    return next((entry for entry in functions if _makes(entry, method)), own)
-
-
-def _makes(entry: Entry[Method], method: Method) -> bool:
-    try:
-        return entry.factory() == method
-    except Exception:  # a plugin's method may need an argument
-        return False
+    return name, {f.name: getattr(method, f.name) for f in (fields(method) if is_dataclass(method) else ())}

@@ -19,7 +19,7 @@ Mode = Literal["min", "max", "each"]
 
 
 class Probe(NamedTuple):
-    """What is asked: noise k on a unit, with all noise samples or with the first few."""
+    """Noise k on a unit, with all noise samples or with the first few."""
 
     unit: int
     k: float
@@ -27,12 +27,7 @@ class Probe(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the model says.
-
-    Attributes:
-        flips: whether it changes its mind.
-        lead: how far ahead its own token still is: log odds against the strongest rival, 1 without noise.
-    """
+    """Whether the model changes its mind, and its own token's log odds against the strongest rival, 1 without noise."""
 
     flips: bool
     lead: float
@@ -114,9 +109,8 @@ class Certified:
     """The largest k of the grid at which no unit flips, in little more than the pass that scores with it.
 
     *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*: their lead
-    over the strongest rival, as a function of k, is followed to the last k at which none of them flips. *Certifying*:
-    the others are probed at that k. When none flips the search is over, and these probes are the scores' own; units
-    that do flip are then followed as well.
+    is followed to the last k at which none of them flips. *Certifying*: the others are probed at that k. When none
+    flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
 
     No unit flips at the k that it returns, and one flips at k + 2^-steps (where one flips at 2^-steps, at 2k). It is
     what `Bisection` returns unless a unit flips at some k and not at a larger one.

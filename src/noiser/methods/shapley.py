@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, set_count
@@ -36,9 +36,6 @@ class KernelShap:
             the target: exact up to 8 units. 2^n or more is exact.
         baseline: how a unit is removed; as for `Occlusion`.
         score: f; see `noiser.engine.SCORES`.
-
-    Raises:
-        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
     """
 
     samples: int | None = None
@@ -51,9 +48,6 @@ class KernelShap:
         check_choice("baseline", self.baseline, ABSENCES)
         check_choice("score", self.score, SCORES)
 
-    def _samples_for(self, units: int) -> int:
-        return self.samples or 16 * units + 128
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores the game in which units are replaced by the baseline."""
         return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
@@ -62,19 +56,20 @@ class KernelShap:
         """Runs the coalitions of every target, shared by targets with the same units, then solves for each."""
         players = players_of(game)
         sizes = [len(group.units) for group in players]
-        drawn = [draw_coalitions(units, self._samples_for(units), rng) for units in sizes]
+        drawn = [draw_coalitions(units, self.samples or 16 * units + 128, rng) for units in sizes]
         kept = [torch.cat([torch.zeros(1, n, dtype=torch.bool), d.kept]) for n, d in zip(sizes, drawn, strict=True)]
         values = yield from game.values(for_each_target(game, players, kept))
-        rows: dict[int, Tensor] = {}
-        exact: dict[int, bool] = {}
+        rows: list[Tensor] = [torch.empty(0)] * len(game.units)
         for group, coalitions in zip(players, drawn, strict=True):
             for g in group.targets:
                 empty, gains = values[g][0], values[g][1:]
                 rows[g] = shapley_regression(coalitions.kept, gains - empty, coalitions.weights, game.whole[g] - empty)
-                exact[g] = self._samples_for(len(group.units)) >= 2 ** len(group.units)
-        targets = range(len(game.units))
-        info = {"exact": [exact[g] for g in targets], "baseline_value": [float(values[g][0]) for g in targets]}
-        return Scores(scores=table(game, [rows[g] for g in targets]), info=info)
+        counts = map(len, game.units)
+        info = {
+            "exact": [(self.samples or 16 * count + 128) >= 2**count for count in counts],
+            "baseline_value": [float(found[0]) for found in values],
+        }
+        return Scores(scores=table(game, rows), info=info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +87,6 @@ class ShapleySampling:
         permutations: random orders, each used twice: 2 (units - 1) inputs per order.
         baseline: how a unit is removed; as for `Occlusion`.
         score: f; see `noiser.engine.SCORES`.
-
-    Raises:
-        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
     """
 
     permutations: int = 25
@@ -115,13 +107,14 @@ class ShapleySampling:
         units = game.mask.shape[1]
         ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
-        values = yield from game(_joining(ranks.flatten(0, 1)).flatten(0, 1))
-        values = values.unflatten(1, (-1, 2, units + 1))
-        pairs = [_marginals(found, ranks).mean(1)[:, seen] for found, seen in zip(values, game.units, strict=True)]
-        return Scores(
-            scores=table(game, [pair.mean(0) for pair in pairs]),
-            stderr=table(game, [_standard_error(pair) for pair in pairs]),
-        )
+        # of each order: no unit, the first, the first two, ..., all
+        joining = ranks.flatten(0, 1)[:, None, :] < torch.arange(units + 1)[None, :, None]
+        values = yield from game(joining.flatten(0, 1))
+        steps = values.unflatten(1, (-1, 2, units + 1)).diff(dim=-1)
+        pairs = [each.gather(-1, ranks).mean(1)[:, seen] for each, seen in zip(steps, game.units, strict=True)]
+        count = len(ranks)
+        spread = [pair.std(0) / count**0.5 if count > 1 else torch.full_like(pair[0], torch.nan) for pair in pairs]
+        return Scores(scores=table(game, [pair.mean(0) for pair in pairs]), stderr=table(game, spread))
 
 
 # ---- coalitions for a regression ------------------------------------------------------------------------------------
@@ -135,9 +128,7 @@ class Weighted(NamedTuple):
 
 
 def draw_coalitions(units: int, samples: int, generator: torch.Generator) -> Weighted:
-    """Coalitions of so many units: sizes taken whole where their share of the samples
-    covers all their coalitions, the rest in random pairs.
-    """
+    """Coalitions of units: sizes are whole where their share of the samples covers them, the rest random pairs."""
     kept: list[Tensor] = []
     weights: list[float] = []
     # A size s weighs C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)) in all.
@@ -153,9 +144,8 @@ def draw_coalitions(units: int, samples: int, generator: torch.Generator) -> Wei
             weights += [mass.pop(s) / count] * count
     if mass:
         pairs = max(1, (samples - len(kept)) // 2)
-        sizes = torch.tensor(list(mass.values()), dtype=torch.float32).multinomial(
-            pairs, replacement=True, generator=generator
-        ) + min(mass)
+        shares = torch.tensor(list(mass.values()), dtype=torch.float32)
+        sizes = shares.multinomial(pairs, replacement=True, generator=generator) + min(mass)
         weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
         for size in sizes.tolist():
             chosen = torch.randperm(units, generator=generator) < size
@@ -190,23 +180,3 @@ def shapley_regression(
     solution = np.linalg.lstsq((scale[:, None] * centred).numpy(), (scale * rest).numpy())[0]
     beta = torch.as_tensor(solution, dtype=torch.float64)
     return gain / units + beta - beta.mean()
-
-
-# ---- orders ---------------------------------------------------------------------------------------------------------
-
-
-def _joining(ranks: Int[Tensor, "orders units"]) -> Bool[Tensor, "orders steps units"]:
-    """The coalitions of each order: none, the first unit, the first two, ..., all units."""
-    return ranks[:, None, :] < torch.arange(ranks.shape[1] + 1)[None, :, None]
-
-
-def _marginals(
-    values: Float64[Tensor, "pairs 2 steps"], ranks: Int[Tensor, "pairs 2 units"]
-) -> Float64[Tensor, "pairs 2 units"]:
-    """What each unit added when it joined."""
-    return values.diff(dim=-1).gather(-1, ranks)
-
-
-def _standard_error(pairs: Float64[Tensor, "pairs seen"]) -> Float64[Tensor, " seen"]:
-    count = len(pairs)
-    return pairs.std(0) / count**0.5 if count > 1 else torch.full_like(pairs[0], torch.nan)

@@ -39,9 +39,6 @@ class Lime:
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
         score: f; see `noiser.engine.SCORES`.
-
-    Raises:
-        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
     """
 
     samples: int = 50
@@ -69,11 +66,8 @@ class Lime:
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
         values = yield from game(kept)
-        fits = [
-            ridge(kept[:, seen], values[g], proximity(kept[:, seen], self.kernel_width), self.alpha)
-            for g, seen in enumerate(game.units)
-        ]
-        return _scores(game, fits)
+        inputs = [(kept[:, seen], found) for seen, found in zip(game.units, values, strict=True)]
+        return _scores(game, [ridge(z, y, proximity(z, self.kernel_width), self.alpha) for z, y in inputs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +90,6 @@ class ContextCite:
         baseline: how a unit is removed; as for `Occlusion`.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
         score: the score that is predicted; see `noiser.engine.SCORES`.
-
-    Raises:
-        ParameterError: a value is outside its domain. UnknownNameError: an unknown name, with the nearest one.
     """
 
     samples: int = 64
@@ -122,24 +113,17 @@ class ContextCite:
         """Runs every mask once for all targets, then fits each target."""
         kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability
         values = yield from game(kept)
-        fits = [lasso(kept[:, seen], values[g], self.alpha) for g, seen in enumerate(game.units)]
-        return _scores(game, fits)
+        inputs = zip(game.units, values, strict=True)
+        return _scores(game, [lasso(kept[:, seen], found, self.alpha) for seen, found in inputs])
 
 
 def proximity(kept: Bool[Tensor, "samples units"], width: float) -> Float64[Tensor, " samples"]:
     """exp(-D² / (2 width²)) with D the cosine distance between a mask and the mask that keeps everything."""
-    distance = 1 - kept.double().mean(1).sqrt()
-    return (-(distance**2) / (2 * width**2)).exp()
+    return (-((1 - kept.double().mean(1).sqrt()) ** 2) / (2 * width**2)).exp()
 
 
 class Surrogate(NamedTuple):
-    """A fit of `values ≈ intercept + kept @ weights`.
-
-    Attributes:
-        weights: [units], float64.
-        intercept: the surrogate's value with every unit replaced.
-        r2: share of the values' (weighted) variance that the surrogate explains; NaN where they do not vary.
-    """
+    """A fit of `values ≈ intercept + kept @ weights`, and the share r² of their variance that it explains, or NaN."""
 
     weights: Float64[Tensor, " units"]
     intercept: float
@@ -176,8 +160,7 @@ def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples
     # random_state is unused, but without it scikit-learn draws from NumPy's global generator
     model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0).fit(features, values.numpy())
     weights = model.coef_ / scaler.scale_
-    intercept = model.intercept_ - scaler.mean_ @ weights
-    return _surrogate(weights, intercept, kept, values, torch.ones_like(values))
+    return _surrogate(weights, model.intercept_ - scaler.mean_ @ weights, kept, values, torch.ones_like(values))
 
 
 def _surrogate(weights: Any, intercept: float, kept: Tensor, values: Tensor, importance: Tensor) -> Surrogate:
