@@ -174,6 +174,12 @@ def _values(metric: str, method: str, drawn: random.Random, category: str) -> di
     return {"spearman": u(0.5, 1), "kendall": u(0.5, 1)}
 
 
+def near(statistic, data, seed, confidence):
+    """An interval around the number, without resamples, for tests of other things."""
+    value = float(statistic(*data))
+    return value - 0.1, value + 0.1, ""
+
+
 def write_folder(folder: Path, run: Run) -> Store:
     """A benchmark's folder with those rows."""
     store = Store(folder, create=True)

@@ -19,7 +19,7 @@ from noiser.metrics import bootstrap
 from noiser.report import cells, latex, markdown, tables
 from noiser.report.paper import method_of, model_of, published
 from noiser.report.tables import glance, selections
-from report_for_tests import Run, full, plan, row, soft
+from report_for_tests import Run, full, near, plan, row, soft
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,9 @@ def run(rows=(), *, chosen=(), **changes) -> Run:
 def everything():
     """The whole run, its cells and its tables."""
     store = full()
-    found = cells(store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap, "_interval", near)
+        found = cells(store)
     return store, found, tables(store, found)
 
 

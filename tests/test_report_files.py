@@ -19,10 +19,10 @@ from noiser.cli import app
 from noiser.metrics import bootstrap
 from noiser.report import cells, write_report
 from noiser.report.figures import COLOURS, MARKERS, families, pictures, svg
-from report_for_tests import Run, full, plan, row, soft, toml, write_folder
+from report_for_tests import Run, full, near, plan, row, soft, toml, write_folder
 
 DOCS = Path(__file__).parents[1] / "docs"
-RESAMPLES = bootstrap.RESAMPLES
+INTERVAL = bootstrap._interval
 HOSTILE = "<b>\n\nred \x1b[31m \u202e\r{x}"
 
 
@@ -30,7 +30,7 @@ HOSTILE = "<b>\n\nred \x1b[31m \u202e\r{x}"
 def _few_resamples():
     """Intervals are not what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bootstrap, "RESAMPLES", 200)
+        patch.setattr(bootstrap, "_interval", near)
         yield
 
 
@@ -85,7 +85,7 @@ def test_rows_of_a_larger_plan_are_left_out(tmp_path):
 )
 def test_committed_glance_is_that_of_its_rows(pack, monkeypatch):
     """To write it again: noiser report docs/PACK/rows | sed '/^## How to read/,$d' > docs/PACK/glance.md"""
-    monkeypatch.setattr(bootstrap, "RESAMPLES", RESAMPLES)
+    monkeypatch.setattr(bootstrap, "_interval", INTERVAL)
     found, committed = run(DOCS / pack / "rows").stdout, (DOCS / pack / "glance.md").read_text(encoding="utf-8")
     said = [
         [line for line in text.split("\n## How to read")[0].rstrip().splitlines() if "reported by" not in line]
