@@ -50,14 +50,6 @@ def test_numbers_are_those_of_the_metrics_alone():
     assert found["faithfulness"].n == len(PROMPTS)
 
 
-@pytest.mark.slow
-def test_random_scores_have_no_signal():
-    found = evaluated(PROMPTS * 3, "faithfulness", method="random", masks=3)
-    for name in ("faithfulness", "log_ratio_ns", "log_ratio_nc", "area_minus_random", "area_minus_permuted"):
-        assert found[name].low <= 0 <= found[name].high, name
-    assert not found["rank_area_minus_random"].is_clear
-
-
 def test_every_kind_of_example():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPTS[0], method="occlusion", max_new_tokens=2)
@@ -77,13 +69,12 @@ def test_every_kind_of_example():
     assert "template" in evaluated([chat, PROMPTS[0]]).skipped[0].error
 
 
-@pytest.mark.parametrize("unit", ["source", "auto"])
-def test_an_example_may_name_its_sources(unit):
+def test_an_example_may_name_its_sources():
     sources = ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]
     prompt = noiser.place_sources("Who sings?", sources)
     examples = [SimpleNamespace(prompt=prompt, sources=sources), SimpleNamespace(prompt=prompt, sources=["a cat"])]
-    found = evaluated(examples, ["erasure", "stability"], unit=unit)
-    att = noiser.attribute(tiny("llama"), prompt, method=FAST, unit=unit, sources=sources)
+    found = evaluated(examples, ["erasure", "stability"], unit="source")
+    att = noiser.attribute(tiny("llama"), prompt, method=FAST, unit="source", sources=sources)
     assert found.records[0]["units"] == len(att.units)
     alone = evaluated(att, "erasure").records[0]
     assert found.records[0]["comprehensiveness"] == pytest.approx(alone["comprehensiveness"], abs=1e-6)
@@ -210,31 +201,21 @@ def test_a_judge_is_shown_neither_special_tokens_nor_template_text(prompt, unit)
 
 
 def test_saved_and_shown(tmp_path):
-    found = evaluated(["<script>alert(1)</script> The quick fox", ""])
+    found = evaluated(["<script>alert(1)</script> The\rfox; =1+1", ""])
     found.save(tmp_path / "e.json")
     data = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
-    assert data["format"] == "noiser.evaluation"
+    assert (data["format"], data["skipped"][0]["example"]) == ("noiser.evaluation", 1)
     assert data["rows"][0]["soft_nc"] == found.records[0]["soft_nc"]
-    assert data["skipped"][0]["example"] == 1
-    assert data["settings"]["masks"] == 2
     assert {line["number"] for line in data["summary"]} == set(found.estimates)
-    assert data["settings"]["max_new_tokens"] == 1
+    assert (data["settings"]["masks"], data["settings"]["max_new_tokens"]) == (2, 1)
     assert noiser.methods.make_method(data["method"], **data["settings"]["parameters"]) == FAST
     found.save(tmp_path / "rows.csv")
-    assert pd.read_csv(tmp_path / "rows.csv")["soft_nc"][0] == found.records[0]["soft_nc"]
+    rows = pd.read_csv(tmp_path / "rows.csv")
+    assert (rows["soft_nc"][0], rows["prompt"][0]) == (found.records[0]["soft_nc"], found.records[0]["prompt"])
     html = evaluated([SimpleNamespace(prompt="")] * 2)._repr_html_() + found.to_html()
     assert "<script>" not in html
     assert "faithfulness" in html
-    found = evaluated(["", PROMPTS[0]], method="noiser_relative", max_new_tokens=2)
-    assert found.settings["parameters"]["bounding"] == "relative"
     assert evaluated([""]).settings["parameters"] == {}
-
-
-def test_texts_make_no_other_cell_of_a_csv(tmp_path):
-    prompts = ["The\rfox", ";=1+1", 'a "dog", sings']
-    evaluated(prompts, "erasure").save(tmp_path / "rows.csv")
-    assert pd.read_csv(tmp_path / "rows.csv")["prompt"].tolist() == prompts
-    assert '";=1+1"' in (tmp_path / "rows.csv").read_text()
 
 
 def test_the_question_is_answered_in_a_sentence():
@@ -295,11 +276,9 @@ def test_texts_of_others_cannot_reach_a_terminal_raw():
 
 def test_the_spans_of_an_example_can_be_its_units():
     example = SimpleNamespace(prompt=PROMPTS[0], spans={"gold": [(4, 9)], "other": [(0, 3)]})
-    found = noiser.evaluate(tiny("llama"), [example, PROMPTS[1]], "occlusion", "localisation", unit="spans")
+    found = evaluated([example, PROMPTS[1]], "localisation", method="occlusion", unit="spans")
     assert found.rows["units"].dropna().tolist() == [2]
     assert "unit is 'spans' and the example names none" in found.skipped[0].error
-    nothing = noiser.evaluate(tiny("llama"), PROMPTS[1], noiser.Occlusion(), "localisation", unit="spans")
-    assert (nothing.method, len(nothing.skipped)) == ("occlusion@1", 1)  # also where nothing was attributed
 
 
 def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
@@ -435,10 +414,6 @@ def command(monkeypatch):
 
 def test_the_command(command, tmp_path):
     quick = ("--metrics", "soft_scores,erasure", "--metric-set", "masks=2", "--method", "occlusion")
-    shown = command(*PROMPTS[:2], *quick)
-    assert shown.exit_code == 0, shown.output
-    assert "occlusion@1" in shown.output
-    assert "comprehensiveness" in shown.output
     typed = f"\n{PROMPTS[0]}\u2028and\x85on\r\n-\n{PROMPTS[1]}\n"  # a dash of stdin is a prompt
     lines = command("-", "--limit", "2", "--format", "json", *quick, stdin=typed)
     assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPTS[0]}\u2028and\x85on", "-"]
@@ -472,23 +447,6 @@ def test_the_command_compares_methods(command):
         assert said in " ".join(refused.output.split())
 
 
-def test_the_command_takes_a_data_set(command, monkeypatch):
-    data = pytest.importorskip("noiser.data")
-    examples = [data.Example(id=str(i), prompt=p, target=None, dataset="d") for i, p in enumerate(PROMPTS)]
-    asked = []
-
-    def load(*where, category, **_):
-        asked.append((*where, category))
-        return SimpleNamespace(examples=tuple(examples[: where[2]]), notes=("one was removed",))
-
-    monkeypatch.setattr(data, "load", load)
-    quick = ("--metrics", "erasure", "--method", "occlusion", "--sample-seed", "3", "--category", "river")
-    shown = command("--data", "known", "--limit", "2", *quick)
-    assert asked == [("known", None, 2, 3, "river")]
-    assert "2 of 2 prompts" in shown.stdout
-    assert "known: one was removed" in shown.stderr
-
-
 # ---- real models ---------------------------------------------------------------------------------------------------
 
 REAL_PROMPTS = [
@@ -496,9 +454,7 @@ REAL_PROMPTS = [
     "The author of the play about Romeo and Juliet is William",
     "My brother moved to Tokyo last year, so now he lives in",
     "The first president of the United States was George",
-    "Bees collect nectar from flowers to make",
     "She plays the violin in the orchestra, and he plays the",
-    "In winter the lake is covered with a thick layer of",
     "To open the locked door he turned the",
 ]
 
@@ -507,8 +463,9 @@ REAL_PROMPTS = [
 def test_the_numbers_make_sense_on_a_real_model(smol):
     metrics = ["soft_scores", "mass_matched", "erasure"]
     few = {"masks": 3, "draws": 3, "rates": (0.1, 0.5, 0.9)}
-    found = noiser.evaluate(smol, REAL_PROMPTS, "noiser_relative", metrics, **few)
-    random = noiser.evaluate(smol, REAL_PROMPTS, "random", metrics, **few)
+    found, random = (
+        noiser.evaluate(smol, REAL_PROMPTS, name, metrics, **few) for name in ("noiser_relative", "random")
+    )
     assert not found.skipped
     assert 0 < found["soft_ns"].value < 0.2  # with a mass of 1 about 1/T of every embedding is kept
     assert random["area"].value == pytest.approx(1.03, abs=0.12)
@@ -517,28 +474,6 @@ def test_the_numbers_make_sense_on_a_real_model(smol):
     assert found["comprehensiveness"].value > random["comprehensiveness"].value
     assert not random["faithfulness"].is_clear
     assert not random["area_minus_random"].is_clear
-
-
-class Silent:
-    """A judge whose endpoint answers only about some prompts."""
-
-    name = "silent"
-
-    def judge(self, requests):
-        lost = Verdict(status="unscored", reason="no connection", lost=True)
-        mumbled = Verdict(status="unscored", reason="no word in it", replies=("?",))
-        return [lost if "quick" in request.words else mumbled for request in requests]
-
-
-@pytest.mark.parametrize("metric", ["answerability", "minimum_top_k"])
-def test_a_reply_that_never_came_is_an_error_and_an_unreadable_one_a_number(metric):
-    """Errors are what a benchmark tries again."""
-    found = evaluated(["The quick fox", "A teacher plays"], metric, judge=Silent(), unit="word")
-    assert [(skipped.example, "no connection" in skipped.error) for skipped in found.skipped] == [(0, True)]
-    unscored = "answerability_unscored" if metric == "answerability" else "minimum_unscored"
-    assert (found[unscored].value, found[unscored].n) == (1, 1)
-    if metric == "minimum_top_k":
-        assert found["unanswerable"].n == 0, "nobody knows whether it can be answered"
 
 
 def test_settings_are_numbers_of_numpy_too():

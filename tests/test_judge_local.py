@@ -191,14 +191,6 @@ def test_smollm2_knows_some_things(smol):
     assert (one, five) == tuple(chat.judge([JudgeRequest(eiffel.words, 1), eiffel]))
 
 
-@pytest.mark.slow
-def test_gemma_completes_plainly(gemma):
-    judge = make_judge("local", lm=gemma)
-    assert judge.style == "plain"
-    (verdict,) = judge.judge([JudgeRequest(("LeBron", "James", "professionally", "plays", "the", "sport", "of"), 5)])
-    assert verdict.says("basketball", top=5)
-
-
 def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):
     """What a model writes behind the end of a text is another text."""
     lm = model()

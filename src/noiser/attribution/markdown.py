@@ -42,7 +42,7 @@ def escaped_line(text: str) -> str:
     >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
     1\. \*a\* \- \[b\] \-0.5 \<c\>
     """
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text))
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text.lstrip()))
 
 
 def _escaped(text: str) -> str:

@@ -53,14 +53,7 @@ class Skipped(NamedTuple):
 
 
 def read_examples(examples: object) -> list[Item]:
-    """Items out of one example or several.
-
-    An example is a text, a list of chat messages, an `Attribution`, or anything with an attribute `prompt` and
-    perhaps `target`, `spans` and `sources`.
-
-    Raises:
-        ParameterError: something else, or none.
-    """
+    """Items out of one example or several; see `noiser.evaluate`. Raises ParameterError for something else, or none."""
     if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
         return [_item(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
@@ -85,9 +78,9 @@ def _item(index: int, example: Any) -> Item:
     if isinstance(example, str) or _is_chat(example):
         return Item(index=index, prompt=example)
     if not hasattr(example, "prompt"):
+        kind = type(example).__name__
         raise ParameterError(
-            f"Example {index} is a {type(example).__name__}; expected a text, a list of chat messages, an Attribution, "
-            "or an object with an attribute `prompt`."
+            f"Example {index} is a {kind}; expected a text, a chat, an attribution or a `prompt` in it."
         )
     target, spans, sources = (getattr(example, name, None) for name in ("target", "spans", "sources"))
     gold = target if isinstance(target, str) else None

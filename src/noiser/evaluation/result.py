@@ -15,6 +15,7 @@ from noiser import numbers
 from noiser.attribution.display import label, short
 from noiser.attribution.markdown import escaped_line, table
 from noiser.attribution.store import to_jsonable
+from noiser.checks import check_choice
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Skipped
 from noiser.files import csv_text, json_text, write_text
@@ -103,9 +104,7 @@ class Evaluation:
 
     def __getitem__(self, name: str) -> Estimate:
         """The number of that name, such as "faithfulness"."""
-        if name not in self.estimates:
-            names = ", ".join(map(label, self.estimates))
-            raise ParameterError(f"There is no number {name!r}; expected one of {names}.")
+        check_choice("number", name, self.estimates)
         return self.estimates[name]
 
     def summary(self) -> DataFrame:
@@ -142,8 +141,8 @@ class Evaluation:
 
     def _check_comparable(self, other: Evaluation) -> None:
         ours, theirs = to_jsonable(self.settings), to_jsonable(other.settings)
-        pairs = {name: (ours[name], theirs[name]) for name in ours if name in theirs}
-        pairs = {name: pair for name, pair in pairs.items() if name not in ("seed", "parameters")}
+        shared = ours.keys() & theirs.keys() - {"seed", "parameters"}
+        pairs = {name: (ours[name], theirs[name]) for name in ours if name in shared}
         if None in pairs["judge"]:
             del pairs["judge"]
         pairs["prompts"] = tuple(to_jsonable([record["prompt"] for record in one.records]) for one in (self, other))
@@ -204,15 +203,12 @@ class Evaluation:
 
     def _notes(self) -> list[str]:
         """What is missing, one line each."""
-        names: dict[str, list[str]] = {}
-        for name, number in self.estimates.items():
-            names.setdefault(number.reason, []).append(label(name))
-        notes = [f"{', '.join(some)}: {reason}." for reason, some in names.items() if reason]
+        reasons = dict.fromkeys(number.reason for number in self.estimates.values() if number.reason)
+        notes = [f"{label(reason)}." for reason in reasons]
         for example, prompt, metric, error in self.skipped[:_LISTED]:
             what = label(metric or "everything")
             notes.append(f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {what}: {label(error)}")
-        more = len(self.skipped) - _LISTED
-        return [*notes, f"Skipped: {more} more"] if more > 0 else notes
+        return notes
 
     def __str__(self) -> str:
         cells = self._cells()

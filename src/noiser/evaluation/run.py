@@ -111,10 +111,10 @@ def evaluate(
             if not isinstance(columns, Exception):
                 summaries |= entries[name].other_summaries(columns)
     first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
-    asked = {"unit": unit, "max_new_tokens": question.max_new_tokens, "target_unit": target_unit}
+    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": question.max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
         asked = {"unit": first.unit, "target_unit": first.target_unit}
-    parameters = first.parameters if first else {}
+    asked |= {"parameters": first.parameters if first else {}, "judge": getattr(chosen.judge, "name", None)}
     return Evaluation(
         records=tuple(records),
         skipped=tuple(skipped),
@@ -123,7 +123,7 @@ def evaluate(
         primary=tuple(metric.primary for metric in entries.values() if metric.primary),
         method=first.method if first else describe(method)[0],
         model=lm.identity,
-        settings=vars(chosen) | {"parameters": parameters, "judge": getattr(chosen.judge, "name", None)} | asked,
+        settings=vars(chosen) | asked,
         confidence=confidence,
     )
 
