@@ -19,7 +19,7 @@ LIMITS = {
     "cli": 965,
     "data": 765,
     "engine": 1_870,
-    "evaluation": 685,
+    "evaluation": 675,
     "explain": 1_580,
     "integrations": 752,
     "judges": 755,
