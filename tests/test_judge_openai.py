@@ -282,7 +282,7 @@ def test_parameters_outside_their_domain(parameters, says):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "noiser.judges.openai")
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(DependencyError, match=r"openai.*pip install 'noiser\[openai\]'"):
+    with pytest.raises(DependencyError, match=r"openai.*pip install .*\[openai\]"):
         make_judge("openai:m")
 
 
