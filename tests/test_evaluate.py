@@ -81,6 +81,14 @@ def test_an_example_may_name_its_sources():
     assert "Source 1, 'a cat', is not in the prompt" in found.records[1]["error"]
 
 
+def test_an_example_may_have_a_foil():
+    found = evaluated(SimpleNamespace(prompt=PROMPTS[0], target=" rain", foil=" dog"), "top_k", method="occlusion")
+    att = noiser.attribute(tiny("llama"), PROMPTS[0], method="occlusion", target=" rain", foil=" dog")
+    assert found.records[0]["drop"] == pytest.approx(
+        noiser.measure(tiny("llama"), att, "top_k", draws=2)["drop"], abs=1e-6
+    )
+
+
 def test_nothing_is_left_out_silently():
     found = evaluated([PROMPTS[0], "", PROMPTS[1], "x" * 2000], ["soft_scores", "stability"])
     assert [skipped.example for skipped in found.skipped] == [1, 3]

@@ -18,7 +18,7 @@ class Item:
     Attributes:
         index: its position among the examples.
         prompt: the prompt; of an attribution, the one that it was made from.
-        target: what to explain; None for the greedy continuation.
+        target, foil: what to explain, and rather than what; see `noiser.attribute`.
         gold: the answer that a data set gives; None for the model's own.
         spans: named character spans, for localisation.
         sources: documents in the prompt; see `noiser.attribute`.
@@ -29,6 +29,7 @@ class Item:
     index: int
     prompt: Prompt
     target: str | int | None = None
+    foil: str | int | None = None
     gold: str | None = None
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     sources: Sources | None = None
@@ -82,6 +83,6 @@ def _item(index: int, example: Any) -> Item:
         raise ParameterError(
             f"Example {index} is a {kind}; expected a text, a chat, an attribution or a `prompt` in it."
         )
-    target, spans, sources = (getattr(example, name, None) for name in ("target", "spans", "sources"))
-    gold = target if isinstance(target, str) else None
-    return Item(index=index, prompt=example.prompt, target=target, gold=gold, spans=spans, sources=sources)
+    given = {name: getattr(example, name, None) for name in ("target", "foil", "spans", "sources")}
+    gold = given["target"] if isinstance(given["target"], str) else None
+    return Item(index=index, prompt=example.prompt, gold=gold, **given)

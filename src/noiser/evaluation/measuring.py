@@ -62,8 +62,8 @@ def attributed(
         if not item.spans:
             raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
         question = dataclasses.replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
-    question = dataclasses.replace(question, prompt=item.prompt, target=item.target, sources=item.sources)
-    query = yield from prepare(lm, question)
+    asked = {"prompt": item.prompt, "target": item.target, "foil": item.foil, "sources": item.sources}
+    query = yield from prepare(lm, dataclasses.replace(question, **asked))
     attribution = yield from attribution_of(lm, query, method, seed)
     return query.with_units(attribution.units), attribution
 
