@@ -38,10 +38,12 @@ _ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|c
 _NUMBERED = r"""(?i:nos?|nr|figs?|eqs?|vol|pp?|sec|ch|art|abs|op|par|ver|v|jan|feb|mar|apr|jun|jul|aug|sept?|oct|okt|nov
     |dec|dez)"""
 _MONTH = r"(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert|Jh)"
+_ORDINAL = r"\b(?:[Dd](?:er|as|em|en|es|ie)|[Vv]om|[Zz]u[mr]|[Ii]m)\s\d\d?"  # "der 2. Weltkrieg"
+_ITEM = r"(?:^|\n|\w{4}[.!?]\s|:\s)[\s>*\#-]*(?:\d{1,3}(?:\.\d{1,3})*|[IVXLC]{1,5})"  # of a list
 _SENTENCE_END = regex.compile(
     rf"""(?<!{_MARK}) {_MARK}+ {_CLOSING}* (?=\s|\Z) (?!{_OPENING}\p{{Lowercase}})
            (?<! {_BEFORE} (?:{_ABBREVIATION}) \.)
-           (?<! (?:^|\n)\s* \d{{1,3}} \.)  # the number of an item in a list
+           (?<! {_ITEM} \.) (?<! {_ORDINAL} \.)
            (?: (?<! \b\d\d?\.) | (?!\s+{_MONTH}\b) )  # "3. Mai"
            (?: (?<! {_BEFORE} {_NUMBERED} \.) | (?!{_OPENING}\d) )  # "No. 5", but "He said no. Then he left."
        | [。！？｡．]+ [)\]}}"'”’»›」』）】》]*
