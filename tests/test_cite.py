@@ -293,7 +293,7 @@ def test_sources_may_stand_in_the_prompt_already():
         ({"template": 3}, NoiserError, "template is 3"),
         ({"unit": "word"}, LookupError, "Known: auto"),
         ({"question": 3}, NoiserError, "The prompt is a int"),
-        ({"question": [{"role": "user"}]}, NoiserError, "Message 0 has content of type NoneType"),
+        ({"question": [{"role": "user"}]}, NoiserError, "The chat has no message with text"),
         ({"memory": "3"}, NoiserError, "memory is '3'"),
         ({"memory": math.nan}, NoiserError, "memory is nan"),
     ],

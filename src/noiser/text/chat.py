@@ -22,14 +22,12 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = Non
     """
     if not isinstance(kwargs, Mapping | None):
         raise ParameterError(f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'style': 'brief'}}.")
-    template = str(getattr(tokenizer, "chat_template", None) or "")
+    template = str(getattr(tokenizer, "chat_template", ""))
     for name in kwargs or {}:
         ours = name in ("tokenize", "add_generation_prompt", "continue_final_message")
         if ours or (tokenizer is not None and not re.search(rf"\b{re.escape(str(name))}\b", template)):
             fault = "is set here" if ours else f"the chat template of this {type(tokenizer).__name__} does not read"
-            raise ParameterError(
-                f"chat_template_kwargs has {name!r}, which {fault}. Correct the name, or leave it out."
-            )
+            raise ParameterError(f"chat_template_kwargs has {name!r}, which {fault}. Correct it or leave it out.")
     return dict(kwargs or {})
 
 
