@@ -34,6 +34,12 @@ HOSTILE = (
 )  # fmt: skip
 
 
+def one_target():
+    att = rich_example()
+    rows = {name: getattr(att, name)[:1] for name in ("scores", "stderr", "thresholds", "k_min", "targets")}
+    return replace(att, **rows)
+
+
 def hostile():
     scores = tuple((-1) ** i * 0.1 * i for i in range(len(HOSTILE)))
     target = Target('"><b onclick=x>\x1b[0m', 1, 0.5, 1)
@@ -178,7 +184,7 @@ def test_numbers(values, expected):
     ("value", "stderr", "expected"),
     [
         (-0.01863, 0.0123, "-0.019 ± 0.012"), (-0.01863, 0.0723, "-0.02 ± 0.07"), (0.5, NAN, "0.500"),
-        (0.5, 0.0, "0.500 ± 0.000"), (123.4, 56.0, "123 ± 56"), (0.2, 1e-9, "0.2000 ± 0.0000"),
+        (0.5, 0.0, "0.500 (exact)"), (123.4, 56.0, "123 ± 56"), (0.2, 1e-9, "0.200 (exact)"),
     ],
 )  # fmt: skip
 def test_a_number_has_the_digits_that_its_error_allows(value, stderr, expected):
@@ -189,10 +195,12 @@ def test_the_colours_are_explained_in_words(monkeypatch):
     signed, positive = make((" a", " b"), ((0.4, -0.2),)), make((" a", " b"), ((0.4, 0.2),))
     distance = replace(positive, method="noiser@2", parameters={"score": "hellinger"})
     meanings = ["without it the prediction gets less likely", "without it the model's prediction changes"]
+    contrast = replace(signed, foil=Target(" foot", 9, 0.1, 2), stderr=torch.tensor([[0.1, 0.2]]))
     for att, words in (
         (signed, f"orange: {meanings[0]}; blue: more likely"),
         (distance, f"orange: {meanings[1]}"),
-        (rich_example(), "orange: speaks for “ball”; blue: speaks for “foot”"),
+        (contrast, "orange: speaks for “target0”; grey: no signal, within two standard errors of 0"),
+        (replace(contrast, stderr=None), "orange: speaks for “target0”; blue: speaks for “foot”"),
     ):
         assert words in words_of(att.to_html())
         assert words in " ".join(without_codes(coloured([att], monkeypatch)).split())
@@ -200,6 +208,47 @@ def test_the_colours_are_explained_in_words(monkeypatch):
     for pair in ([positive, distance], [positive, positive]):  # one legend for both where it is the same
         for text in (words_of(page(pair)), without_codes(coloured(pair, monkeypatch))):
             assert [text.count(f"orange: {meaning}") for meaning in meanings] == [1, int(pair[1] is distance)]
+
+
+def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_error_is_grey(monkeypatch):
+    errors = torch.tensor([[0.1, 0.2, 0.6, 0.0]])
+    att = make(("The trophy", " is", " too", " small"), ((-9.0, 6.0, 1.1, 0.5),), stderr=errors)
+    line = "for: is 6.0 ± 0.2 · small 0.50 (exact) · against: The trophy -9.00 ± 0.10"
+    for text in (str(att), without_codes(coloured([att], monkeypatch)), words_of(att.to_html())):
+        assert line in " ".join(text.split())
+    assert re.search(r"\n  too +1\.1 ± 0\.6  no signal\n", to_text([att], plain=True))
+    assert 'class="u g" tabindex=0 title="too: score 1.1 ± 0.6, no signal"' in att.to_html()
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    found = {s.text: tuple(s.style.bgcolor.triplet) for s in console.render(att) if s.style and s.style.bgcolor}
+    assert len({*found["too"]}) > 1  # not the hue of a weight
+    assert max(found["too"]) - min(found["too"]) < 10
+    nothing = make(("a", " b"), ((0.1, -0.2),), stderr=torch.ones(1, 2))
+    assert "no unit has a signal" in str(nothing)
+
+
+def test_equal_labels_have_the_place_of_their_unit():
+    long = ("The first-aid kit was ordered in May. ", "It rains. ", "The first-aid kit was ordered in June. ")
+    text = str(make(long, ((17.5, 0.1, 0.2),)))
+    assert "The first-aid kit was ordered… @0 " in text
+    assert "The first-aid kit was ordered… @48 " in text
+    assert "\n  It rains.  " in text
+
+
+def test_a_chat_shows_roles_in_place_of_the_templates_marks():
+    text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    units = tuple(Span(w, text.index(w), text.index(w) + len(w), (i,)) for i, w in enumerate(("Be brief.", "Who?")))
+    chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"})
+    att = make((text,), ((0.1, 0.2),), units=units, prompt=chat)
+    assert "".join(cell.text for cell in cells(att, 0)) == "system: Be brief.\nuser: Who?\nassistant: "
+    other = replace(att, prompt=({"role": "user", "content": "changed by the template"},))
+    assert "<|im_start|>system" in str(other)
+    said = replace(
+        att, text=text.replace("system\n", "system\nYou are SmolLM. "), units=units[1:], scores=att.scores[:, 1:]
+    )
+    moved = replace(
+        said, units=(Span("Who?", said.text.index("Who?"), said.text.index("Who?") + 4, (1,)),), prompt=chat[1:]
+    )
+    assert "You are SmolLM." in str(replace(moved, prompt_length=len(moved.text)))
 
 
 def test_the_question_and_the_aggregation_are_shown():
@@ -215,11 +264,16 @@ def test_plain_text(capsys):
     print(rich_example())
     out = capsys.readouterr().out
     assert ESCAPE not in out
+    assert out.startswith("LeBron plays the sport of → basketball\n")  # once, then a column for each target
+    assert re.search(r"\n  probability +0\.432 +0\.9\n", out)
+    assert re.search(r"\n  Bron +0\.120 +\(0\.300\)\n", out)
+    assert re.search(r"\n  basket +\(0\.900\)\n", out)
+    print(one_target())
+    out = capsys.readouterr().out
     assert re.search(r"Bron +0\.12 ± 0\.02  █+\n", out)
     assert re.search(r"plays +-0\.050 ± 0\.003  ░+\n", out)
     for line in (
         "LeBron plays the sport of → basket\n",
-        "LeBron plays the sport of basket → ball\n",
         "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2) · k_min 0.1\n",
         "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n",
     ):
@@ -230,7 +284,7 @@ def test_plain_text(capsys):
 def test_a_terminal_gets_colours_and_no_color_takes_them_away(monkeypatch):
     text = coloured([rich_example()], monkeypatch)
     assert "\x1b[" in text
-    assert "LeBron plays the sport of → basket" in without_codes(text)
+    assert "LeBron plays the sport of → basketball" in without_codes(text)
     console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
     segments = console.render(make(("a", " b", " c"), ((1.0, -1.0, 0.0),)))
     found = {s.text: tuple(s.style.bgcolor.triplet) for s in segments if s.style and s.style.bgcolor}
@@ -264,7 +318,7 @@ def test_no_text_reaches_a_terminal_raw(tmp_path, monkeypatch):
 
 def test_a_terminal_without_unicode(monkeypatch):
     monkeypatch.setattr("sys.stdout", Terminal("ascii", tty=False))
-    text = str(rich_example())
+    text = str(one_target())
     text.encode("ascii")
     assert "0.12 ~ 0.02  #" in text
 
@@ -272,10 +326,11 @@ def test_a_terminal_without_unicode(monkeypatch):
 def test_many_targets_and_many_units_are_cut_with_a_note():
     many = make(("a",), ((0.5,),) * 25)
     assert "… 17 more targets; to_html()" in str(many)
-    assert str(many).count("→") == 8
+    assert str(many).count("\n  a ") * 3 == 9
     for attributions in ([many], [many, many]):
-        assert to_text(attributions, plain=True).count("→") == 25
-        assert "more target" not in to_text(attributions, plain=True)
+        text = to_text(attributions, plain=True)
+        assert all(f"target{row}" in text for row in range(25))
+        assert "more target" not in text
     long = make(tuple(f" w{i}" for i in range(100)), (tuple(i / 100 for i in range(100)),))
     assert "(the 60 strongest of 100 units)" in str(long)
     assert "\n  w40 " in str(long)
@@ -294,10 +349,11 @@ def test_comparison_in_text_and_html():
     one = rich_example()
     other = replace(one, method="occlusion@1", scores=one.scores + 1)
     out = to_text([one, other], plain=True)
-    assert re.search(r"token +noiser@1 +occlusion@1\n  Le +0\.310 +1\.310\n", out)
-    assert re.search(r"\n  basket +0\.9 +1\.9\n", out)
+    assert re.search(r"token +noiser +occlusion\n  Le +0\.310 ± 0\.010 +1\.310 ± 0\.010\n", out)
+    assert out.count("gemma-3-270m") == 1
+    assert re.search(r"\n  basket +0\.9 ± 0\.7 +1\.9 ± 0\.7\n", out)
     words = to_text([one, other.aggregate("word")], plain=True)
-    assert re.search(r"occlusion@1\n  LeBron +2\.43 ± 0\.02 ", words)
+    assert re.search(r"\n  LeBron +2\.43 ± 0\.02 ", words)
     assert Page(page([one, other])).tags.count("table") == 2
     assert len(Page(page([one, other, one.aggregate("word")])).maps) == 6
 
@@ -320,9 +376,9 @@ def test_methods_of_one_name_have_headings_with_the_parameters_that_differ():
     one = make(parameters={"samples": 10, "bounding": "k_min", "noise": None})
     other = replace(one, parameters={"samples": 10, "bounding": "k_max", "noise": torch.zeros(2, 3)})
     third = replace(one, method="occlusion@1", parameters={"samples": 3})
-    expected = ["noiser@1 bounding=k_min noise=None", "noiser@1 bounding=k_max noise=tensor[2, 3]", "occlusion@1"]
+    expected = ["noiser bounding=k_min noise=None", "noiser bounding=k_max noise=tensor[2, 3]", "occlusion"]
     assert headings([one, other, third]) == expected
-    assert headings([one, third]) == ["noiser@1", "occlusion@1"]
+    assert headings([one, replace(one, method="noiser@2")]) == ["noiser@1", "noiser@2"]
     assert all(heading in page([one, other, third]) for heading in expected)
 
 
@@ -341,7 +397,7 @@ def test_a_comparison_names_the_foil_and_no_noise(monkeypatch):
     [[make(), make(("other",), ((1.0,),))], [make(), make(targets=(Target(" London", 5, 0.5, 1),))], []],
 )
 def test_only_the_same_question_can_be_compared(compare, attributions):
-    with pytest.raises(ParameterError, match=r"different prompts or targets, .* and |nothing to compare"):
+    with pytest.raises(ParameterError, match=r"different prompts or targets: .* and |nothing to compare"):
         compare(attributions)
 
 

@@ -66,7 +66,14 @@ class NumberFormat(NamedTuple):
 
     def with_error(self, value: float, stderr: float) -> str:
         """The value and its standard error, both rounded; the value alone if the error is NaN."""
+        if is_exact(value, stderr):
+            return f"{self(value)} (exact)"
         return self(value) if math.isnan(stderr) else f"{self(value, stderr)} ± {self(stderr, stderr)}"
+
+
+def is_exact(value: float, stderr: float) -> bool:
+    """Whether a standard error is no more than rounding."""
+    return stderr <= 1e-6 * abs(value)
 
 
 def number_format(values: Iterable[float]) -> NumberFormat:

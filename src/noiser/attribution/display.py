@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from noiser.errors import ParameterError
+from noiser.registry import unversioned
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
@@ -18,6 +19,7 @@ Colour = tuple[int, int, int]
 
 DARK_PAPER = (24, 26, 32)
 _POSITIVE, _NEGATIVE = (230, 159, 0), (86, 180, 233)  # orange and sky blue of Okabe and Ito, for colour-blind readers
+_GREY = (128, 128, 128)
 
 _KEPT_FORMATS = frozenset("\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2")  # joiners, Arabic signs
 
@@ -47,29 +49,36 @@ def label(text: str) -> str:
     return visible(stripped).replace("\n", "") or "∅"
 
 
-def provenance(att: Attribution) -> str:
-    """Method, model, unit and seed in one line, safe to show."""
-    revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
-    joined = att.info.get("aggregated")
-    unit = f"unit {att.unit}" + (f" ({joined['reduce']} over {joined['from']})" if joined else "")
-    parts = [method_text(att), f"{att.model.name}{revision} ({att.model.dtype})", unit, f"seed {att.seed}"]
-    return " · ".join(map(label, parts))
+def provenance(*attributions: Attribution) -> str:
+    """Methods, model, unit and seed in one line, or a line for each that differs, safe to show."""
+    methods: dict[str, list[str]] = {}
+    for att in attributions:
+        revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
+        joined = att.info.get("aggregated")
+        unit = f"unit {att.unit}" + (f" ({joined['reduce']} over {joined['from']})" if joined else "")
+        rest = (f"{att.model.name}{revision} ({att.model.dtype})", unit, f"seed {att.seed}")
+        methods.setdefault(" · ".join(map(label, rest)), []).append(label(method_text(att)))
+    return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
 
 
-def method_text(att: Attribution) -> str:
+def method_text(att: Attribution, *, version: bool = True) -> str:
     """The method, and what it explains where that is not the prediction itself."""
     of = f" of {short(att.info['of'])}" if "of" in att.info else ""
-    return f"{att.method}{of}{' through the continuation' if 'through' in att.info else ''}"
+    name = att.method if version else unversioned(att.method)
+    return f"{name}{of}{' through the continuation' if 'through' in att.info else ''}"
 
 
 def headings(attributions: Sequence[Attribution]) -> list[str]:
     """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
     texts: list[str] = []
+    versions = {att.method for att in attributions}
+    several = len(versions) > len({unversioned(name) for name in versions})
     for att in attributions:
         same = [other.parameters for other in attributions if other.method == att.method]
         values = {name: short(value) for name, value in att.parameters.items()}
         differing = [name for name in values if any(values[name] != short(other.get(name)) for other in same)]
-        texts.append(label(" ".join([method_text(att), *(f"{name}={values[name]}" for name in differing)])))
+        name = method_text(att, version=several)
+        texts.append(label(" ".join([name, *(f"{name}={values[name]}" for name in differing)])))
     return texts
 
 
@@ -87,13 +96,12 @@ def shorten(text: str, most: int) -> str:
 
 def check_comparable(attributions: Sequence[Attribution]) -> None:
     """Raises ParameterError unless there is an attribution, and all are of one prompt and the same targets."""
-    if not attributions:
-        raise ParameterError("There is nothing to compare; expected at least one attribution.")
     asked = [(att.text[: att.prompt_length], [target.text for target in att.targets]) for att in attributions]
+    if not asked:
+        raise ParameterError("There is nothing to compare; expected at least one attribution.")
     if other := next((each for each in asked if each != asked[0]), None):
         raise ParameterError(
-            f"The attributions are of different prompts or targets, {asked[0]!r:.80} and {other!r:.80}; expected the "
-            "same. Compare them one question at a time."
+            f"The attributions are of different prompts or targets, {asked[0]!r:.80} and {other!r:.80}."
         )
 
 
@@ -107,9 +115,11 @@ def check_targets(att: Attribution, targets: Sequence[int]) -> list[int]:
     return [row % count for row in targets]
 
 
-def tint(weight: float, paper: Colour) -> Colour:
-    """The background of a cell: the paper's colour at weight 0, full orange at 1, full blue at -1."""
+def tint(weight: float, paper: Colour, *, signal: bool = True) -> Colour:
+    """The background of a cell: the paper's colour at 0, full orange at 1, full blue at -1; grey without a signal."""
     hue, strength = _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight))
+    if not signal:
+        hue, strength = _GREY, 0.3
     red, green, blue = (round(low + (high - low) * strength) for low, high in zip(paper, hue, strict=True))
     return red, green, blue
 

@@ -23,7 +23,7 @@ _PAPER: Colour = (255, 255, 255)
 _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
 """How far a tint reaches above and below the baseline, and the thickest bar, in sizes of the text."""
-_SCALE_WIDTH, _SCALE_STEPS = 90.0, 60
+_SCALE_WIDTH, _SCALE_STEPS, _MARGIN = 90.0, 60, 6.0
 _FULL = 0.98
 """How much of a line is filled to its end: hinting makes letters a little wider than planned."""
 
@@ -38,6 +38,7 @@ class _Box(NamedTuple):
     weight: float | None = None
     size: float = _TEXT_SIZE
     bold: bool = False
+    signal: bool = True
 
 
 def figure(attributions: Sequence[Attribution], target: int, width: float) -> Figure:
@@ -49,16 +50,18 @@ def figure(attributions: Sequence[Attribution], target: int, width: float) -> Fi
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
-    page = _Page(72 * width)
+    page = _Page(72 * width - 2 * _MARGIN)
     for att, heading in zip(attributions, headings(attributions), strict=True):
         page.add(heat_map(att, row), heading if len(attributions) > 1 else "")
-    drawing = page_class(figsize=(width, page.y / 72))
-    axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, page.width), ylim=(page.y, 0))
+    across, down = min(72 * width, max(box.x + box.width for box in page.boxes) + 2 * _MARGIN), page.y - _LINE
+    drawing = page_class(figsize=(across / 72, down / 72))
+    axes = drawing.add_axes((0, 0, 1, 1), xlim=(-_MARGIN, across - _MARGIN), ylim=(down, 0))
     axes.set_axis_off()
     for box in page.boxes:
         if box.weight is not None:
-            top, bottom, thickness = box.y - _ABOVE * box.size, box.y + _BELOW * box.size, _BAR * box.size * box.weight
-            colour = tuple(value / 255 for value in tint(box.weight, _PAPER))
+            top, bottom = box.y - _ABOVE * box.size, box.y + _BELOW * box.size
+            thickness = _BAR * box.size * box.weight * box.signal
+            colour = tuple(value / 255 for value in tint(box.weight, _PAPER, signal=box.signal))
             axes.add_patch(Rectangle((box.x, top), box.width, bottom - top, facecolor=colour, edgecolor="none"))
             middle = (bottom if thickness > 0 else top) - thickness / 2
             axes.hlines(middle, box.x, box.x + box.width, colors="black", linewidths=abs(thickness), snap=False)
@@ -92,15 +95,27 @@ class _Page:
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
-            self.write(body, None if cell.score is None else cell.weight)
+            self.write(body, None if cell.score is None else cell.weight, signal=cell.signal)
         self.write(" → ")
         self.write(heat.target, bold=True)
+        self.write(f" rather than {heat.foil}" if heat.foil else "")
         self.new_line()
         if heat.largest:
-            self._scale(f"-{heat.largest}" if len(heat.meaning) > 1 else "0", heat.largest)
+            self._scale(f"-{heat.largest}" if "blue" in heat.meaning else "0", heat.largest)
+            for colour, words in heat.meaning.items():
+                self.write(f"{colour}: {words}  ", size=_SMALL_SIZE)
+            self.new_line()
         self.y += _GAP
 
-    def write(self, text: str, weight: float | None = None, *, size: float = _TEXT_SIZE, bold: bool = False) -> None:
+    def write(
+        self,
+        text: str,
+        weight: float | None = None,
+        *,
+        size: float = _TEXT_SIZE,
+        bold: bool = False,
+        signal: bool = True,
+    ) -> None:
         """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
             for piece in _broken(word, _FULL * self.width, size, bold):
@@ -108,7 +123,7 @@ class _Page:
                 if piece == "\n" or (self.x and self.x + width > self.width):
                     self.new_line()
                 if piece.strip() or self.x:
-                    self.boxes.append(_Box(self.x, self.y, width, piece, weight, size, bold))
+                    self.boxes.append(_Box(self.x, self.y, width, piece, weight, size, bold, signal))
                     self.x += width
 
     def new_line(self) -> None:
@@ -116,16 +131,16 @@ class _Page:
 
     def _scale(self, low: str, high: str) -> None:
         """The colours from the lowest to the highest score, as long as there is room."""
-        ends = sum(_text_width(text, _SMALL_SIZE, bold=False) for text in (low, " ", " ", high))
+        ends = sum(_text_width(text, _SMALL_SIZE, bold=False) for text in (low, "  ", "  ", high))
         step = max(0.0, min(_SCALE_WIDTH, _FULL * self.width - ends)) / (_SCALE_STEPS + 1)
-        self.write(f"{low} ", size=_SMALL_SIZE)
+        self.write(f"{low}  ", size=_SMALL_SIZE)
         first = 0.0 if low == "0" else -1.0
         for index in range(_SCALE_STEPS):
             weight = first + (1 - first) * index / (_SCALE_STEPS - 1)
             # A little wider than a step: viewers show a seam between rectangles that only touch.
             self.boxes.append(_Box(self.x + index * step, self.y, 1.5 * step, weight=weight, size=_SMALL_SIZE))
         self.x += (_SCALE_STEPS + 1) * step
-        self.write(f" {high}", size=_SMALL_SIZE)
+        self.write(f"  {high}", size=_SMALL_SIZE)
         self.new_line()
 
 

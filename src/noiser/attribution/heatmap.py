@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.attribution import pairs
-from noiser.attribution.display import headings, label, visible
-from noiser.numbers import number_format
+from noiser.attribution.display import headings, label, shorten, visible
+from noiser.numbers import is_exact, number_format
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
 
@@ -23,6 +25,7 @@ class Cell(NamedTuple):
     columns: tuple[int, ...]  # the units in it; several where byte-level tokens share a character
     score: float | None  # sum of the units' scores; None without a score for this target
     weight: float  # score / max |score| of the row, in [-1, 1]
+    signal: bool = True  # False where the score is within two standard errors of 0
 
     def parts(self) -> tuple[str, str]:
         """The whitespace before the text, which gets no colour, and the rest; both made visible."""
@@ -35,13 +38,20 @@ class HeatMap(NamedTuple):
     """One target of an attribution; every text but the cells' is safe to show."""
 
     target: str
+    foil: str  # "" without one
     cells: list[Cell]  # the text before the target
     question: str  # its probability, its rank and the foil: facts that hold for every method
     facts: str  # the question, and the smallest threshold if there is one
-    highest: list[tuple[str, str]]  # label and score of up to five units, highest first, all above 0
+    strongest: dict[str, list[tuple[str, str]]]  # "for" and "against": labels and scores, five in all, strongest first
     pairs: list[str]  # units that decide only together, or of which either would do: a line for each kind
     largest: str  # the largest magnitude of a cell's score, which has the strongest colour; "" without one
-    meaning: list[str]  # legends of a positive and a negative score; only the first without negative scores
+    meaning: dict[str, str]  # the colours that occur, in words
+
+
+def strongest(heat: HeatMap) -> str:
+    """The strongest scores in words: "for: Lisbon 6.6 · who 1.9 · against: Germany -4.4"."""
+    sides = [f"{side}: {' · '.join(f'{n} {score}' for n, score in top)}" for side, top in heat.strongest.items()]
+    return " · ".join(sides) or "no unit has a signal"
 
 
 class Table(NamedTuple):
@@ -50,27 +60,33 @@ class Table(NamedTuple):
     head: list[str]  # the kind of the units, then a heading for each column of numbers
     rows: list[list[str]]  # a unit's label, then its numbers as text, "" where there is none
     weights: list[list[float]]  # for each row the colours, in [-1, 1]: one of one attribution, one for each of several
+    signals: list[list[bool]]  # for each weight, whether its score is more than two standard errors away from 0
     note: str  # how many units were left out, or ""
 
 
 def heat_map(att: Attribution, row: int) -> HeatMap:
     """The cells and captions of target `row`."""
-    question = f"probability {_prediction(att.targets[row], ' · ')}"
+    question, foil = f"probability {_prediction(att.targets[row], ' · ')}", ""
     if att.foil is not None:
-        question += f" · rather than “{label(att.foil.text)}” ({_prediction(att.foil, ', ')})"
+        foil = label(att.foil.text)
+        question += f" · rather than “{foil}” ({_prediction(att.foil, ', ')})"
     k_min = math.nan if att.k_min is None else float(att.k_min[row])
-    show, stderr, shown = number_format(att.scores[row].tolist()), _errors(att, row), cells(att, row)
-    strongest = max((abs(cell.score or 0.0) for cell in shown), default=0.0)
-    top = [unit for unit in att.top(5, row) if unit.score > 0]
+    scores, stderr, shown, names = att.scores[row].tolist(), errors_of(att, row), cells(att, row), labels(att)
+    show, largest = number_format(scores), max((abs(cell.score or 0.0) for cell in shown), default=0.0)
+    strongest: dict[str, list[tuple[str, str]]] = {}
+    for i in [i for i in _order(scores) if scores[i] and has_signal(scores[i], stderr[i])][:5]:
+        pair = (names[i], show.with_error(scores[i], stderr[i]))
+        strongest.setdefault("for" if scores[i] > 0 else "against", []).append(pair)
     return HeatMap(
         target=label(att.targets[row].text),
+        foil=foil,
         cells=shown,
         question=question,
         facts=question if math.isnan(k_min) else f"{question} · k_min {k_min:.3g}",
-        highest=[(label(unit.text), show.with_error(unit.score, stderr[unit.index])) for unit in top],
+        strongest=dict(sorted(strongest.items(), reverse=True)),
         pairs=pairs.sentences(att, row),
-        largest=show(strongest) if strongest else "",  # not cut at its error: the weights are exact shares of it
-        meaning=_meaning(att, row)[: 2 if any(cell.weight < 0 for cell in shown) else 1],
+        largest=show(largest) if largest else "",  # not cut at its error: the weights are exact shares of it
+        meaning=_meaning(att, row, shown) if largest else {},
     )
 
 
@@ -79,36 +95,86 @@ def _prediction(target: Target, separator: str) -> str:
     return f"{each}{target.probability:.3g}{separator}rank {up_to}{target.rank}"
 
 
-def _errors(att: Attribution, row: int) -> list[float]:
+def errors_of(att: Attribution, row: int) -> list[float]:
+    """The standard errors of a target's scores; NaN where there is none."""
     return [math.nan] * len(att.units) if att.stderr is None else att.stderr[row].tolist()
 
 
-def _meaning(att: Attribution, row: int) -> list[str]:
+def has_signal(score: float, stderr: float) -> bool:
+    """Whether a score is more than two standard errors away from 0, or has none."""
+    return not stderr > 0 or abs(score) > 2 * stderr
+
+
+def labels(att: Attribution) -> list[str]:
+    """The units' labels, cut to 30 characters; those that would be equal have the place of their first character."""
+    short = [shorten(label(unit.text), 30) for unit in att.units]
+    counts = Counter(short)
+    return [f"{text} @{unit.start}" if counts[text] > 1 else text for text, unit in zip(short, att.units, strict=True)]
+
+
+def _meaning(att: Attribution, row: int, shown: Sequence[Cell]) -> dict[str, str]:
+    target = label(att.targets[row].text)
     if "through" in att.info:
-        return ["the target was written from it, or from what was"]
-    if att.parameters.get("score") == "hellinger":
-        return ["without it the model's prediction changes", "without it the prediction changes less"]
-    if "of" in att.info:
-        return [f"without it {label(str(att.info['of']))} falls", "it rises"]
-    if att.foil is not None:
-        return [f"speaks for “{label(text)}”" for text in (att.targets[row].text, att.foil.text)]
-    return ["without it the prediction gets less likely", "more likely"]
+        words = "the target was written from it, or from what was", ""
+    elif att.parameters.get("score") == "hellinger":
+        words = "without it the model's prediction changes", "without it the prediction changes less"
+    elif "of" in att.info:
+        words = f"without it {label(str(att.info['of']))} falls", "it rises"
+    elif att.foil is not None:
+        words = f"speaks for “{target}”", f"speaks for “{label(att.foil.text)}”"
+    else:
+        words = "without it the prediction gets less likely", "more likely"
+    meaning = {"orange": words[0]}
+    if any(cell.weight < 0 and cell.signal for cell in shown):
+        meaning["blue"] = words[1]
+    if not all(cell.signal for cell in shown):
+        meaning["grey"] = "no signal, within two standard errors of 0"
+    return meaning
 
 
-def shared_legend(maps: Sequence[HeatMap]) -> HeatMap | None:
-    """A heat map whose legend holds for all of them, or None if their legends differ."""
-    fullest = max(maps, key=lambda heat: len(heat.meaning))
-    return fullest if all(heat.meaning == fullest.meaning[: len(heat.meaning)] for heat in maps) else None
+def shared_legend(maps: Sequence[HeatMap]) -> dict[str, str] | None:
+    """A legend that holds for all heat maps, or None if theirs differ."""
+    union: dict[str, str] = {}
+    for heat in maps:
+        union |= heat.meaning
+    same = all(union[colour] == words for heat in maps for colour, words in heat.meaning.items())
+    return {colour: union[colour] for colour in ("orange", "blue", "grey") if colour in union} if same else None
 
 
 def cells(att: Attribution, row: int) -> list[Cell]:
     """The text before target `row`, cut into pieces that follow each other without a gap."""
     scores: list[float] = att.scores[row].tolist()
-    pieces = _pieces(att, _end_of_text(att, row, scores))
-    present = [[scores[column] for column in columns if not math.isnan(scores[column])] for _, columns in pieces]
-    totals = [sum(values) if values else None for values in present]
-    weights = _weights([math.nan if total is None else total for total in totals])
-    return [Cell(*piece, total, weight) for piece, total, weight in zip(pieces, totals, weights, strict=True)]
+    errors, pieces, roles = errors_of(att, row), _pieces(att, _end_of_text(att, row, scores)), _roles(att)
+    totals: list[float] = []
+    signals: list[bool] = []
+    for _, _, columns in pieces:
+        present = [i for i in columns if not math.isnan(scores[i])]
+        totals.append(sum(scores[i] for i in present) if present else math.nan)
+        signals.append(has_signal(totals[-1], math.hypot(*(errors[i] for i in present))))
+    found: list[Cell] = []
+    for (start, text, columns), total, weight, signal in zip(pieces, totals, _weights(totals), signals, strict=True):
+        score = None if math.isnan(total) else total
+        found.append(Cell(text if columns else roles.get(start, text), columns, score, weight, signal))
+    return found
+
+
+def _roles(att: Attribution) -> dict[int, str]:
+    """For each place of a chat where the template's text begins, the role that it announces, in place of its marks."""
+    if isinstance(att.prompt, str):
+        return {}
+    roles: dict[int, str] = {}
+    position = 0
+    for message in [*att.prompt, None]:
+        content = str(message.get("content") or "").strip() if message else ""
+        start = att.text.find(content, position, att.prompt_length) if message else att.prompt_length
+        if start < 0 or (message and not content):
+            return {}  # the template changes what it is given
+        role = str(message.get("role")) if message else "assistant"
+        said = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", att.text[position:start]).split()
+        if len(said) <= 2:  # more than roles: a text of the template's own is shown
+            roles[position] = f"{chr(10) * (position > 0)}{role}: " if start > position else ""
+        position = start + len(content)
+    return roles
 
 
 def _end_of_text(att: Attribution, row: int, scores: Sequence[float]) -> int:
@@ -120,20 +186,20 @@ def _end_of_text(att: Attribution, row: int, scores: Sequence[float]) -> int:
     return max([att.prompt_length, *ends])
 
 
-def _pieces(att: Attribution, end: int) -> list[tuple[str, tuple[int, ...]]]:
-    """(text, columns) of the units up to `end`, those that share characters together, in order of the text."""
+def _pieces(att: Attribution, end: int) -> list[tuple[int, str, tuple[int, ...]]]:
+    """(start, text, columns) of the units up to `end`, those that share characters together, in order of the text."""
     columns = [column for column, span in enumerate(att.units) if span.end <= end]
     columns.sort(key=lambda column: att.units[column].start)
-    pieces: list[tuple[str, tuple[int, ...]]] = []
+    pieces: list[tuple[int, str, tuple[int, ...]]] = []
     position = 0
     for group in join_overlapping([(att.units[column].start, att.units[column].end) for column in columns]):
         spans = [att.units[columns[index]] for index in group]
         start, stop = spans[0].start, max(span.end for span in spans)
-        pieces += [(att.text[position:start], ())] if start > position else []
+        pieces += [(position, att.text[position:start], ())] if start > position else []
         text = att.text[start:stop] or spans[0].text  # a special token is not in the text
-        pieces.append((text, tuple(columns[index] for index in group)))
+        pieces.append((start, text, tuple(columns[index] for index in group)))
         position = max(position, stop)
-    return [*pieces, (att.text[position:end], ())] if position < end else pieces
+    return [*pieces, (position, att.text[position:end], ())] if position < end else pieces
 
 
 def _weights(scores: Sequence[float]) -> list[float]:
@@ -149,25 +215,32 @@ def table(attributions: Sequence[Attribution], row: int, most: int | None = None
     """
     first, single = attributions[0], len(attributions) == 1
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
+    stderr = [errors_of(att, row) for att in attributions]
     names = ["score"] if single else headings(attributions)
-    columns = [_texts(values, _errors(att, row)) for att, values in zip(attributions, scores, strict=True)]
+    columns = [_texts(*pair, with_error=not single) for pair in zip(scores, stderr, strict=True)]
     if single and first.stderr is not None:
         show = number_format(scores[0])
         names.append("±")
-        columns.append(["" if math.isnan(error) else show(error, error) for error in _errors(first, row)])
+        both = zip(scores[0], stderr[0], strict=True)
+        columns.append(["" if e != e else "exact" if is_exact(s, e) else show(e, e) for s, e in both])
     if single and first.thresholds is not None:
         names.append("threshold")
         columns.append(_texts(first.thresholds[row].tolist(), [math.nan] * len(first.units)))
     orders = [_order(values) for values in scores]
-    chosen = sorted({index for order in orders for index in order[:most]})
-    count = len({index for order in orders for index in order})
-    weights = [_weights(values) for values in scores]
+    chosen, count = sorted({i for order in orders for i in order[:most]}), len({i for order in orders for i in order})
+    units, weights = labels(first), [_weights(values) for values in scores]
     return Table(
-        [label(first.unit), *names],
-        [[label(first.units[index].text), *(texts[index] for texts in columns)] for index in chosen],
+        [kind_of_units(first), *names],
+        [[units[index], *(texts[index] for texts in columns)] for index in chosen],
         [[values[index] for values in weights] for index in chosen],
+        [[has_signal(s[index], e[index]) for s, e in zip(scores, stderr, strict=True)] for index in chosen],
         "" if len(chosen) == count else f"the {len(chosen)} strongest of {count} units",
     )
+
+
+def kind_of_units(att: Attribution) -> str:
+    """The heading of a column of units."""
+    return "unit" if att.unit in ("auto", "spans") else label(att.unit)
 
 
 def _order(scores: Sequence[float]) -> list[int]:
@@ -175,6 +248,7 @@ def _order(scores: Sequence[float]) -> list[int]:
     return sorted((i for i, score in enumerate(scores) if not math.isnan(score)), key=lambda i: -abs(scores[i]))
 
 
-def _texts(values: Sequence[float], stderr: Sequence[float]) -> list[str]:
+def _texts(values: Sequence[float], stderr: Sequence[float], *, with_error: bool = False) -> list[str]:
     show = number_format(values)
-    return ["" if math.isnan(value) else show(value, error) for value, error in zip(values, stderr, strict=True)]
+    text = show.with_error if with_error else show
+    return ["" if math.isnan(value) else text(value, error) for value, error in zip(values, stderr, strict=True)]

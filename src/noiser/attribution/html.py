@@ -1,7 +1,6 @@
 """Heat maps as HTML that needs nothing else: styles inside, no scripts, no network, every text escaped.
 
-Colour never stands alone: a bar below a unit is a positive score and one above it a negative score, as thick as
-the colour is strong, and the numbers are in a table. A long continuation shows one target at a time.
+Colour never stands alone: a bar below a unit is a positive score and one above it a negative score.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -25,7 +24,7 @@ from noiser.attribution.display import (
     provenance,
     short,
 )
-from noiser.attribution.heatmap import Cell, HeatMap, Table, heat_map, shared_legend, table
+from noiser.attribution.heatmap import Cell, HeatMap, Table, has_signal, heat_map, shared_legend, table
 from noiser.attribution.pairs import pair_arcs
 from noiser.attribution.through import links
 from noiser.numbers import number_format
@@ -38,16 +37,14 @@ _AT_ONCE = 8
 """Targets that are shown below each other; of more, the first is shown, and the others one by one or all on demand."""
 _IN_TABLES = 40
 """Units in each table of numbers where there are more targets than that."""
+_LONG = 1500
+"""Characters of a text that comes after its numbers."""
 _MOST_CELLS = 20_000
 """Units on a page, over all targets: 3 to 4 MB, which browsers and notebooks show without delay."""
 
 
 def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = None) -> str:
-    """A complete page with one attribution, or with several of one prompt: a row per method, target by target.
-
-    `targets` are indices of the targets to show; None for the first ones, as many as a page holds. Raises
-    ParameterError without an attribution or target, or for different prompts.
-    """
+    """A complete page with one attribution, or with several of one prompt: a row per method, target by target."""
     card = _card(attributions, "noiser", targets)
     first, count = attributions[0], len(attributions)
     prompt = label(first.text[: first.prompt_length])[:80]
@@ -124,13 +121,15 @@ def _section(attributions: Sequence[Attribution], row: int, most: int | None) ->
         paths = arcs(*links(attributions[0], row)) if "through" in attributions[0].info else ""
         drawing = paths and f"<details open><summary>paths to this target</summary>{paths}</details>"
         if maps[0].pairs:
-            drawing += (
-                f"<details open><summary>pairs of units</summary>{arcs(*pair_arcs(attributions[0], row))}</details>"
-            )
-        shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}</p>'
+            paths = arcs(*pair_arcs(attributions[0], row))
+            drawing += f"<details open><summary>pairs of units</summary>{paths}</details>"
+        other = f"<span class=to> rather than <bdi>{escape(maps[0].foil)}</bdi></span>" if maps[0].foil else ""
+        shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}{other}</p>'
+        if sum(len(cell.text) for cell in maps[0].cells) > _LONG:
+            return f"<p>{target}{other}</p>{_facts(maps[0])}{numbers}{shown}{drawing}"
         return f"{shown}{_facts(maps[0])}{drawing}{numbers}"
     common = shared_legend(maps)
-    legends = ["" if common else f"<p class=facts>{_key(heat)}</p>" for heat in maps]
+    legends = ["" if common is not None else f"<p class=facts>{_key(heat.meaning)}</p>" for heat in maps]
     rows = "".join(
         f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>{legend}</div>'
         for heading, text, legend in zip(headings(attributions), texts, legends, strict=True)
@@ -144,14 +143,14 @@ def _cell(att: Attribution, row: int, cell: Cell) -> str:
     if cell.score is None:
         return f"<span class=x>{space}{body}</span>"
     title = escape("\n".join(_title(att, row, column) for column in cell.columns))
-    weight = _tint(cell.weight)
+    weight = _tint(cell.weight, cell.signal)
     return f'{space}<span class="u {weight} tabindex=0 title="{title}" data-unit={cell.columns[0]}>{body}</span>'
 
 
-def _tint(weight: float) -> str:
+def _tint(weight: float, signal: bool) -> str:
     """The rest of a class attribute and a style for a weight."""
     sign, ink = "n" if weight < 0 else "p", " k" if dark_ink(weight) else ""
-    return f'{sign}{ink}" style="--a:{abs(weight):.3f}"'
+    return f'{sign}{ink}" style="--a:{abs(weight):.3f}"' if signal else 'g"'
 
 
 def _title(att: Attribution, row: int, column: int) -> str:
@@ -160,39 +159,43 @@ def _title(att: Attribution, row: int, column: int) -> str:
     text = f"{label(att.units[column].text)}: score {number_format([score]).with_error(score, stderr)}"
     if att.thresholds is not None and not math.isnan(threshold := float(att.thresholds[row, column])):
         text += f", threshold {threshold:.3g}"
-    return text
+    return text if has_signal(score, stderr) else f"{text}, no signal"
 
 
 def _facts(heat: HeatMap) -> str:
     scale = ""
     if heat.largest:
-        low, kind = (f"-{heat.largest}", "scale") if len(heat.meaning) > 1 else ("0", "scale one")
+        low, kind = (f"-{heat.largest}", "scale") if "blue" in heat.meaning else ("0", "scale one")
         bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
-        scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat)}"
-    best = " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in heat.highest)
-    lines = [escape(heat.facts), scale, best and f"highest: {best}", *map(escape, heat.pairs)]
+        scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}"
+    best = " · ".join(
+        f"{side}: " + " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in pairs)
+        for side, pairs in heat.strongest.items()
+    )
+    lines = [escape(heat.facts), scale, best or "no unit has a signal", *map(escape, heat.pairs)]
     return "".join(f"<p class=facts>{line}</p>" for line in lines if line)
 
 
-def _key(heat: HeatMap) -> str:
+def _key(meaning: Mapping[str, str]) -> str:
     """The colours in words."""
-    return "; ".join(
-        f'<i class="key {sign}"></i>{colour}: {escape(meaning)}'
-        for sign, colour, meaning in zip("pn", ("orange", "blue"), heat.meaning, strict=False)
-    )
+    signs = {"orange": "p", "blue": "n", "grey": "g"}
+    keys = (f'<i class="key {signs[colour]}"></i>{colour}: {escape(words)}' for colour, words in meaning.items())
+    return "; ".join(keys)
 
 
 def _table(numbers: Table) -> str:
     """One attribution gets a column of bars; the scores of several get colours, as they have a scale each."""
     bars = numbers.head[1] == "score"
     rows: list[list[str]] = []
-    for texts, weights in zip(numbers.rows, numbers.weights, strict=True):
+    for texts, weights, signals in zip(numbers.rows, numbers.weights, numbers.signals, strict=True):
         unit, *values = map(escape, texts)
-        if bars:
+        if bars and not signals[0]:
+            values.append("no signal")
+        elif bars:
             values.append(f'<i class="bar {"n" if weights[0] < 0 else "p"}" style="--a:{abs(weights[0]):.3f}"></i>')
         else:
-            pairs = zip(values, weights, strict=True)
-            values = [value and f'<span class="v {_tint(weight)}>{value}</span>' for value, weight in pairs]
+            columns = zip(values, weights, signals, strict=True)
+            values = [v and f'<span class="v {_tint(weight, signal)}>{v}</span>' for v, weight, signal in columns]
         rows.append([unit, *values])
     note = f"<p class=facts>{numbers.note}</p>" if numbers.note else ""
     return html_table([*map(escape, numbers.head), *[""] * bars], rows) + note

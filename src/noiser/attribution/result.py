@@ -96,6 +96,11 @@ class Attribution:
                     f"and {shape[1]} units."
                 )
 
+    def __eq__(self, other: object) -> bool:
+        return self.to_dict() == other.to_dict() if isinstance(other, Attribution) else NotImplemented
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
     def top(self, k: int = 5, target: int = 0) -> list[TopUnit]:
         """The `k` units of highest score for a target, best first. Raises ParameterError without such a target."""
         check_count("k", k)
@@ -110,8 +115,7 @@ class Attribution:
 
         Each row is normalised by itself over the units that have a score; the others stay NaN. With s the scores:
         "sum" s/Σs (the paper's choice), "positive" max(s, 0)/Σmax(s, 0), "abs_sum" |s|/Σ|s|, "minmax"
-        (s - min)/(max - min), "softmax", "none". A row whose denominator is 0 becomes uniform. Raises UnknownNameError
-        for another kind, NumericalError if a score is infinite.
+        (s - min)/(max - min), "softmax", "none". A row whose denominator is 0 becomes uniform.
         """
         return normalize(self.scores, kind)
 
@@ -120,18 +124,13 @@ class Attribution:
 
         A unit goes to the word or sentence that holds its last visible character, and to the span or source that has
         most of its visible characters. Units of the prompt and of the continuation are never joined, and special tokens
-        and a template's stay alone. A score is NaN where any of its parts is.
+        and a template's stay alone. A score is NaN where any of its parts is. Thresholds are the smallest of the parts,
+        standard errors those of independent parts for "sum" and "mean", and None otherwise.
 
         Args:
             unit: "word", "sentence", "line", "paragraph", "source" (if the attribution has sources), or (start, end)
-                character spans of `text`; units in no span are left out. Of `unit="auto"`, all can be made of which
-                no unit holds several.
+                character spans of `text`; units in no span are left out.
             reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
-
-        Returns:
-            A new attribution. Thresholds are the smallest of the parts. Standard errors are those of independent parts
-            for "sum" and "mean", and None otherwise. `info["aggregated"]` has the unit and reduction; the rest of
-            `info` still belongs to the finer units.
 
         Raises:
             UnitError: bad spans, or units that are not parts of the wanted ones. UnknownNameError: a wrong name.
@@ -139,13 +138,12 @@ class Attribution:
         return aggregate(self, unit, reduce)
 
     def through(self) -> Attribution:
-        """The influence of the prompt on each target by way of the continuation in between.
+        """The influence of the prompt on each target by way of the continuation in between (CAGE, arXiv 2512.15663).
 
-        With units and targets of the same text, such as `unit="sentence"` and `target_unit="sentence"`, the scores say
-        which sentences each sentence was written from. max(s, 0), each row divided by its sum, are the weights of a
-        graph, and a prompt unit's influence on a target is the sum over all paths between the two (CAGE, arXiv
-        2512.15663). No model is run. The result has the prompt's units alone, and these influences as scores;
-        `info["through"]` has the weights between targets, [targets, targets], and `to_html` draws the paths as arcs.
+        max(s, 0), each row divided by its sum, are the weights of a graph; the influence of a prompt unit on a target
+        is the sum over all paths between the two. Take units and targets of the same text, such as sentences. The
+        result has the prompt's units alone; `info["through"]` has the weights between targets, [targets, targets],
+        and `to_html` draws the paths as arcs.
 
         Raises:
             ParameterError: the continuation has no units, or a unit of it is not inside one target.
@@ -189,10 +187,7 @@ class Attribution:
     def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
         """A complete page without network and scripts, written to `path` if given.
 
-        Args:
-            path: of a file.
-            targets: indices of the targets to show; those below 0 count from the end. None for all; of a very long
-                continuation for the first ones, as many as a browser shows without delay, and the page says so.
+        `targets` are indices of the targets to show; None for all, or for as many as a browser shows without delay.
         """
         page = html.page([self], targets)
         if path is not None:
@@ -209,10 +204,7 @@ class Attribution:
         Args:
             others: attributions of the same prompt by other methods, shown below this one, each with its own scale.
             target: index of the target; below 0 it counts from the end.
-            width: in inches: 6.5 for a page, 3.3 for one of two columns. The height follows from the text.
-
-        Raises:
-            DependencyError: matplotlib is not installed. ParameterError: different prompts, or no such target.
+            width: in inches, at most: 6.5 for a page, 3.3 for one of two columns. The height follows from the text.
         """
         return figure.figure([self, *others], target, width)
 

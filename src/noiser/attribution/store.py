@@ -145,10 +145,9 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def to_jsonable(value: Any) -> Any:
-    """A value that JSON has: tensors become nested lists, NaN None, infinities "Infinity" and "-Infinity".
+    """A value that JSON has: tensors become nested lists, NaN None, infinities "Infinity"; any other object its text.
 
-    Float32 values are given with the fewest digits that bring the same float32 back. Any other object, such as a
-    dtype, a device or a path, becomes its text.
+    Float32 values are given with the fewest digits that bring the same float32 back.
     """
     if value is None or isinstance(value, bool | int | str):
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,20 +19,35 @@ from rich.text import Text
 from noiser.attribution.display import (
     DARK_PAPER,
     Colour,
+    NumberFormat,
     check_comparable,
     dark_ink,
     headings,
+    label,
+    number_format,
     provenance,
+    shorten,
     tint,
     visible,
 )
-from noiser.attribution.heatmap import HeatMap, Table, heat_map, shared_legend, table
+from noiser.attribution.heatmap import (
+    HeatMap,
+    Table,
+    errors_of,
+    has_signal,
+    heat_map,
+    kind_of_units,
+    labels,
+    shared_legend,
+    strongest,
+    table,
+)
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
-_MOST_TARGETS, _MOST_UNITS = 8, 60
-"""Of a longer answer or prompt the rest is left out."""
+_MOST_TARGETS, _MOST_UNITS, _LONG = 8, 60, 1500
+"""Of a longer answer or prompt the rest is left out; the numbers of a prompt of so many characters come before it."""
 _BAR = 24
 _INK, _SOFT_INK, _WHITE, _BLACK = (225, 228, 235), (150, 155, 165), (255, 255, 255), (0, 0, 0)
 _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
@@ -59,19 +75,24 @@ def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
 def sections(
     attributions: Sequence[Attribution], console: Console, most: int | None = _MOST_TARGETS
 ) -> Iterator[RenderableType]:
-    """A section for each of the first `most` targets, or for all, then where the numbers come from."""
+    """The first `most` targets, or all, then where the numbers come from.
+
+    Several targets of one attribution are one text and a matrix; else there is a section for each.
+    """
     check_comparable(attributions)
     colours = console.color_system is not None and not console.no_color
     count = len(attributions[0].targets)
-    for row in range(count)[:most]:
-        if row:
-            yield Text()
-        yield from _coloured(attributions, row) if colours else _plain(attributions, row)
+    if len(attributions) == 1 and count > 1:
+        yield from _matrix(attributions[0], range(count)[:most], console.width)
+    else:
+        for row in range(count)[:most]:
+            if row:
+                yield Text()
+            yield from _coloured(attributions, row) if colours else _plain(attributions, row)
     if most and count > most:
         yield Text()
         yield _line(f"… {count - most} more targets; to_html() and to_markdown() show all", "dim")
-    for att in attributions:
-        yield _line(provenance(att), "dim")
+    yield _line(provenance(*attributions), "dim")
 
 
 def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
@@ -80,25 +101,23 @@ def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[Rendera
     if several:
         yield _line(maps[0].question, "dim")
     for heat, heading in zip(maps, headings(attributions), strict=True):
+        legend = heat.meaning if common is None else common if heat is maps[-1] else {}
+        words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
+        facts = [
+            *([] if several else [_line(heat.facts, "dim")]),
+            *([_line(strongest(heat))] if heat.largest else []),
+            *map(_line, heat.pairs),
+            *([_line(words, "dim")] if words else []),
+        ]
         if several:
             yield _line(heading, "bold", indent=1)
-        yield _heat_map(heat)
-        if not several:
-            yield _line(heat.facts, "dim")
-        if heat.highest:
-            yield _line(" · ".join(f"{name} {score}" for name, score in heat.highest))
-        for line in heat.pairs:
-            yield _line(line)
-        legend = heat if not common else common if heat is maps[-1] else None
-        if legend and legend.largest:
-            pairs = zip(("orange", "blue"), legend.meaning, strict=False)
-            yield _line("; ".join(f"{colour}: {meaning}" for colour, meaning in pairs), "dim")
+        long = sum(len(cell.text) for cell in heat.cells) > _LONG
+        yield from [*facts, _heat_map(heat)] if long else [_heat_map(heat), *facts]
 
 
 def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
     heat, several, units = heat_map(attributions[0], row), len(attributions) > 1, attributions[0].units
-    text = visible("".join(cell.text for cell in heat.cells).lstrip(" "))
-    yield _line(f"{text} → {heat.target}", indent=0)
+    yield _line(_text(heat), indent=0)
     yield _line(heat.question if several else heat.facts)
     if several and all(att.units == units for att in attributions):
         most = None if len(units) <= _MOST_UNITS else max(1, _MOST_UNITS // len(attributions))
@@ -107,9 +126,58 @@ def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[Renderable
     for att, heading in zip(attributions, headings(attributions), strict=True):
         if several:
             yield _line(heading)
+        heat = heat_map(att, row)
+        yield _line(strongest(heat))
         yield from _numbers(table([att], row, _MOST_UNITS))
-        for line in heat_map(att, row).pairs:
-            yield _line(line)
+        yield from map(_line, heat.pairs)
+
+
+def _text(heat: HeatMap, target: str = "") -> str:
+    """The text, of a long one its end, and the target."""
+    text = visible("".join(cell.text for cell in heat.cells).lstrip(" "))
+    return f"{text if len(text) <= _LONG else f'… {text[-_LONG // 4 :]}'} → {target or heat.target}"
+
+
+def _matrix(att: Attribution, rows: Sequence[int], width: int) -> Iterator[RenderableType]:
+    """The text once, then units by targets, as many targets below each other as fit; no signal stands in brackets."""
+    said = "".join(att.targets[row].text for row in rows)
+    yield _line(_text(heat_map(att, 0), f"{label(said)}{'…' * (len(rows) < len(att.targets))}"), indent=0)
+    units = labels(att)
+    sizes = att.scores[list(rows)].abs().nan_to_num().amax(0)
+    chosen = sorted(sizes.argsort(descending=True)[:_MOST_UNITS].tolist())
+    step = max(1, (width - 34) // 12)
+    for block in (rows[start : start + step] for start in range(0, len(rows), step)):
+        grid = Grid.grid(padding=(0, 2, 0, 0))
+        grid.add_column(max_width=40, no_wrap=True)
+        for _ in block:
+            grid.add_column(justify="right", overflow="fold")
+        grid.add_row(
+            *map(Text, (f"  {kind_of_units(att)}", *(shorten(label(att.targets[row].text), 10) for row in block)))
+        )
+        probabilities = (f"{att.targets[row].probability:.3g}" for row in block)
+        grid.add_row(*(Text(text, "dim") for text in ("  probability", *probabilities)))
+        shows = {row: number_format(att.scores[row].tolist()) for row in block}
+        largest = {row: float(att.scores[row].abs().nan_to_num().max()) or 1.0 for row in block}
+        for unit in chosen:
+            values = [(row, float(att.scores[row, unit])) for row in block]
+            texts = [_number(shows[row], s, errors_of(att, row)[unit], s / largest[row]) for row, s in values]
+            grid.add_row(Text(f"  {units[unit]}"), *texts)
+        yield Text()
+        yield grid
+    for row in rows:
+        yield from (_line(f"{label(att.targets[row].text)}: {line}") for line in heat_map(att, row).pairs)
+    if len(chosen) < len(units):
+        yield _line(f"(the {len(chosen)} strongest of {len(units)} units)")
+
+
+def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> Text:
+    """A score on its colour; in brackets if it has no signal, empty if it is none."""
+    if math.isnan(score):
+        return Text()
+    signal = has_signal(score, stderr)
+    ink = _BLACK if signal and dark_ink(weight) else _INK
+    text = show(score) if signal else f"({show(score)})"
+    return Text(text, _style(ink, tint(weight, DARK_PAPER, signal=signal)))
 
 
 def _numbers(numbers: Table) -> Iterator[RenderableType]:
@@ -120,17 +188,19 @@ def _numbers(numbers: Table) -> Iterator[RenderableType]:
     rows = [numbers.head, *numbers.rows]
     bars = numbers.head[1] == "score"
     if bars:
-        with_error = numbers.head[2:3] == ["±"]
-        rows = [[row[0], f"{row[1]} ± {row[2]}" if with_error and row[2] else row[1]] for row in numbers.rows]
+        signs = {"": "", "exact": " (exact)"}
+        errors = [row[2] if numbers.head[2:3] == ["±"] else "" for row in numbers.rows]
+        rows = [[row[0], row[1] + signs.get(e, f" ± {e}")] for row, e in zip(numbers.rows, errors, strict=True)]
     grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(max_width=30, no_wrap=True)
+    grid.add_column(max_width=40, no_wrap=True)
     for column in range(1, len(rows[0])):
-        narrowest = max(len(row[column]) for row in rows[not bars :])  # a heading may be folded
+        narrowest = max(len(word) for row in rows[not bars :] for word in row[column].split())
         grid.add_column(justify="right", overflow="fold", min_width=narrowest)
     grid.add_column(no_wrap=True, overflow="crop")
     for index, (unit, *texts) in enumerate(rows):
         weight = numbers.weights[index][0] if bars else 0.0
         bar = ("█" if weight > 0 else "░") * round(_BAR * abs(weight))
+        bar = bar if not bars or numbers.signals[index][0] else "no signal"
         grid.add_row(*map(Text, (f"  {unit}", *texts, bar)))
     yield grid
     if numbers.note:
@@ -147,9 +217,11 @@ def _heat_map(heat: HeatMap) -> RenderableType:
     text = Text(style=_style(_INK), overflow="fold")
     for cell in heat.cells:
         space, body = cell.parts()
-        ink = _SOFT_INK if cell.score is None else _BLACK if dark_ink(cell.weight) else _WHITE
-        text.append(space).append(body, _style(ink, tint(cell.weight, DARK_PAPER)))
+        ink = _SOFT_INK if cell.score is None else _BLACK if dark_ink(cell.weight) and cell.signal else _WHITE
+        text.append(space).append(body, _style(ink, tint(cell.weight, DARK_PAPER, signal=cell.signal)))
     text.append(" → ", _style(_SOFT_INK)).append(heat.target, _style(_WHITE, strong=True))
+    if heat.foil:
+        text.append(f" rather than {heat.foil}", _style(_SOFT_INK))
     return Padding(text, (0, 1), style=_style(_INK))
 
 
