@@ -29,10 +29,9 @@ TARGET = " dog runs"
 SMALL = {"samples": 3, "steps": 4, "seed": 2}
 NEEDS_MORE = {"reagent", "value_zeroing"}  # a masked language model from the hub; fails on these architectures
 SLOW = {"discretized_integrated_gradients"}  # walks the vocabulary
-RANDOM = {"gradient_shap", "lime", *SLOW}
+RANDOM = {"gradient_shap", "lime"}
 NAMES = sorted({*inseq_methods()} - NEEDS_MORE - SLOW)
 
-# What Captum says to Inseq, which asks for it, when Inseq is called directly.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients"),
     pytest.mark.filterwarnings("ignore:Setting forward, backward hooks and attributes on non-linear"),
@@ -63,7 +62,7 @@ def no_bos():
 # ---- Noiser inside Inseq --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_each_step_is_what_noiser_gives(family):
     lm = tiny(family)
     out = run(lm, "noiser", **SMALL)[0]
@@ -165,17 +164,6 @@ def test_command_line(no_bos, tmp_path):
     torch.testing.assert_close(found, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-@pytest.mark.slow
-def test_real_models(real):
-    prompt = "LeBron James professionally plays the sport of"
-    method = noiser.Noiser(samples=3, steps=4)
-    att = noiser.attribute(real, prompt, method=method, max_new_tokens=2, seed=2)
-    said = prompt + "".join(target.text for target in att.targets)
-    out = run(real, "noiser", prompts=prompt, said=said, **SMALL)[0].target_attributions[:-1].T
-    first = out.shape[1] - att.scores.shape[1]
-    torch.testing.assert_close(out[:, first:], att.scores, atol=1e-4, rtol=1e-2, equal_nan=True)
-
-
 # ---- Inseq's methods inside Noiser ----------------------------------------------------------------------------------
 
 
@@ -186,10 +174,9 @@ def direct(lm, name, att):
     return (out if plain else out.aggregate(normalize=False)).target_attributions[:-1].T
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llama"])
 @pytest.mark.parametrize("name", sorted({*NAMES} - RANDOM))
-def test_numbers_are_those_of_inseq(name, family):
-    lm = tiny(family)
+def test_numbers_are_those_of_inseq(name):
+    lm = tiny("gemma3")
     att = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed")
     torch.testing.assert_close(att.scores, direct(lm, name, att), equal_nan=True)
     assert (att.method, att.info["frozen_tokens"]) == (f"inseq:{name}@1", "perturbed")
@@ -198,9 +185,9 @@ def test_numbers_are_those_of_inseq(name, family):
 
 def test_ours_where_both_are_right():
     lm = tiny("llama")
-    for theirs_, ours_ in (("l2", "l2"), ("sum", "sum")):
-        a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient", reduce=theirs_), target=TARGET)
-        b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(reduce=ours_), target=TARGET)
+    for reduce in ("l2", "sum"):
+        a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient", reduce=reduce), target=TARGET)
+        b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(reduce=reduce), target=TARGET)
         torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
@@ -227,6 +214,9 @@ def test_nothing_of_the_caller_is_changed(name):
     assert torch.equal(torch.get_rng_state(), states)
     assert snapshot(lm) == before
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
+    if name in RANDOM:
+        other = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=4)
+        assert not torch.equal(first.scores.nan_to_num(), other.scores.nan_to_num())
     assert torch.equal(first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask)
 
 
@@ -241,19 +231,6 @@ def snapshot(lm):
         getattr(model, "hf_device_map", None),
         str(lm.tokenizer), lm.tokenizer.padding_side, lm.tokenizer.special_tokens_map, lm.tokenizer.pad_token,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", sorted(RANDOM - SLOW))
-def test_random_methods_follow_the_seed(name):
-    scores = [noiser.attribute(tiny("llama"), PROMPT, method=f"inseq:{name}", seed=s).scores for s in (1, 1, 2)]
-    assert torch.equal(scores[0], scores[1])
-    assert not torch.equal(scores[0], scores[2])
-
-
-@pytest.mark.slow
-def test_slow_method():
-    att = noiser.attribute(tiny("llama"), PROMPT, method="inseq:discretized_integrated_gradients")
-    assert att.scores.isfinite().all()
 
 
 def test_parameters_reach_inseq():

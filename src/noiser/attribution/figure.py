@@ -107,23 +107,15 @@ class _Page:
             self.new_line()
         self.y += _GAP
 
-    def write(
-        self,
-        text: str,
-        weight: float | None = None,
-        *,
-        size: float = _TEXT_SIZE,
-        bold: bool = False,
-        signal: bool = True,
-    ) -> None:
+    def write(self, text: str, weight: float | None = None, *, size: float = _TEXT_SIZE, **look: bool) -> None:
         """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
-            for piece in _broken(word, _FULL * self.width, size, bold):
-                width = _text_width(piece, size, bold)
+            for piece in _broken(word, _FULL * self.width, size, look.get("bold", False)):
+                width = _text_width(piece, size, look.get("bold", False))
                 if piece == "\n" or (self.x and self.x + width > self.width):
                     self.new_line()
                 if piece.strip() or self.x:
-                    self.boxes.append(_Box(self.x, self.y, width, piece, weight, size, bold, signal))
+                    self.boxes.append(_Box(self.x, self.y, width, piece, weight, size, **look))
                     self.x += width
 
     def new_line(self) -> None:

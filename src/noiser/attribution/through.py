@@ -1,10 +1,9 @@
 """Through the reasoning: the influence of the prompt on an answer by way of what was written in between.
 
-With an attribution whose targets and units are of the same text, such as the sentences of the prompt and of the
-continuation, W[t, u] = max(s, 0), each row divided by its sum, is a weighted acyclic graph: an edge for each unit that
-a target was written from. The influence of a prompt unit on a target is the sum over all paths between them of the
-product of their weights (CAGE, arXiv 2512.15663): with W_p the columns of the prompt and W_g those of the continuation,
-summed by the target that they belong to, X = W_p + W_g X, so X = (I - W_g)^-1 W_p. No forward pass is needed.
+W[t, u] = max(s, 0), each row divided by its sum, is a weighted acyclic graph: an edge for each unit that a target was
+written from. The influence of a prompt unit on a target is the sum over all paths between them of the product of their
+weights (CAGE, arXiv 2512.15663): with W_p the columns of the prompt and W_g those of the continuation, summed by the
+target that they belong to, X = W_p + W_g X, so X = (I - W_g)^-1 W_p. No forward pass is needed.
 """
 
 from __future__ import annotations

@@ -41,11 +41,6 @@ class Game:
     Attributes:
         units: the players.
         targets: the targets as text.
-
-    Example:
-        >>> game = noiser.Game(lm, prompt, unit="sentence")  # doctest: +SKIP
-        >>> game(~np.eye(len(game.units), dtype=bool))  # leave one out: [targets, units]  # doctest: +SKIP
-        >>> game.play("joint").scores  # doctest: +SKIP
     """
 
     def __init__(

@@ -1,8 +1,6 @@
 """Captum's methods as methods of Noiser: `method="captum:ShapleyValueSampling"`.
 
-Captum sees a function of the rows of the embedding table that may change, and nothing else: special tokens and
-template text stay as they are, each target is a call of its own, and the engine runs what Captum asks for in batches
-after the clean prefix.
+Captum sees a function of the rows of the embedding table that may change; special tokens and template text stay.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class CaptumMethod(LibraryMethod):
 
     A perturbation method has the units before the target as its features: a unit that is taken away gets the baseline
     row at each of its tokens. A gradient method moves every token that is not frozen, and a unit's score is the sum
-    over its tokens. Each target is a call of its own. Captum draws from global random states; they follow the seed and
-    are put back.
+    over its tokens. Captum draws from global random states; they follow the seed and are put back.
 
     Args:
         name: the class's name, such as "ShapleyValueSampling"; `captum_methods()` lists them.
