@@ -68,7 +68,7 @@ def test_equals_the_reference(model, prompt, options, request):
 def test_certified_search_gives_the_same_scores_for_less(gemma):
     prompt = "The old lighthouse keeper climbed the narrow stairs every"
     bisection = noiser.attribute(gemma, prompt, method=noiser.Noiser(search="bisection"))
-    certified = noiser.attribute(gemma, prompt)
+    certified = noiser.attribute(gemma, prompt, method="noiser")
     assert torch.equal(certified.k_min, bisection.k_min)
     torch.testing.assert_close(certified.scores, bisection.scores, atol=1e-5, rtol=0)
     assert certified.info["token_forwards"] < 0.8 * bisection.info["token_forwards"]
@@ -77,7 +77,10 @@ def test_certified_search_gives_the_same_scores_for_less(gemma):
 def test_any_batch_budget_gives_the_same_scores(gemma):
     small = noiser.wrap(gemma.model, gemma.tokenizer, batch_tokens=48)
     torch.testing.assert_close(
-        noiser.attribute(small, LEBRON).scores, noiser.attribute(gemma, LEBRON).scores, atol=1e-5, rtol=0
+        noiser.attribute(small, LEBRON, method="noiser").scores,
+        noiser.attribute(gemma, LEBRON, method="noiser").scores,
+        atol=1e-5,
+        rtol=0,
     )
 
 
@@ -90,8 +93,8 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]
     assert runs[0].stdout == runs[1].stdout
     first = torch.tensor(eval(runs[0].stdout))
-    torch.testing.assert_close(noiser.attribute(smol, SHORT, seed=3).scores, first, atol=1e-5, rtol=0)
-    assert not torch.allclose(noiser.attribute(smol, SHORT, seed=4).scores, first, atol=1e-3)
+    torch.testing.assert_close(noiser.attribute(smol, SHORT, method="noiser", seed=3).scores, first, atol=1e-5, rtol=0)
+    assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, first, atol=1e-3)
 
 
 def test_chat_attributes_contents_only(smol):
@@ -105,7 +108,7 @@ def test_chat_attributes_contents_only(smol):
 
 def test_half_precision_runs(gemma):
     half = noiser.load_model("gemma-3-270m", dtype="bfloat16", device="cpu")
-    att = noiser.attribute(half, LEBRON)
+    att = noiser.attribute(half, LEBRON, method="noiser")
     assert att.targets[0].text == " basketball"
     assert att.scores.dtype == torch.float32
     assert att.scores.isfinite().all()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def attribute(
     prompt: o.PromptOptions,
     model: o.Model = "gemma-3-270m",
-    method: o.MethodName = "noiser",
+    method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,

@@ -33,7 +33,7 @@ def evaluate(
     category: Annotated[str | None, typer.Option(help="Of --data only this category, such as capital-world.")] = None,
     sample_seed: Annotated[int | None, typer.Option(help="Of --data a random sample of --limit prompts.")] = None,
     model: o.Model = "gemma-3-270m",
-    method: o.MethodName = "noiser",
+    method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
     against: Annotated[str, typer.Option(help="Other methods on the same prompts, with commas between.")] = "",
     metrics: Annotated[str, typer.Option(help="Names, with commas between; see: noiser metrics.")] = "faithfulness",

@@ -25,7 +25,7 @@ BLOCK = 32
 def evaluate(
     lm: LanguageModel,
     examples: object,
-    method: str | Method = "noiser",
+    method: str | Method = "joint",
     metrics: str | Iterable[str] = ("faithfulness",),
     *,
     judge: Any = None,

@@ -28,7 +28,7 @@ def attribute(
     lm: LanguageModel,
     prompt: Prompt | Prompts,
     *,
-    method: str | Method = "noiser",
+    method: str | Method = "joint",
     target: str | int | Sequence[str | int | None] | None = None,
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int = 1,

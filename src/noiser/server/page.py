@@ -35,7 +35,7 @@ class Ask(BaseModel):
     prompt: Long
     chat: bool = False
     model: Short = ""
-    methods: Short = "noiser"
+    methods: Short = "joint"
     target: Long = ""
     max_new_tokens: int = Field(default=1, ge=1, le=20)
     target_unit: TargetUnitName = "token"
