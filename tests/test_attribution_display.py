@@ -397,7 +397,7 @@ def test_a_comparison_names_the_foil_and_no_noise(monkeypatch):
     [[make(), make(("other",), ((1.0,),))], [make(), make(targets=(Target(" London", 5, 0.5, 1),))], []],
 )
 def test_only_the_same_question_can_be_compared(compare, attributions):
-    with pytest.raises(ParameterError, match=r"different prompts or targets: .* and |nothing to compare"):
+    with pytest.raises(ParameterError, match=r"different prompts or targets, .* and |nothing to compare"):
         compare(attributions)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from noiser.explain import Game as Game
     from noiser.explain import attribute as attribute
     from noiser.explain import cite as cite
+    from noiser.explain import compare as compare
     from noiser.explain import diff as diff
     from noiser.explain import tolerance as tolerance
     from noiser.methods import AttentionRollout as AttentionRollout
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
-    "explain": "Citations Diff Game attribute cite diff tolerance",
+    "explain": "Citations Diff Game attribute cite compare diff tolerance",
     "methods": "AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient IntegratedGradients "
     "KernelShap LastAttention Lime Noiser Joint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",

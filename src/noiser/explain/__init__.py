@@ -3,6 +3,7 @@
 from noiser.explain.attribute import attribute, attribution, is_many
 from noiser.explain.citations import Citations
 from noiser.explain.cite import cite
+from noiser.explain.compare import Comparison, compare
 from noiser.explain.diff import Diff, Edit, diff
 from noiser.explain.games import Game
 from noiser.explain.sentences import Citation, Quote, Sentence
@@ -11,6 +12,7 @@ from noiser.explain.tolerance import Tolerance, tolerance
 __all__ = [
     "Citation",
     "Citations",
+    "Comparison",
     "Diff",
     "Edit",
     "Game",
@@ -20,6 +22,7 @@ __all__ = [
     "attribute",
     "attribution",
     "cite",
+    "compare",
     "diff",
     "is_many",
     "tolerance",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, TypeGuard, TypeVar
@@ -12,6 +13,7 @@ from noiser.attribution import Attribution
 from noiser.checks import check_seed, plain
 from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
+from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method
 from noiser.model.language_model import LanguageModel, check_model
@@ -39,7 +41,8 @@ def attribute(
     seed: int | Sequence[int] = 0,
     special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
+    **unknown: Any,
 ) -> Any:
     """Which parts of the prompt made the model say that?
 
@@ -73,7 +76,9 @@ def attribute(
             script does. None: as the method's profile says, which is "frozen" unless it is "authors".
         of: the number to explain in place of the targets' probabilities: a function from log-probabilities at a
             target's tokens to one number per sample, such as `noiser.objectives.entropy`. `info["of"]` names it.
-        progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts.
+        progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
+            on a terminal or in a notebook, after a second; False: none.
+        unknown: refused, with the place where hyper-parameters belong.
 
     Returns:
         An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts a
@@ -88,6 +93,9 @@ def attribute(
     check_model(lm)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
+    for key, value in unknown.items():
+        example = f"method=noiser.{type(made).__name__}({key}={value!r})"
+        raise ParameterError(f"attribute has no argument {key!r}; hyper-parameters go into the method: {example}.")
     given: Any = plain(prompt)
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {
@@ -109,12 +117,17 @@ def attribute(
                 lm.encode(question.prompt)  # all are tokenised before anything runs
             except Exception as error:
                 raise _of_prompt(index, error) from None
-    return run_many(lm, works, progress) if many else run_one(lm, works[0], progress)
+    with shown(progress, f"Attributing by {describe(made)[0]}") as told:
+        return run_many(lm, works, told) if many else run_one(lm, works[0], told)
 
 
 def attribution(lm: LanguageModel, question: Question, method: Method, seed: int = 0) -> Steps[Attribution]:
     """The attribution of one question, as a generator for `noiser.engine.Engine`."""
     query = yield from prepare(lm, question)
+    is_text = isinstance(question.prompt, str) and question.target is None
+    if is_text and query.target_ids[0] in lm.end_tokens and getattr(lm.tokenizer, "chat_template", None):
+        hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
+        warnings.warn(f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}", stacklevel=2)
     return (yield from attribution_of(lm, query, method, seed))
 
 

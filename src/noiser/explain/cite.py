@@ -12,6 +12,7 @@ from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError
 from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
 from noiser.explain.citations import Citations
+from noiser.explain.progress import shown
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel
@@ -45,7 +46,7 @@ def cite(
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Any:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
 
@@ -74,7 +75,7 @@ def cite(
         contrast: whether the model is also asked without the sources.
         seed: of all random numbers.
         progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
-            questions.
+            questions. None and False as for `noiser.attribute`.
 
     Raises:
         NoiserError: the prompt, a source or the answer is empty or too long, or an argument is outside its domain.
@@ -87,11 +88,11 @@ def cite(
     settings = _Settings(chosen, max_new_tokens, template, unit, memory, least_share, contrast, check_seed(seed))
     asked: Any = plain(question)
     own: dict[str, Any] = {"sources": plain(sources), "answer": answer}
-    if not is_many(asked):
-        return run_one(lm, citations(lm, asked, **own, settings=settings), progress)
-    each = for_each(len(asked), **own)
-    works = [citations(lm, one, **fields, settings=settings) for one, fields in zip(asked, each, strict=True)]
-    return run_many(lm, works, progress)
+    many = is_many(asked)
+    pairs = zip(asked, for_each(len(asked), **own), strict=True) if many else [(asked, own)]
+    works = [citations(lm, one, **fields, settings=settings) for one, fields in pairs]
+    with shown(progress, "Citing") as told:
+        return run_many(lm, works, told) if many else run_one(lm, works[0], told)
 
 
 class _Settings(NamedTuple):

@@ -1,0 +1,82 @@
+"""`noiser.compare`, and what `noiser.attribute` says by itself: a bar, advice, hints."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import noiser
+from noiser.errors import ParameterError
+from noiser.explain import progress
+from test_contract import with_chat_template
+from tiny import tiny
+
+PROMPT = "The quick fox sings"
+
+
+def test_methods_side_by_side_are_those_of_attribute(tmp_path):
+    lm = tiny("llama")
+    methods = ["joint", "occlusion:score=logprob:baseline=mean", noiser.Occlusion()]
+    found = noiser.compare(lm, PROMPT, methods, seed=2, unit="word")
+    alone = [noiser.Joint(), noiser.Occlusion(score="logprob", baseline="mean"), noiser.Occlusion()]
+    for att, method in zip(found, alone, strict=True):
+        assert att == noiser.attribute(lm, PROMPT, method=method, seed=2, unit="word")
+    text = str(found)
+    assert text.count("seed 2") == 1
+    assert "occlusion baseline=mean score=logprob" in " ".join(text.split())
+    assert "±" in text  # of joint
+    table = found.to_dataframe()
+    assert table["method"].nunique() == 3
+    assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
+    assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
+    with pytest.raises(ParameterError, match="expected a list of methods"):
+        noiser.compare(lm, PROMPT, "joint")
+
+
+def test_a_loaded_result_equals_the_first(tmp_path):
+    att = noiser.attribute(tiny("llama"), PROMPT, foil=" dog", seed=1)
+    att.save(tmp_path / "a.json")
+    assert noiser.Attribution.load(tmp_path / "a.json") == att
+    assert att != noiser.attribute(tiny("llama"), PROMPT, foil=" cat", seed=1)
+    assert att != "att"
+
+
+def test_hyper_parameters_are_sent_to_the_method():
+    with pytest.raises(ParameterError, match=r"no argument 'samples'.*method=noiser.Noiser\(samples=5\)"):
+        noiser.attribute(tiny("llama"), PROMPT, method="noiser", samples=5)
+
+
+def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
+    lm, first = with_chat_template("llama"), noiser.attribute(tiny("llama"), PROMPT, method="random").targets[0]
+    monkeypatch.setattr(type(lm), "end_tokens", frozenset({first.token_id}))
+    with pytest.warns(UserWarning, match="is a chat model, and says nothing after this text. Pass a chat"):
+        noiser.attribute(lm, PROMPT, method="random")
+    noiser.attribute(lm, PROMPT, method="random", target=" fox")  # warnings are errors here
+    noiser.attribute(tiny("llama"), PROMPT, method="random")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
+    clock, screen = [0.0], Terminal()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress.shown(None, "Attributing") as told:
+        told(1, 1000)
+        assert not screen.getvalue()
+        clock[0] = 6.0
+        told(2, 1000)
+        told(3, 1000)
+    assert screen.getvalue().count("About 50 min left. Quicker: larger units") == 1
+    assert "Attributing" in screen.getvalue()
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
+    for given, expected in ((None, None), (False, None), (print, print)):
+        with progress.shown(given, "") as told:
+            assert told is expected
+    assert "About 2.0 h left" in progress.advice(7200)
