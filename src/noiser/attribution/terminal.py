@@ -19,12 +19,10 @@ from rich.text import Text
 from noiser.attribution.display import (
     DARK_PAPER,
     Colour,
-    NumberFormat,
     check_comparable,
     dark_ink,
     headings,
     label,
-    number_format,
     provenance,
     shorten,
     tint,
@@ -42,6 +40,7 @@ from noiser.attribution.heatmap import (
     strongest,
     table,
 )
+from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
