@@ -96,7 +96,8 @@ def test_metrics_lists_every_metric_with_its_settings(noiser_command):
 
 
 def test_attribute_is_the_library_s(noiser_command, tmp_path, capsys):
-    arguments = ["attribute", PROMPT, "--seed", "3", "--set", "samples=4", "--unit", "word", "--max-new-tokens", "2"]
+    options = ["--method=noiser", "--seed=3", "--set=samples=4", "--unit=word", "--max-new-tokens=2"]
+    arguments = ["attribute", PROMPT, *options]
     method = noiser.Noiser(samples=4)
     expected = noiser.attribute(tiny("llama"), PROMPT, method=method, seed=3, unit="word", max_new_tokens=2)
     result = noiser_command(*arguments, "--format", "json")
@@ -218,7 +219,7 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", ""], "prompt"),
         (["attribute", PROMPT, "--method", "nosier"], "Did you mean 'noiser'?"),
         (["attribute", PROMPT, "--max-new-tokens", "0"], "max_new_tokens is 0; expected an integer of at least 1"),
-        (["attribute", PROMPT, "--set", "sample=3"], "argument 'sample'. Expected some of samples, steps, bounding,"),
+        (["attribute", PROMPT, "--method=noiser", "--set=sample=3"], "argument 'sample'. Expected some of samples"),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--seed", "99999999999999999999"], "seed is 99999999999999999999; expected"),
         (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),

@@ -84,7 +84,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
     for record in [*found["saved"], *expected]:
         record["info"] = {}
     assert found["saved"] == expected
-    assert re.findall(r"<h3>(.*?)</h3>", found["html"]) == ["occlusion@1", "random@1"]
+    assert re.findall(r"<h3>(.*?)</h3>", found["html"]) == ["occlusion", "random"]
     assert not lm.model._forward_pre_hooks
 
 
