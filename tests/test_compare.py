@@ -26,7 +26,7 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
         assert att == noiser.attribute(lm, PROMPT, method=method, seed=2, unit="word")
     text = str(found)
     assert text.count("seed 2") == 1
-    assert "±" in text  # of joint
+    assert "(exact)" in text  # of joint, for three units
     table = found.to_dataframe()
     assert {"joint", "occlusion baseline=mean score=logprob"} < {*table["method"]}
     assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()

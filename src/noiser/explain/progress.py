@@ -41,7 +41,7 @@ def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | 
         left = elapsed * (expected - done) / max(done, 1)
         if not told and elapsed > _MEASURED and left > _LONG:
             told = True
-            bar.console.print(advice(left), markup=False)
+            bar.console.print(advice(left), markup=False, highlight=False)
 
     try:
         yield update
