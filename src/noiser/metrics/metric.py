@@ -115,13 +115,12 @@ class Metric:
     def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
         """The means of those of the columns that no summary names."""
         named = {column for summary in self.summaries.values() for column in summary.columns}
-        scales = {
-            column: scale
+        return {
+            column: Summary(mean, (column,), scale)
             for column in columns
             for beginning, scale in self.others.items()
             if column not in named and column.startswith(beginning)
         }
-        return mean_of_columns(**scales)
 
 
 def check_read(metrics: Collection[Metric], settings: Mapping[str, Any]) -> None:
