@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import noiser
 from attribution_for_tests import make
 from engine_for_tests import query_of
-from metrics_for_tests import attributed
 from noiser.errors import JudgeError, UnitError
 from noiser.judges import JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case
@@ -211,13 +209,3 @@ def test_replies_that_are_lost_are_errors_and_a_judge_that_cannot_work_stops_eve
     monkeypatch.setattr(judge, "judge", lambda requests: [])
     with pytest.raises(JudgeStoppedError, match="knowing gave 0 verdicts for 1 requests; expected one for each"):
         judged("answerability", [att()], judge)
-
-
-def test_measure_asks_the_judge_about_one_attribution():
-    lm, one = attributed(unit="word")
-    judge = Knowing([], (one.targets[0].text.strip() or "x",))
-    found = noiser.measure(lm, one, "answerability", judge=judge, gold="fox")
-    assert found["answerability_status"] == "wrong"
-    assert len(judge.batches[0][0].words) == math.ceil(len(one.units) / 2)
-    with pytest.raises(UnitError, match="expected tokens or words"):
-        noiser.measure(*attributed(unit="sentence"), "minimum_top_k", judge=judge)
