@@ -38,7 +38,7 @@ def captum(name, **parameters):
 # ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("family", ["gemma3", "mamba"])
 @pytest.mark.parametrize("options", [{"max_new_tokens": 3}, {"unit": "word", "max_new_tokens": 3}, {"foil": " dog"}])
 @pytest.mark.parametrize(
     ("theirs", "ours"),
@@ -123,7 +123,7 @@ def test_contract(name):
 
 
 @pytest.mark.parametrize("name", ["FeatureAblation", "IntegratedGradients"])
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(FAMILIES)[::3])
 def test_every_family(name, family):
     assert attribute(captum(name), family, max_new_tokens=2).scores[1].isfinite().all()
 

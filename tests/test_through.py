@@ -23,15 +23,8 @@ def reasoning(scores):
     length = sum(map(len, PROMPT))
     targets = tuple(Target(text, row, 0.5, 1) for row, text in enumerate(STEPS))
     text = "".join((*PROMPT, *STEPS))[:-1]
-    return make(
-        pieces,
-        scores,
-        prompt_length=length,
-        text=text,
-        units=spans_of(*pieces),
-        targets=targets,
-        target_unit="sentence",
-    )
+    own = {"prompt_length": length, "text": text, "units": spans_of(*pieces), "targets": targets}
+    return make(pieces, scores, target_unit="sentence", **own)
 
 
 def random_scores(seed):
@@ -56,7 +49,7 @@ def by_enumeration(scores):
     return totals
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_sum_over_all_paths(seed):
     scores = random_scores(seed)
     found = reasoning(scores.tolist()).through()
@@ -76,20 +69,16 @@ def test_by_hand():
     torch.testing.assert_close(found.scores, torch.tensor([[1.0, 0], [0.5, 0.5], [0, 0], [0.75, 0.25]]))
     assert found.info["through"][3] == [0.5, 0, 0, 0]
     assert found.top(1, target=3)[0].text == "A fox."
+    edges = [[0.5, 0, 0, 0, 0, 0], [0] * 6, [0] * 6, [0.25, 0.25, 0.5, 0, 0, 0]]  # from the prompt's two, then the four
+    assert flow(found, 3).tolist() == edges
 
 
 def test_units_may_be_parts_of_a_target():
     """Two words of one sentence carry what the sentence carries."""
     pieces = ("A fox.", " A dog.", " It", " sings.")
     targets = (Target(" It sings.", 1, 0.5, 1, rest=(3,)), Target(" End.", 2, 0.5, 1))
-    att = make(
-        pieces,
-        ((3.0, 1.0, NAN, NAN), (0.0, 1.0, 0.5, 0.5)),
-        prompt_length=13,
-        text="A fox. A dog. It sings. End",
-        units=spans_of(*pieces),
-        targets=targets,
-    )
+    own = {"prompt_length": 13, "text": "A fox. A dog. It sings. End", "units": spans_of(*pieces), "targets": targets}
+    att = make(pieces, ((3.0, 1.0, NAN, NAN), (0.0, 1.0, 0.5, 0.5)), **own)
     torch.testing.assert_close(att.through().scores, torch.tensor([[0.75, 0.25], [0.375, 0.625]]))
 
 
@@ -127,16 +116,6 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
     fine = noiser.attribute(lm, prompt, method="occlusion", **(options | {"target_unit": "token"}))
     with pytest.raises(ParameterError, match="is not inside one target"):
         fine.through()
-
-
-def test_edges_carry_the_paths_that_use_them():
-    """To the last sentence; from the prompt's two sentences, then from the four that were written."""
-    assert flow(by_hand().through(), 3).tolist() == [
-        [0.5, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0],
-        [0.25, 0.25, 0.5, 0, 0, 0],
-    ]
 
 
 def test_drawing_has_a_line_for_each_sentence_and_an_arc_for_each_edge(tmp_path):
