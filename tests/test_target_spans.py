@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -203,29 +202,6 @@ def test_a_span_flips_when_any_of_its_tokens_does():
     each, whole = (torch.stack([noiser.tolerance(lm, a, u, ks).flips for u in range(5)]) for a in (tokens, span))
     assert torch.equal(whole[:, 0], each.any(1))
     assert (whole[:, 0] != each[:, 0]).any()
-
-
-def test_shapley_values():
-    lm = tiny("llama")
-    plain = Plain(lm, spans_of(lm))
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, method="kernel_shap", target_unit="all", unit="word")
-    plain.spans = [list(range(plain.first, len(plain.ids)))]
-    units = [unit.token_indices for unit in att.units]
-    with torch.no_grad():
-        values = {
-            kept: FUNCTIONS["prob"](
-                plain, plain.without([i for u, unit in enumerate(units) if not kept[u] for i in unit]), 0
-            )
-            for kept in itertools.product((False, True), repeat=len(units))
-        }
-    for u in range(len(units)):
-        orders = list(itertools.permutations(range(len(units))))
-        gain = 0.0
-        for order in orders:
-            before = order[: order.index(u)]
-            without = tuple(i in before for i in range(len(units)))
-            gain += float(values[tuple(i in before or i == u for i in range(len(units)))] - values[without])
-        assert float(att.scores[0, u]) == pytest.approx(gain / len(orders), rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])

@@ -21,7 +21,7 @@ class Question:
     """Which parts of a prompt made a model say that?
 
     Args:
-        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template.
+        prompt: a text, its token ids, or chat messages `[{"role": ..., "content": ...}]`, rendered with the template.
         target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
             where the model finds that reading more probable. int: a token id.
         foil: "why target rather than foil?"; text or token id. The question is about the first token in which both
