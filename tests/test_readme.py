@@ -21,7 +21,10 @@ def test_python_examples(gemma, tmp_path, monkeypatch):
     names = {}
     for block in blocks(README, "python"):
         exec(block, names)
-    assert names["att"].targets[0].text == " Portuguese"
+    att = names["att"]
+    scores = {unit.text.strip(): float(score) for unit, score in zip(att.units, att.scores[0], strict=True)}
+    assert att.targets[0].text == " Portuguese"
+    assert (max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)) == ("Lisbon", "Germany")
 
 
 def runnable():
