@@ -470,7 +470,7 @@ REAL_PROMPTS = [
 @pytest.mark.slow
 def test_the_numbers_make_sense_on_a_real_model(smol):
     metrics = ["soft_scores", "mass_matched", "erasure"]
-    few = {"masks": 3, "draws": 3, "rates": (0.1, 0.5, 0.9)}
+    few = {"masks": 2, "draws": 2, "rates": (0.1, 0.9)}
     found, random = (
         noiser.evaluate(smol, REAL_PROMPTS, name, metrics, **few) for name in ("noiser_relative", "random")
     )
