@@ -52,8 +52,8 @@ def test_measures_of_a_game_worked_by_hand():
     assert right["LDS"] == pytest.approx(spearmanr([0, 1, 0, 1], [0, 1, 0, 1]).statistic)
     assert wrong["LDS"] == pytest.approx(0)
     # kept with probability q, unit 0 adds q to either curve; by rank it has 2 of 3 parts of the mass until it is full
-    full = [min(1.0, 2 * rate * 2 / 3) for rate in games.RATES]
-    rates = torch.tensor(games.RATES)
+    full = [min(1.0, 2 * rate * 2 / 3) for rate in games.SETTINGS["rates"]]
+    rates = torch.tensor(games.SETTINGS["rates"])
     expected = 2 * float(torch.trapezoid(torch.tensor(full), rates) / (rates[-1] - rates[0]))
     assert right["rank"] + game._random_area == pytest.approx(expected, rel=1e-5)
 
