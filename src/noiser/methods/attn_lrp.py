@@ -40,7 +40,7 @@ class AttnLrp:
     Linear layers, gates, activations and normalisations conserve relevance. Biases, position embeddings and the softmax
     take some or add some: `info` holds, one number per target, the logit ("explained"), the sum over all tokens
     ("relevance"; also of frozen tokens, which have no score: "frozen") and their ratio ("conservation"). State-space
-    models have no rules.
+    models have no rules. Its inventors describe the method as patented, and free for personal and scientific use.
 
     Args:
         softmax: "taylor", the paper's rule; "constant", attention weights are constants, as in CP-LRP (Ali et al.
