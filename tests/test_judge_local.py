@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_hostile_words_cannot_end_the_turn():
 
 def test_words_that_do_not_fit_or_are_none_are_unscored():
     lm = model()
-    lm.model.config.max_position_embeddings = 32
+    lm.context_length = 32
     requests = [JudgeRequest(("fox",) * count) for count in (100, 28, 0, 1)]
     longer, long, none, short = LocalJudge(lm).judge(requests)
     assert "the model can read 32" in longer.reason
@@ -197,7 +198,8 @@ def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):
     end = lm.tokenizer.eos_token_id
 
     def ending(embeddings, **options):
-        return functional.one_hot(torch.full((len(embeddings), 1), end), lm.vocabulary_size).float()
+        logits = functional.one_hot(torch.full((len(embeddings), 1), end), lm.vocabulary_size).float()
+        return SimpleNamespace(logits=logits)
 
-    monkeypatch.setattr(lm, "logits", ending)
+    monkeypatch.setattr(lm, "output", ending)
     assert {verdict.status for verdict in LocalJudge(lm).judge(requests())} == {"unscored"}

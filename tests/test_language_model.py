@@ -7,9 +7,7 @@ import copy
 import functools
 import itertools
 import math
-import threading
-import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
 import pytest
@@ -50,14 +48,6 @@ def test_embedding_scale_is_what_the_module_puts_on_its_table(family):
     torch.testing.assert_close(lm.embed(ids), table[ids] * lm.embedding_scale)
 
 
-def test_granite_scales_behind_its_embeddings_and_so_is_fed_plain_rows():
-    lm = tiny("granite")
-    ids = torch.arange(5, 12)
-    with lm.running():
-        fed = lm.logits(lm.embed(ids)[None], positions=[6])[0, 0]
-        torch.testing.assert_close(fed, lm.model(input_ids=ids[None]).logits[0, 6])
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_model_offloaded_to_disk_gives_the_same_scores(family, tmp_path):
     expected = noiser.attribute(tiny(family), PROMPT, method=noiser.Noiser(samples=3))
@@ -69,21 +59,7 @@ def test_a_model_offloaded_to_disk_gives_the_same_scores(family, tmp_path):
     assert model.get_input_embeddings().weight.device.type == "meta"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_gives_float32_scores(dtype):
-    lm = noiser.wrap(tiny_model("qwen2").to(dtype), tiny_tokenizer())
-    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(bounding=0.1))
-    assert att.scores.dtype == torch.float32
-    assert att.scores.isfinite().all()
-    assert att.model.dtype == str(dtype).removeprefix("torch.")
-
-
-def test_identity_names_what_was_wrapped():
-    identity = noiser.wrap(tiny_model("llama"), tiny_tokenizer()).identity
-    assert identity == ("LlamaForCausalLM", None, "float32", "LlamaForCausalLM")
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, monkeypatch):
     """A tensor would be on the first device, and the head may be on the last."""
     model, kept = tiny_model(family), []
@@ -100,45 +76,21 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, mon
     torch.testing.assert_close(found.scores, noiser.attribute(tiny(family), PROMPT, method="occlusion").scores)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "falcon"])
-def test_threads_take_turns_with_a_model(family):
-    fifth = "lime" if family == "falcon" else "attn_lrp"
-    methods = [noiser.Noiser(samples=3), fifth, "last_attention", "deeplift", "input_x_gradient"]
-    one, other = tiny(family), noiser.wrap(tiny(family).model, tiny_tokenizer())
+def test_threads_take_turns_with_a_model():
+    methods = [noiser.Noiser(samples=3), "attn_lrp", "last_attention", "deeplift", "input_x_gradient"]
+    one, other = tiny("gemma3"), noiser.wrap(tiny("gemma3").model, tiny_tokenizer())
 
     def scores(lm, method):
         return noiser.attribute(lm, PROMPT, method=method).scores
 
     expected = [scores(one, method) for method in methods]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(scores, [one, other] * 25, methods * 10))
+        found = list(pool.map(scores, [one, other] * 10, methods * 4))
     for index, each in enumerate(found):
         size = float(expected[index % 5].abs().max())
         torch.testing.assert_close(each, expected[index % 5], atol=1e-6 * size, rtol=0)  # a bit or two of float32
     assert "forward" not in vars(one.model.lm_head)
     assert one.model.config._attn_implementation == "sdpa"
-
-
-def test_threads_that_measure_a_model_do_not_wait_for_each_other():
-    lm = wrap(tiny_model("llama"), tiny_tokenizer())
-    begun, found = threading.Event(), []
-
-    def in_turn():
-        with lm.running():
-            begun.set()
-            time.sleep(0.3)  # by then the other waits
-            found.append(lm.packs)
-
-    def at_once():
-        assert begun.wait(60)
-        found.append(lm.packs)
-
-    threads = [threading.Thread(target=work, daemon=True) for work in (in_turn, at_once)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [True, True]
 
 
 @pytest.mark.parametrize("method", ["input_x_gradient", "integrated_gradients", "deeplift", "attn_lrp", "noiser"])
@@ -156,28 +108,19 @@ def test_what_a_model_can_do_does_not_depend_on_a_callers_autocast():
         assert lm.abilities == tiny("gemma3").abilities
 
 
-@torch.no_grad()
 def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
-    config = transformers.CTRLConfig(vocab_size=384, n_embd=32, n_layer=2, n_head=4, dff=64, n_positions=256)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                torch.nn.init.normal_(parameter, std=0.2)
-    lm = noiser.wrap(model, tiny_tokenizer())
-    att = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3)
-    ids = tiny_tokenizer()(PROMPT)["input_ids"]
-    for target, scores in zip(att.targets, att.scores, strict=True):
-        clean = model(torch.tensor([ids])).logits[0, -1].softmax(-1)
-        assert int(clean.argmax()) == target.token_id
-        for unit, score in zip(att.units, scores.tolist(), strict=True):
-            if (position := unit.token_indices[0]) < len(ids):
-                embeddings = model.get_input_embeddings()(torch.tensor([ids]))
-                embeddings[:, position] = 0
-                without = model(inputs_embeds=embeddings).logits[0, -1].softmax(-1)
-                assert score == pytest.approx(float((clean - without)[target.token_id]), abs=1e-5)
-        ids = [*ids, target.token_id]
+    """As CTRL does, which scales its embeddings."""
+    lm = wrap(tiny_model("llama").eval(), tiny_tokenizer())
+    expected = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3).scores
+
+    def spoil(_module, _args, given):
+        rows = given["inputs_embeds"].clone()
+        given["inputs_embeds"].zero_()
+        return (), given | {"inputs_embeds": rows}
+
+    lm.model.model.register_forward_pre_hook(spoil, with_kwargs=True)
+    found = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3).scores
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
@@ -235,7 +178,7 @@ class RuntimeStopError(RuntimeError):
     """The same, derived from the class that most refusals have."""
 
 
-STOPS = [KeyboardInterrupt, asyncio.CancelledError, CancelledError, StopError, RuntimeStopError, noiser.NoiserError]
+STOPS = [KeyboardInterrupt, asyncio.CancelledError, StopError, RuntimeStopError, noiser.NoiserError]
 STOPS.append(torch.OutOfMemoryError)
 
 
@@ -260,16 +203,15 @@ def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
             handle.remove()
     assert stopped > 3
     assert lm.abilities == expected
-    assert (expected.reads_embeddings, expected.packs) == (True, True)
+    assert expected.packs
 
 
-@pytest.mark.parametrize("error", [TypeError, ValueError, NotImplementedError, RuntimeError, KeyError, AttributeError])
+@pytest.mark.parametrize("error", [TypeError, RuntimeError])
 def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     lm = wrap(tiny_model("llama"), tiny_tokenizer())
     expected = noiser.attribute(lm, PROMPT, method="occlusion").scores
     other = wrap(lm.model, tiny_tokenizer())
     failing_when_packed(other, error("no positions of this kind"), monkeypatch)
-    other.check_embeddings()
     assert not other.packs
     torch.testing.assert_close(
         noiser.attribute(other, PROMPT, method="occlusion").scores, expected, atol=1e-6, rtol=1e-4
@@ -292,12 +234,22 @@ def test_a_pass_of_no_token_is_refused(count):
         wrap(tiny_model("llama"), tiny_tokenizer(), batch_tokens=count)
 
 
-def test_memory_that_runs_out_is_recognised():
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**52)
-    assert is_out_of_memory(caught.value), str(caught.value)
-    assert is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(ValueError("out of memory"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_memory_that_runs_out_is_recognised(error):
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(ValueError(str(error)))
     assert not is_out_of_memory(RuntimeError("a shape is wrong"))
 
 
@@ -343,3 +295,34 @@ def test_arguments_that_a_chat_template_cannot_get(arguments, message):
     if "enable_thnking" not in arguments:
         with pytest.raises(ParameterError, match=message):  # before anything is loaded
             noiser.load_model("no such model", chat_template_kwargs=arguments)
+
+
+def coarse(_module, args):
+    """Rounds activations to steps of a size that the largest of the whole batch decides."""
+    step = args[0].abs().max() / 31
+    return ((args[0] / step).round() * step, *args[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(dtype):
+    """As LLM.int8 and per-tensor dynamic quantisation do."""
+    model = tiny_model("llama").eval().to(dtype)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(coarse)
+    lm = wrap(model, tiny_tokenizer())
+    with pytest.warns(UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"):
+        assert not lm.packs
+    att = noiser.attribute(lm, PROMPT, method="occlusion")
+    slopes = noiser.attribute(lm, PROMPT, method=noiser.IntegratedGradients(n_steps=4))
+    ids = torch.tensor([tiny_tokenizer()(PROMPT)["input_ids"]])
+    rows, target = model.get_input_embeddings()(ids).detach(), att.targets[0].token_id
+
+    @torch.no_grad()
+    def p(rows):
+        return model(inputs_embeds=rows, use_cache=False).logits[0, -1].float().softmax(-1)[target]
+
+    for unit, score in zip(att.units, att.scores[0], strict=True):
+        without = rows.clone()
+        without[:, list(unit.token_indices)] = 0
+        assert float(score) == pytest.approx(float(p(rows) - p(without)), abs=1e-6 if dtype == torch.float32 else 2e-3)
+    assert slopes.scores.isfinite().all()

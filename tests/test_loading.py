@@ -31,7 +31,7 @@ from noiser.errors import (
     ParameterError,
     UnsupportedModelError,
 )
-from noiser.files import cache_root, sha256_of
+from noiser.files import sha256_of
 from noiser.model import gguf
 from tiny import tiny_model, tiny_tokenizer
 
@@ -123,10 +123,9 @@ def test_threads_may_load_at_once(folder, tmp_path):
     assert torch.get_default_dtype() == torch.float32
 
 
-@pytest.mark.parametrize("kind", ["T5", "CLIP"])
-def test_other_kinds_of_model_are_refused(tmp_path, kind):
-    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path / "other")
-    with pytest.raises(UnsupportedModelError, match=f"not a causal language model .*{kind}Config.*decoder-only"):
+def test_other_kinds_of_model_are_refused(tmp_path):
+    transformers.T5Config().save_pretrained(tmp_path / "other")
+    with pytest.raises(UnsupportedModelError, match=r"not a causal language model .*T5Config.*decoder-only"):
         noiser.load_model(tmp_path / "other")
 
 
@@ -315,19 +314,10 @@ def test_a_gguf_file_is_the_same_model_and_is_converted_once(gguf_file, folder, 
     torch.testing.assert_close(logits(lm.model, ids), logits(llama, ids))
     out, err = capfd.readouterr()
     assert out == ""
-    assert "noiser: Converting tiny (once, about a minute)\n" in err
+    assert "noiser: Converting 'tiny' (once, about a minute)\n" in err
     monkeypatch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
     assert noiser.load_model(gguf_file, dtype="bfloat16").identity.dtype == "bfloat16"
-    assert left_in(cache) == [gguf.converted_folder("tiny", lm.identity.revision).name]
-
-
-def test_another_file_of_the_same_name_is_another_model(gguf_file, llama, cache):
-    noiser.load_model(gguf_file)
-    other = tiny_model("llama").eval()
-    other.lm_head.weight.data.neg_()
-    write_gguf(gguf_file, other, tiny_tokenizer(bos=False))
-    torch.testing.assert_close(logits(noiser.load_model(gguf_file).model, [3, 4, 5]), -logits(llama, [3, 4, 5]))
-    assert len(left_in(cache)) == 2
+    assert left_in(cache) == [f"tiny-{lm.identity.revision[:24]}-v1"]
 
 
 @pytest.mark.parametrize(
@@ -336,9 +326,10 @@ def test_another_file_of_the_same_name_is_another_model(gguf_file, llama, cache)
         (lambda data: b"", ModelError),
         (lambda data: data[: len(data) // 2], ModelError),
         (lambda data: b"PK\x03\x04" + data[4:], ModelError),
+        (lambda data: data[:16] + (2**24).to_bytes(8, "little") + data[24:], ModelError),
         (lambda data: data.replace(b"llama", b"lemon"), UnsupportedModelError),
     ],
-    ids=["empty", "cut short", "another format", "another architecture"],
+    ids=["empty", "cut short", "another format", "sixteen million keys", "another architecture"],
 )
 def test_a_gguf_file_that_cannot_be_converted(gguf_file, cache, harm, kind):
     gguf_file.write_bytes(harm(gguf_file.read_bytes()))
@@ -373,22 +364,14 @@ def test_a_cache_that_cannot_be_written(gguf_file, cache, monkeypatch):
         noiser.load_model(gguf_file)
 
 
-def test_cache_follows_the_user(monkeypatch, tmp_path):
-    monkeypatch.setenv("NOISER_CACHE", "~/models")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_root() == tmp_path / "models"
-
-
 CONVERT = """
 import sys, time, noiser
 from noiser.model import gguf
 convert = gguf._convert
 
 def slow(files, folder):
-    folder.mkdir()
     print("converting", flush=True)
     time.sleep(float(sys.argv[2]))
-    folder.rmdir()
     convert(files, folder)
 
 gguf._convert = slow
@@ -428,7 +411,7 @@ def test_missing_package_says_how_to_install(monkeypatch, name):
     monkeypatch.setitem(gguf.BUILT_IN, name, dataclasses.replace(model, packages=("not-installed-here==1.0",)))
     with pytest.raises(DependencyError, match=r"not-installed-here==1\.0 is not installed") as caught:
         noiser.load_model(name)
-    assert str(caught.value).endswith(f"with: {model.install}")
+    assert str(caught.value).endswith(model.install)
 
 
 def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, cache):
@@ -480,16 +463,3 @@ def test_real_models_know(request, which, prompt, expected):
     lm = request.getfixturevalue(which)
     ids = lm.tokenizer(prompt).input_ids
     assert lm.tokenizer.decode(logits(lm.model, ids)[0, -1].argmax()) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.real_cache
-def test_real_weights_read_text(smol):
-    """A wrong order of the query and key rows leaves short answers right, but doubles the loss on a text."""
-    text = (
-        "The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris, France. It is named after the "
-        "engineer Gustave Eiffel, whose company designed and built the tower from 1887 to 1889."
-    )
-    ids = torch.tensor([smol.tokenizer(text).input_ids])
-    with torch.no_grad():
-        assert smol.model(ids, labels=ids).loss < 2.8

@@ -12,7 +12,6 @@ from torch import nn
 
 import noiser
 from noiser.errors import UnsupportedModelError
-from noiser.model.language_model import dtype_name
 from tiny import tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings. A dog plays along."
@@ -36,7 +35,7 @@ def by_torchao(family, name, **options):
 
 
 @torchao
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_int8_weights_give_nearly_the_scores_of_float(family):
     lm, plain = by_torchao(family, "Int8WeightOnlyConfig")
     assert lm.embedding_scale == pytest.approx(plain.embedding_scale)
@@ -137,6 +136,5 @@ def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, m
 @pytest.mark.parametrize("settings", [{"quant_method": "bitsandbytes"}, SimpleNamespace(quant_method="bitsandbytes")])
 def test_the_identity_says_how_a_model_is_quantised(settings):
     model = tiny_model("llama")
-    assert dtype_name(model) == "float32"
     model.config.quantization_config = settings
     assert noiser.wrap(model, tiny_tokenizer()).identity.dtype == "float32, bitsandbytes"

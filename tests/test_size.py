@@ -25,7 +25,7 @@ LIMITS = {
     "judges": 755,
     "methods": 2_010,
     "metrics": 1_755,
-    "model": 2_170,
+    "model": 2_023,
     "report": 1_090,
     "server": 949,
     "text": 1_000,

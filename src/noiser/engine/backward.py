@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import is_out_of_memory
-from noiser.model.products import fast_products
 
 Score = Callable[[Tensor], Tensor]
 """From the logits of a target's tokens [batch, tokens, vocab] to [batch]."""
@@ -22,7 +21,7 @@ Score = Callable[[Tensor], Tensor]
 
 @contextlib.contextmanager
 def differentiable(lm: LanguageModel) -> Generator[None]:
-    """Within it only the input gets gradients, and layers that cut them off are refused; flags come back afterwards."""
+    """Within it only the input gets gradients, and layers that cut them off are refused."""
 
     def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
         x = args[0] if args else None
@@ -31,16 +30,11 @@ def differentiable(lm: LanguageModel) -> Generator[None]:
         if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
             raise _no_backward(lm, f"its layer {name} has no backward pass, as kernels of some quantisation schemes")
 
-    parameters = [p for p in lm.model.parameters() if p.requires_grad and p.is_leaf]
     with lm.running(gradients=True), contextlib.ExitStack() as stack:
-        for parameter in parameters:
-            stack.callback(parameter.requires_grad_, parameter.requires_grad)
-            parameter.requires_grad_(False)
         for name, module in lm.model.named_modules():
             if not any(module.children()):
                 hook = partial(check, f"{name} ({type(module).__name__})")
                 stack.callback(module.register_forward_hook(hook).remove)
-        stack.enter_context(fast_products(lm.model))
         yield
 
 

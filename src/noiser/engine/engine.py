@@ -280,11 +280,12 @@ def _branch(lm: LanguageModel, item: _Item) -> Branch:
 
 @contextmanager
 def own_defaults() -> Generator[None]:
-    """Within it new tensors are float32 on the CPU, whatever defaults the caller has set."""
+    """Within it new tensors are float32 on the CPU and no inference tensors, whatever the caller has set."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+        with device, torch.inference_mode(False):
             yield
     finally:
         torch.set_default_dtype(dtype)

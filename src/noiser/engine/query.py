@@ -206,7 +206,6 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         PromptError, TargetError, UnitError: texts, spans or sources do not fit the model, or each other.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
-    lm.check_embeddings()
     question = replace(question, prompt=as_prompt(lm.tokenizer, question.prompt))
     encoding = lm.encode(question.prompt)
     prompt_tokens = len(encoding.token_ids)

@@ -23,7 +23,7 @@ from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import attention_implementation, model_lock
+from noiser.model.runtime import held, set_attention
 from noiser.version import version_of
 
 __all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
@@ -83,7 +83,7 @@ class InseqMethod(LibraryMethod):
 
     def _run(self, lm: LanguageModel, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
-        model = _twin(lm.model)
+        set_attention(model := _twin(lm.model), "eager", [])  # for good: it is our own
 
         def count(_model: Any, _args: Any, given: Mapping[str, Any]) -> None:
             inputs = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
@@ -92,7 +92,7 @@ class InseqMethod(LibraryMethod):
         model.register_forward_pre_hook(count, with_kwargs=True)
         of_class, of_step = self.split(*_OURS)
         quiet = warnings.catch_warnings(action="ignore")  # Captum's, about what Inseq asks of it
-        with self.explained(), attention_implementation(model, "eager"), seeded(rng, lm.device), quiet:
+        with self.explained(), seeded(rng, lm.device), quiet:
             if lm.device.type != "cpu" and not getattr(model, "hf_device_map", None):
                 model.hf_device_map = {"": str(lm.device)}  # else Inseq moves it to the first device of its kind
             tokenizer = _copied(lm.tokenizer)
@@ -139,7 +139,7 @@ def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
 
 def _twin(model: Any) -> Any:
     """A model of the same weights, which are in memory once, with modules, hooks and flags of its own."""
-    with model_lock(model):
+    with held(model).lock:
         shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
         for parameter in model.parameters():  # weights of a special class, such as quantised ones, are shared unchanged
             plain = type(parameter) is nn.Parameter

@@ -105,7 +105,7 @@ class LocalJudge:
     def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
-            logits = self.lm.logits(self.lm.embed(ids), positions=[ids.shape[1] - 1])[:, 0]
+            logits = self.lm.output(self.lm.embed(ids), positions=[ids.shape[1] - 1]).logits[:, 0].float()
         check_finite(logits.softmax(-1), self.lm.dtype)
         firsts = logits.topk(width).indices.to(ids.device)
         begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)

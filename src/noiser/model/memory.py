@@ -6,8 +6,15 @@ import contextlib
 
 import torch
 
-_SAID = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
-"""What PyTorch's allocators, the operating system and cuBLAS say."""
+_SAID = (
+    *("out of memory", "not enough memory", "allocate memory", "alloc_failed"),  # PyTorch, the system, cuBLAS
+    *(
+        "bad_alloc",
+        "could not create a primitive",
+        "could not create a memory",
+        "unable to allocate",
+    ),  # C++, oneDNN, NumPy
+)
 
 LOGIT_BYTES = 192 * 2**20
 """The most bytes of logits of one pass."""
@@ -15,10 +22,9 @@ LOGIT_BYTES = 192 * 2**20
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(said in text for said in _SAID)
+    said = isinstance(error, RuntimeError | OSError) and any(words in text for words in _SAID)
+    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def free_memory() -> None:

@@ -8,8 +8,7 @@ A head in bfloat16 rounds logits around 20 to multiples of an eighth: tokens tha
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from functools import cache
 from types import MethodType
 from typing import Any, cast
@@ -25,24 +24,20 @@ COMPETING = 32
 """Tokens of a row whose logits are worth a second product."""
 
 
-def fast_products(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Float32 linear layers on a CPU run by oneDNN, with results that differ by rounding; afterwards as before.
+def forward_of(layer: nn.Module, *, is_head: bool) -> Callable[..., Tensor] | None:
+    """The function that takes the place of a linear layer's `forward`, or None.
 
-    Layers that another library has changed, and layers whose weights require gradients, have PyTorch's products;
-    `torch.backends.mkldnn.enabled = False` gives them to all.
+    In float32 it is oneDNN's product, which differs by rounding; `torch.backends.mkldnn.enabled = False` prevents it. A
+    head in half precision returns float32: the largest logits of each row are summed in it, others stay rounded.
     """
-    layers = [module for module in model.modules() if type(module) is nn.Linear and _is_fit(module.weight)]
-    return _replaced({layer: MethodType(_forward, layer) for layer in layers})
-
-
-def precise_logits(head: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """A head in half precision returns float32, the largest logits of each row summed in float32; then it is as before.
-
-    Other logits keep the rounding of their precision. Heads that another library has changed, and calls that gradients
-    go through, are left alone.
-    """
-    half = type(head) is nn.Linear and is_plain(head.weight) and head.weight.dtype in (torch.bfloat16, torch.float16)
-    return _replaced({head: MethodType(_precise, head)} if half else {})
+    if type(layer) is not nn.Linear or not is_plain(layer.weight):
+        return None
+    weight = layer.weight
+    if weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST:
+        dense = weight.is_contiguous() or weight.t().is_contiguous()
+        return MethodType(_forward, layer) if dense and _available() and torch.backends.mkldnn.enabled else None
+    half = is_head and weight.dtype in (torch.bfloat16, torch.float16)
+    return MethodType(_precise, layer) if half else None
 
 
 def is_plain(weight: object) -> bool:
@@ -50,29 +45,10 @@ def is_plain(weight: object) -> bool:
     return type(weight) in (nn.Parameter, Tensor)
 
 
-@contextlib.contextmanager
-def _replaced(forwards: Mapping[nn.Module, Callable[..., Tensor]]) -> Generator[None]:
-    """Layers run by other functions; afterwards they are as before. A `forward` that is replaced already stays."""
-    layers = [layer for layer in forwards if "forward" not in vars(layer)]
-    for layer in layers:
-        vars(layer)["forward"] = forwards[layer]
-    try:
-        yield
-    finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
-
-
 @cache
 def _available() -> bool:
     mkl = torch.backends.mkl.is_available()  # not so on ARM, where PyTorch has chosen better
     return mkl and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _is_fit(weight: Tensor) -> bool:
-    fit = is_plain(weight) and weight.dtype is torch.float32 and weight.device.type == "cpu"
-    dense = fit and (weight.is_contiguous() or weight.t().is_contiguous())
-    return dense and weight.numel() >= SMALLEST and _available() and bool(torch.backends.mkldnn.enabled)
 
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it

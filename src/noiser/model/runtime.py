@@ -1,88 +1,195 @@
-"""The state of a model while it runs: its lock, its mode, its attention."""
+"""The state of a model while it runs: its lock, and one list of what is to be put back."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
-from collections.abc import Generator
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+from noiser.model.products import forward_of, is_plain
+
+Undo = list[Callable[[], object]]
+"""Functions that put things back, the newest last. Each may be called twice."""
+
+
+class Held(NamedTuple):
+    """A model's reentrant lock, the same for everybody who wraps it, and the list of what was changed in it."""
+
+    lock: Any
+    undo: Undo
+
+
+class Attention(NamedTuple):
+    """A function of (own, module, query, key, value, mask, **options); `own` is the attention that it replaces."""
+
+    function: Callable[..., Any]
+    masked: bool = True
+
+
+_NAME = "noiser"
+_PLAIN_OUTPUT = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
+_ABSENT: Any = object()
+_held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
 _making = threading.Lock()
+_attention: ContextVar[Any] = ContextVar("attention", default=None)
 
 
-def model_lock(model: nn.Module) -> threading.RLock:
-    """The reentrant lock of a model, the same for everybody who wraps it.
-
-    Whoever waits for it must hold no other lock that its holder may want.
-    """
+def held(model: nn.Module) -> Held:
+    """The lock and the undo list of a model."""
     with _making:
-        return _locks.setdefault(model, threading.RLock())
+        return _held.setdefault(model, Held(threading.RLock(), []))
 
 
-def on_the_cpu() -> AbstractContextManager[object]:
+def _after_fork() -> None:
+    """In a child process nobody holds a lock; what another thread was at is left to be put back."""
+    global _making
+    _making = threading.Lock()
+    for model, (_, undo) in [*_held.items()]:
+        _held[model] = Held(threading.RLock(), undo)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def on_the_cpu() -> contextlib.AbstractContextManager[object]:
     """Puts tensors that name no device on the CPU, whatever `torch.set_default_device` says."""
     return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Generator[None]:
-    """Evaluation mode, in which compiled models run eagerly; modules in training mode return to it."""
-    modules = list(model.modules())
-    training = [module for module in modules if module.training]
-    compiled = any(
-        vars(module).get("_compiled_call_impl") is not None
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
-        for module in modules
-    )
-    for module in training:
-        module.training = False
-    try:
-        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+def running(model: Any, *, gradients: bool = False, attention: Attention | str | None = None) -> Generator[None]:
+    """Holds a model's lock while it runs, and puts back what is changed for that.
 
+    The model is in evaluation mode, compiled parts run eagerly, and layers run as `products.forward_of` says. Each
+    change is on the undo list before it is made and leaves the list after it is put back: an interrupt at any moment
+    leaves at most a list that the next call finishes.
 
-@contextlib.contextmanager
-def attention_implementation(model: Any, name: str) -> Generator[None]:
-    """An attention implementation in the model and all its parts; what each configuration had comes back afterwards.
-
-    The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back. Hooks
-    that transformers installs to collect the weights are taken out again.
+    Args:
+        model: of transformers, or a stand-in.
+        gradients: whether they are computed; parameters get none.
+        attention: in place of the model's own.
     """
-    configs = _configs(model)
-    settings = [config._attn_implementation_internal for config in configs]
-    hooks = [(module, set(module._forward_hooks)) for module in model.modules()]
-    flagged = {id(module) for module in model.modules() if "_output_capturing_hooks_installed" in vars(module)}
-    try:
-        for config in configs:
-            config._attn_implementation_internal = name
-        yield
-    finally:
-        for config, setting in zip(configs, settings, strict=True):
-            config._attn_implementation_internal = setting
-        for module, before in hooks:
-            for key in [key for key in module._forward_hooks if key not in before]:
-                del module._forward_hooks[key]
-            if id(module) not in flagged:
-                vars(module).pop("_output_capturing_hooks_installed", None)
+    lock, undo = held(model)
+    within = lock._is_owned()
+    # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
+    with lock, on_the_cpu(), torch.inference_mode(False):
+        torch.set_grad_enabled(gradients)
+        if not within:
+            _put_back(undo, 0)
+        size = len(undo)
+        try:
+            if not within:
+                _settle(model, undo)
+            if gradients:
+                _freeze(model, undo)
+            if attention:
+                set_attention(model, attention, undo)
+            yield
+        finally:
+            _put_back(undo, size)
 
 
-def _configs(model: Any) -> list[Any]:
-    """Every configuration that the model's modules read, sub-configurations included, one entry per object."""
-    configs: dict[int, Any] = {}
-    waiting = [module.config for module in model.modules() if hasattr(module, "config")]
+def put(place: Any, name: Any, value: Any, undo: Undo) -> None:
+    """Sets an entry of a dictionary; the undo list has what was there before."""
+    before = place.get(name, _ABSENT)
+    undo.append(partial(place.pop, name, None) if before is _ABSENT else partial(place.__setitem__, name, before))
+    place[name] = value
+
+
+def _put_back(undo: Undo, size: int) -> None:
+    while len(undo) > size:
+        undo[-1]()
+        undo.pop()
+
+
+def _settle(model: Any, undo: Undo) -> None:
+    """Evaluation mode, without compiled parts, with the fastest products; outputs are objects with logits alone."""
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        state = vars(module)
+        if module.training:
+            put(state, "training", False, undo)
+        if state.get("_compiled_call_impl"):
+            put(state, "_compiled_call_impl", None, undo)
+        if own := state.get("forward"):  # of another library's, which stays unless it is compiled
+            forward = getattr(own, "_torchdynamo_orig_callable", None)
+        else:
+            forward = forward_of(module, is_head=module is head)
+        if forward:
+            put(state, "forward", forward, undo)
+    for config in map(vars, _configs(model)):
+        for name, value in _PLAIN_OUTPUT.items():
+            if config.get(name, value) != value:
+                put(config, name, value, undo)
+
+
+def _freeze(model: nn.Module, undo: Undo) -> None:
+    """Parameters without gradients; tensors that were made in inference mode as ordinary ones of the same memory."""
+    for state in map(vars, model.modules()):
+        for place in (state["_parameters"], state["_buffers"]):
+            for name, tensor in [*place.items()]:
+                if is_plain(tensor) and tensor.is_inference():
+                    same: Any = torch.from_dlpack(tensor.detach())
+                    put(place, name, nn.Parameter(same, False) if isinstance(tensor, nn.Parameter) else same, undo)
+                elif tensor is not None and tensor.requires_grad and tensor.is_leaf:
+                    undo.append(partial(tensor.requires_grad_, True))
+                    tensor.requires_grad_(False)
+
+
+def set_attention(model: Any, attention: Attention | str, undo: Undo) -> None:
+    """Sets the attention of a model and all its parts.
+
+    The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back.
+    """
+    if isinstance(attention, Attention):
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(_NAME, _attend)
+        AttentionMaskInterface.register(_NAME, _mask)
+        own = model.config._attn_implementation
+        undo.append(partial(_attention.set, _attention.get()))
+        _attention.set((attention, own if own in ("eager", "sdpa") else "sdpa"))
+        attention = _NAME
+    for config in _configs(model):
+        put(vars(config), "_attn_implementation_internal", attention, undo)
+
+
+def _attend(module: Any, *args: Any, **options: Any) -> Any:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attention, own = _attention.get()
+    return attention.function(ALL_ATTENTION_FUNCTIONS.get(own) or eager_of(module), module, *args, **options)
+
+
+def _mask(*args: Any, **options: Any) -> Any:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    attention, own = _attention.get()
+    return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **options) if attention.masked else None
+
+
+def eager_of(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention function of a module's architecture."""
+    return sys.modules[type(module).__module__].eager_attention_forward
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Every configuration that the model's modules read, sub-configurations included."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
     while waiting:
         config = waiting.pop()
-        if id(config) in configs or not hasattr(config, "_attn_implementation_internal"):
-            continue
-        configs[id(config)] = config
-        waiting += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    return list(configs.values())
+        if id(config) not in found and "_attn_implementation_internal" in getattr(config, "__dict__", ()):
+            found[id(config)] = config
+            waiting += [vars(config).get(name) for name in getattr(config, "sub_configs", {})]
+    return list(found.values())

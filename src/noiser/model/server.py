@@ -18,8 +18,8 @@ from torch import Tensor
 
 from noiser.checks import check_count
 from noiser.errors import DependencyError, ModelError, ParameterError
-from noiser.model.loading import Options, explained, find
-from noiser.model.served import Sequenced, ServedModel, generation_config
+from noiser.model.loading import Options, find
+from noiser.model.served import Sequenced, ServedModel, read_settings
 from noiser.types import ModelIdentity
 
 try:
@@ -32,16 +32,7 @@ except ImportError as error:
 
 @dataclass
 class ServerBackend:
-    """Predicts by requests to /v1/completions with `prompt_logprobs`.
-
-    Attributes:
-        endpoint: the server's address and key.
-        client: of it.
-        model: its name there.
-        vocabulary_size: how many tokens it predicts.
-        logprobs: how many of the most probable tokens are sent for each position.
-        concurrency: how many requests are under way.
-    """
+    """Predicts by requests to /v1/completions with `prompt_logprobs`; see `load_server` for the fields."""
 
     endpoint: Endpoint
     client: openai.OpenAI
@@ -92,12 +83,26 @@ class ServerBackend:
             rows = [{int(i): each["logprob"] for i, each in row.items()} for row in choice["prompt_logprobs"][1:]]
             last = choice["logprobs"]["top_logprobs"][0].items()
             rows.append({int(name.removeprefix("token_id:")): value for name, value in last})
+            fit = all(is_distribution([*row.values()], self.vocabulary_size, self.logprobs) for row in rows)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(
                 f"The server at {self.endpoint.address} does not send prompt_logprobs of token ids. Use vLLM's: vllm "
                 "serve MODEL."
             ) from error
+        if not fit:
+            raise ModelError(
+                f"The server at {self.endpoint.address} sends log-probabilities that are not a distribution's, as "
+                "placeholders are. Use vLLM's server, without a logits processor."
+            )
         return [{token: value for token, value in row.items() if token < self.vocabulary_size} for row in rows]
+
+
+def is_distribution(values: Sequence[float], size: int, most: int) -> bool:
+    """Whether natural log-probabilities can be the `most` largest of `size` tokens, and perhaps a smaller one."""
+    if not all(-1000 < value < 1e-3 for value in values):
+        return False
+    p = sorted(map(math.exp, values), reverse=True)[:most]
+    return -0.01 <= 1 - sum(p) <= (size - len(p)) * p[-1] + 0.01
 
 
 def spread(sent: Mapping[int, float], size: int) -> Float[Tensor, " size"]:
@@ -140,25 +145,30 @@ def load_server(
         logprobs: how many of the most probable tokens the server sends for each position; vLLM sends 20 at most unless
             started with `--max-logprobs`. The target's log-probability is exact with any number.
         concurrency: how many requests are under way.
-        timeout: seconds of silence after which a request counts as lost.
+        timeout: seconds after which a request counts as lost.
         max_retries: how often a request is sent again.
 
     Raises:
         ParameterError: a parameter outside its domain, or code to be trusted that the server would choose.
         ModelError: the server does not answer, or sends no log-probabilities of a given text.
     """
-    from transformers import AutoTokenizer
-
     check_count("concurrency", concurrency)
     check_count("logprobs", logprobs)
     if options.trust_remote_code and tokenizer is None:
         raise ParameterError("With trust_remote_code the server would say whose code runs. Name the model: tokenizer=.")
     endpoint = choose(address, api_key, api_key_env, user="A served model", error=ModelError)
     sender = client(endpoint, timeout=timeout, max_retries=max_retries)
-    card = _model_card(endpoint, sender, model)
+    try:
+        cards = [card.to_dict() for card in sender.models.list()]
+    except openai.OpenAIError as error:
+        raise _unanswered(endpoint, error) from error
+    fitting = [card for card in cards if model in (None, card["id"])]
+    if len(fitting) != 1:
+        names = ", ".join(str(card["id"]) for card in cards[:10])
+        raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
+    card: dict[str, Any] = fitting[0]
     place = find(tokenizer or card.get("root") or card["id"], options.revision)
-    with explained(place.name):
-        tokens: Any = AutoTokenizer.from_pretrained(place.source, **options.source)
+    tokens, generation = read_settings(place, options)
     backend = ServerBackend(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
     backend.predict([Sequenced(torch.tensor([0, 1]), [1])])  # a server that cannot be used is refused now
     length = card.get("max_model_len")
@@ -166,19 +176,6 @@ def load_server(
         backend,
         tokens,
         ModelIdentity(f"{card['id']} at {endpoint.address}", place.revision, "text", ""),
-        generation_config=generation_config(place.source, options.revision),
+        generation_config=generation,
         context_length=length - 2 if isinstance(length, int) else None,  # the target is sent, and one is generated
     )
-
-
-def _model_card(endpoint: Endpoint, client: openai.OpenAI, model: str | None) -> dict[str, Any]:
-    """What a server says about its model of that name, or about the only one."""
-    try:
-        cards = [card.to_dict() for card in client.models.list()]
-    except openai.OpenAIError as error:
-        raise _unanswered(endpoint, error) from error
-    fitting = [card for card in cards if model in (None, card["id"])]
-    if len(fitting) != 1:
-        names = ", ".join(str(card["id"]) for card in cards[:10])
-        raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
-    return fitting[0]

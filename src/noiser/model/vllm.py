@@ -14,9 +14,9 @@ from torch import Tensor
 
 from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
 from noiser.files import parse_json
-from noiser.model.identity import fingerprint, hub_commit
-from noiser.model.loading import Options, explained, find
-from noiser.model.served import Sequenced, ServedModel, generation_config
+from noiser.model.abilities import setting
+from noiser.model.loading import Options, explained, find, revision_of
+from noiser.model.served import Sequenced, ServedModel, read_settings
 from noiser.types import ModelIdentity
 
 WORKER = "noiser.model.vllm_worker"
@@ -59,18 +59,15 @@ class VllmBackend:
         # Numbers that were never used before: what an interrupted call has left may run beside this one.
         numbers = [next(self._numbers) for _ in inputs]
         settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
         try:
+            parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
             self.llm.generate(prompts, parameters, use_tqdm=False)
             answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
-        except Exception as error:  # of vLLM's many kinds
+            kept, sent = next(answer for answer in answers if answer[0])
+            rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
+            return rows[[kept.index(number) for number in numbers]]
+        except Exception as error:  # of vLLM's many kinds, or where logits are missing
             raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
-        kept, sent = next((answer for answer in answers if answer[0]), ([], b""))
-        place = {number: index for index, number in enumerate(kept)}
-        if missing := [number for number in numbers if number not in place]:
-            raise ModelError(f"vLLM kept no logits of {len(missing)} of {len(inputs)} sequences. Load the model again.")
-        rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
-        return rows[[place[number] for number in numbers]]
 
 
 def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> ServedModel:
@@ -95,14 +92,14 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
             f"vLLM is not installed: {error}. Install it: pip install vllm, in an environment of its own "
             "(docs/models.md)."
         ) from error
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     if clash := sorted({"model", "worker_extension_cls", "revision", "trust_remote_code"} & {*engine_args}):
         raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that noiser sets. Leave it out.")
     place = find(name, options.revision)
+    tokenizer, generation = read_settings(place, options)
     with explained(name):
         config: Any = AutoConfig.from_pretrained(place.source, **options.source)
-        tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **options.source)
         table = embedding_table(place.source, options.source["revision"])
     arguments: dict[str, Any] = {
         "dtype": str(options.dtype).removeprefix("torch."),
@@ -122,21 +119,20 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log.") from error
     settings, backend = llm.llm_engine.vllm_config.model_config, VllmBackend(llm)
     table = table.to(settings.dtype)
+    scale = measure_embedding_scale(backend, table, config)
     dtype = ", ".join(filter(None, [str(settings.dtype).removeprefix("torch."), settings.quantization]))
     architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
-    revision = place.revision or (None if place.is_folder else hub_commit(place.source, options.revision))
     lm = ServedModel(
         backend,
         tokenizer,
-        ModelIdentity(f"vllm:{name}", revision, dtype, architecture),
-        table=table,
-        scale=measure_embedding_scale(backend, table, config),
+        ModelIdentity(f"vllm:{name}", None, dtype, architecture),
+        table=table * torch.tensor(scale, dtype=table.dtype),
+        scale=scale,
         config=config,
-        generation_config=generation_config(place.source, options.revision),
+        generation_config=generation,
         context_length=settings.max_model_len - 1,  # one more is generated
     )
-    if revision is None:
-        lm.identity = lm.identity._replace(revision=fingerprint(Path(place.source), lm.model))
+    lm.identity = lm.identity._replace(revision=revision_of(place, lm.model, options.revision))
     return lm
 
 
@@ -148,16 +144,14 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
     def path(name: str, *, needed: bool = True) -> Any:
         return cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=needed)
 
-    if index := path("model.safetensors.index.json", needed=False):
-        files: dict[str, str] = parse_json(Path(index).read_bytes())["weight_map"]
-    else:
-        with safe_open(path("model.safetensors"), "pt") as file:
-            files = dict.fromkeys(file.keys(), "model.safetensors")
-    names = [name for name in files if name.endswith(_TABLES)]
-    if len(names) != 1:
-        raise ModelError(f"{source} has no tensor named as an embedding table. Save the model with save_pretrained.")
-    with safe_open(path(files[names[0]]), "pt") as file:
-        return file.get_tensor(names[0])
+    index = path("model.safetensors.index.json", needed=False)
+    files: dict[str, str] = parse_json(Path(index).read_bytes())["weight_map"] if index else {}
+    holder = next((files[name] for name in files if name.endswith(_TABLES)), "model.safetensors")
+    with safe_open(path(holder), "pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a dictionary
+            if name.endswith(_TABLES):
+                return file.get_tensor(name)
+    raise ModelError(f"{source} has no tensor named as an embedding table. Save the model with save_pretrained.")
 
 
 def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab dim"], config: Any) -> float:
@@ -167,9 +161,8 @@ def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab di
         UnsupportedModelError: with no known factor it predicts from embeddings what it predicts from their tokens.
     """
     ids = torch.linspace(1, len(table) - 1, 8, dtype=torch.float64).long()
-    text = config.get_text_config()
-    declared = [getattr(text, name, None) for name in ("embedding_multiplier", "scale_emb")]
-    scales = [1.0, table.shape[1] ** 0.5, *(float(scale) for scale in declared if isinstance(scale, int | float))]
+    declared = [setting(config, name, int | float) for name in ("embedding_multiplier", "scale_emb")]
+    scales = [1.0, table.shape[1] ** 0.5, *filter(None, declared)]
     rows = table[ids]
     inputs = [ids, *(rows * torch.tensor(scale, dtype=rows.dtype) for scale in scales)]
     found = torch.cat(backend.predict([Sequenced(each, [len(ids) - 1]) for each in inputs]))

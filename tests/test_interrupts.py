@@ -1,0 +1,142 @@
+"""Nothing that is changed on a caller's model outlives the next call, wherever an interrupt comes."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+
+import pytest
+import torch
+
+import noiser
+from noiser.model import runtime
+from tiny import tiny_model, tiny_tokenizer
+
+PROMPT = "The quick fox sings"
+
+
+def state_of(model):
+    """All that a run changes: modes, flags, functions, hooks, settings."""
+    modules = [
+        (
+            {name: value for name, value in vars(module).items() if name != "config" and not name.startswith("_")},
+            {*module._forward_hooks, *module._forward_pre_hooks},
+            dict(vars(getattr(module, "config", module.training.__class__))),
+        )
+        for module in model.modules()
+    ]
+    return modules, [parameter.requires_grad for parameter in model.parameters()]
+
+
+def careless():
+    """A model in training mode, in part, with settings that nobody expects."""
+    model = tiny_model("llama")
+    model.model.layers[1].eval()
+    model.model.norm.weight.requires_grad_(False)
+    model.config.return_dict, model.config.output_hidden_states = False, True
+    return noiser.wrap(model, tiny_tokenizer())
+
+
+def interrupted(call, number):
+    """Whether a call was interrupted, at that line of `runtime.py`."""
+    lines = itertools.count()
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != runtime.__file__:
+            return None
+        # Python looks for signals neither where a block begins nor between the end of a `with` block and its release.
+        held = linecache.getline(runtime.__file__, frame.f_lineno).lstrip().startswith(("with ", "try:"))
+        if event == "line" and not held and next(lines) == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
+    lm = careless()
+    assert lm.packs
+    before = state_of(lm.model)
+
+    def call():
+        with lm.running(gradients=True), lm.running(attention="eager"):
+            pass
+
+    for number in itertools.count():
+        if not interrupted(call, number):
+            break
+        assert not runtime.held(lm.model).lock._is_owned()
+        call()
+        assert state_of(lm.model) == before, number
+        assert torch.is_grad_enabled(), number
+    assert number > 300
+
+
+@pytest.mark.parametrize("method", ["occlusion", "attn_lrp", "last_attention", "deeplift"])
+def test_an_interrupted_question_leaves_a_model_that_answers_as_before(method):
+    lm = careless()
+    expected = noiser.attribute(lm, PROMPT, method=method).scores
+    before = state_of(lm.model)
+    for number in random.Random(0).sample(range(900), 12):
+        interrupted(lambda: noiser.attribute(lm, PROMPT, method=method), number)
+        assert torch.equal(noiser.attribute(lm, PROMPT, method=method).scores, expected)
+        assert state_of(lm.model) == before, number
+
+
+@pytest.mark.slow
+def test_real_interrupts():
+    lm, clock = careless(), random.Random(0)
+    methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])
+    for method in itertools.islice(methods, 5):
+        noiser.attribute(lm, PROMPT, method=method)
+    before, stopped = state_of(lm.model), 0
+    for method in itertools.islice(methods, 200):
+        timer = threading.Timer(clock.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            noiser.attribute(lm, PROMPT, method=method)
+            timer.join()
+        except KeyboardInterrupt:
+            stopped += 1
+        lm.context([3])
+        assert state_of(lm.model) == before
+    assert stopped > 50
+
+
+def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it_too():
+    lm = careless()
+    before = state_of(lm.model)
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with lm.running():
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with lm.running():
+            pass
+        os._exit(0 if state_of(lm.model) == before else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert status == 0
+    assert state_of(lm.model) == before
