@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,16 +110,6 @@ def test_dtype(folder, options, dtype):
     assert lm.identity.dtype == dtype
     assert lm.device.type == "cpu"
     assert lm.model.config._attn_implementation == "eager"
-
-
-def test_threads_may_load_at_once(folder, tmp_path):
-    """While it builds a model, transformers changes classes and settings of the whole process."""
-    tiny_model("gpt2").save_pretrained(tmp_path / "other")
-    tiny_tokenizer().save_pretrained(tmp_path / "other")
-    with ThreadPoolExecutor(4) as pool:
-        loaded = [*pool.map(noiser.load_model, [folder, tmp_path / "other"] * 2)]
-    assert [lm.identity.architecture for lm in loaded] == ["LlamaForCausalLM", "GPT2LMHeadModel"] * 2
-    assert torch.get_default_dtype() == torch.float32
 
 
 def test_other_kinds_of_model_are_refused(tmp_path):

@@ -13,10 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import noiser
-from noiser.cli import app
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model.server import spread
 from test_contract import CHAT, PROMPT
@@ -185,15 +183,6 @@ def test_methods_that_change_tokens_or_look_inside_are_refused(address):
     for method, message in (("noiser", "delete"), ("input_x_gradient", "occlusion")):
         with pytest.raises(UnsupportedModelError, match=message):
             noiser.attribute(served, PROMPT, method=method)
-
-
-def test_commands_take_an_address(address, local):
-    arguments = ["attribute", PROMPT, "-m", address, "--method", "occlusion", "--set", "baseline=delete"]
-    arguments += ["--format", "json", "--engine-arg", "logprobs=3"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    expected = noiser.attribute(local, PROMPT, method=noiser.Occlusion(baseline="delete")).scores
-    torch.testing.assert_close(torch.tensor(json.loads(result.stdout)["scores"]), expected, atol=2e-5, rtol=1e-3)
 
 
 def test_what_was_not_sent_is_spread_evenly():

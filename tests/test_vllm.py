@@ -226,18 +226,6 @@ def test_vllm_gives_the_local_models_numbers(both, name):
         assert_same(found, expected, atol=1e-3)
 
 
-@QUIET
-@pytest.mark.slow
-def test_vllm_reads_chats_and_many_prompts(both):
-    served, local = both
-    prompts = [QUESTION, "The capital of France is"]
-    if local.tokenizer.chat_template:
-        prompts.append([{"role": "user", "content": "What is the capital of Australia?"}])
-    found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=3)
-    for one, other in zip(found, noiser.attribute(local, prompts, method="occlusion", max_new_tokens=3), strict=True):
-        assert_same(one, other, atol=1e-3)
-
-
 @pytest.fixture(scope="module")
 def server(vllm):
     """`vllm serve` with SmolLM2, on a port of its own."""
