@@ -366,6 +366,19 @@ def test_chat_prompts(typed, prompt):
     assert parse_prompt(typed, chat=False) == typed
 
 
+def test_a_chat_s_whole_answer_is_explained_by_default():
+    def explained(**options):
+        asked = PromptOptions(prompt="Who?", **options).arguments()
+        return asked["max_new_tokens"], asked["target_unit"]
+
+    assert (explained(), explained(chat=True), explained(chat=True, foil="x")) == (
+        (1, "token"),
+        (40, "all"),
+        (1, "token"),
+    )
+    assert explained(chat=True, max_new_tokens=3, target_unit="word") == (3, "word")
+
+
 # ---- the progress bar ------------------------------------------------------------------------------------------------
 
 

@@ -81,8 +81,12 @@ class PromptOptions:
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")]
     target: Annotated[str | None, typer.Option(help="The continuation to explain; the greedy one unless given.")] = None
     target_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
-    max_new_tokens: MaxNewTokens = 1
-    target_unit: TargetUnitName = "token"
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40.")
+    ] = None
+    target_unit: Annotated[
+        types.TargetUnitName | None, typer.Option(help="Parts of the continuation to explain; token, of a chat all.")
+    ] = None
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     unit: Annotated[
@@ -99,10 +103,12 @@ class PromptOptions:
             "prompt": parse_prompt(self.prompt, chat=self.chat),
             "target": _either(target=self.target, target_id=self.target_id),
             "foil": _either(foil=self.foil, foil_id=self.foil_id),
-            "max_new_tokens": self.max_new_tokens,
-            "target_unit": self.target_unit,
             "unit": self.unit,
         }
+        answers = self.chat and arguments["target"] is None and arguments["foil"] is None
+        tokens = 40 if answers else 1
+        arguments["max_new_tokens"] = tokens if self.max_new_tokens is None else self.max_new_tokens
+        arguments["target_unit"] = self.target_unit or ("all" if answers else "token")
         Question(**arguments)
         return arguments
 
