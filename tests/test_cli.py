@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import noiser
 import noiser.model
 from noiser.cli import app, terminal
-from noiser.cli.options import parse_parameters, parse_prompt
+from noiser.cli.options import PromptOptions, parse_parameters, parse_prompt
 from noiser.errors import NoiserError
 from noiser.files import json_text
 from noiser.methods import METHODS
