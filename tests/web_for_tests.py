@@ -77,8 +77,10 @@ def nonsense(chance, count):
     values += [PROMPT, "occlusion", "random", [PROMPT], [[0, 3]], ["lds"], [{"role": "user", "content": 3}], {"a": 0}]
     for _ in range(count):
         path, kind = chance.choice([*kinds.items()])
-        body = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.4}
-        text = json.dumps({"prompt": PROMPT, "question": PROMPT, "examples": [PROMPT], "methods": "random"} | body)
+        good = {"prompt": "The", "question": "Who?", "sources": ["The dog."], "examples": ["The"], "method": "random"}
+        good |= {"methods": "random", "metrics": ["lds"]} | ({"sources": ""} if kind is Ask else {})
+        wrong = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.15}
+        text = json.dumps({name: good[name] for name in kind.model_fields if name in good} | wrong)
         ends = [text, text, text, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]
         yield path, chance.choice(ends).encode("utf-8")
 
