@@ -79,9 +79,9 @@ def nonsense(chance, count):
         path, kind = chance.choice([*kinds.items()])
         good = {"prompt": "The", "question": "Who?", "sources": ["The dog."], "examples": ["The"], "method": "random"}
         good |= {"methods": "random", "metrics": ["lds"]} | ({"sources": ""} if kind is Ask else {})
-        wrong = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.15}
+        wrong = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.08}
         text = json.dumps({name: good[name] for name in kind.model_fields if name in good} | wrong)
-        ends = [text, text, text, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]
+        ends = [*[text] * 12, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]
         yield path, chance.choice(ends).encode("utf-8")
 
 
