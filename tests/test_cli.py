@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -389,6 +390,15 @@ def terminal_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", text)
     monkeypatch.setenv("TERM", "xterm")
     return text
+
+
+def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
+    times = iter([0.0, 4.0, 10.0, 20.0])
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with terminal.progress_bar("Attributing") as update:
+        for done in (1, 2, 3):
+            update(done, 100)
+    assert capsys.readouterr().err.count("About 8 min 10 s left") == 1
 
 
 @pytest.mark.parametrize(("patience", "shows"), [(60.0, False), (0.0, True)])

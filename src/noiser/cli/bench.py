@@ -51,7 +51,7 @@ def run(
         say(line, err=True)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "data_dir": data_dir}
     options |= {"retry_errors": retry_errors, "trust_remote_code": trust_remote_code}
-    with progress_bar("rows", patience=0) as update:
+    with progress_bar("rows", patience=0, advise=False) as update:
         outcome = run_bench(plan, output, **options, progress=partial(_tell, update, [0.0]))
     say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
     if outcome.lost:
@@ -104,7 +104,7 @@ def report(
     from noiser.report import FORMATS, render, write_report
 
     store, place, text, paths = Store(folder), output or inside(folder, "report"), "", list[Path]()
-    with progress_bar("Reporting") as progress:
+    with progress_bar("Reporting", advise=False) as progress:
         options: dict[str, Any] = {"confidence": confidence, "progress": progress}
         if output is None and format_ != "all" and not figures and not html:
             text = render(store, format_, **options)

@@ -147,9 +147,8 @@ LOADING, OUTPUT = Loading(), Output()
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The function as a command.
 
-    A parameter whose type is a dataclass becomes its fields as options. A `NoiserError` or an `OSError` becomes a line
-    on stderr and exit status 2, with its traceback after `--debug`; a warning becomes a line. Any other exception is a
-    defect of ours and keeps its traceback.
+    A parameter whose type is a dataclass becomes its fields as options. A `NoiserError`, an `OSError` or a warning
+    becomes a line on stderr, an error with exit status 2; any other exception is a defect and keeps its traceback.
     """
     groups: dict[str, Any] = {}
     parameters: list[Parameter] = []
@@ -185,6 +184,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _show_warning(message: Warning | str, *_where: Any) -> None:
+    say(f"noiser: warning: {message}", err=True)
+
+
 class Command(TyperCommand):
     """A command whose errors of usage say what was most likely meant."""
 
@@ -210,13 +213,6 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
         parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
         for parameter in signature(function).parameters.values()
     ]
-
-
-def _show_warning(message: Warning | str, *_where: Any) -> None:
-    say(f"noiser: warning: {message}", err=True)
-
-
-# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def _either(**options: Any) -> Any:

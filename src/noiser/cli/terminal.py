@@ -12,10 +12,13 @@ from pathlib import Path
 import typer
 
 from noiser.files import write_text
+from noiser.numbers import duration
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+MEASURED_SECONDS, LONG_SECONDS = 5.0, 120.0
+"""Seconds until the time left can be told, and how much of it is announced."""
 Update = Callable[..., None]
 """Moves a progress bar: called with (done, total), or (done, total, label)."""
 
@@ -43,22 +46,32 @@ def write(text: str, output: Path | None, form: str) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, patience: float = 1.0) -> Generator[Update | None]:
-    """Yields the `Update` of a bar that appears after `patience` seconds, or None where stderr is not a terminal."""
-    if not sys.stderr.isatty():
+def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> Generator[Update | None]:
+    """Yields the `Update` of a bar, which appears on a terminal after `patience` seconds.
+
+    With `advise`, work that will take long is announced, also in a pipe; without, there is None in a pipe.
+    """
+    if not sys.stderr.isatty() and not advise:
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar, begin = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
-    task = bar.add_task("")
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task, begin, told = bar.add_task(""), time.monotonic(), not advise
 
     def update(done: float, total: float, text: str = label) -> None:
+        nonlocal told
+        elapsed = time.monotonic() - begin
         bar.update(task, completed=done, total=total, description=printable(text))
-        if time.monotonic() - begin >= patience:
+        if elapsed >= patience and sys.stderr.isatty():
             bar.start()
+        left = elapsed * (total - done) / max(done, 1)
+        if not told and elapsed > MEASURED_SECONDS and left > LONG_SECONDS:
+            told = True
+            advice = "Quicker: larger units (--unit auto or sentence), or --method occlusion."
+            bar.console.print(f"About {duration(left)} left. {advice}", markup=False, highlight=False)
 
     try:
         yield update
