@@ -24,7 +24,6 @@ from noiser.errors import NoiserError, ParameterError
 from noiser.files import json_messages, parse_json
 
 if TYPE_CHECKING:
-    from noiser.methods import Method
     from noiser.model import LanguageModel
 
 Pairs = list[str] | None
@@ -232,14 +231,6 @@ def parse_names(option: str, typed: str) -> list[str]:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ParameterError(f"{option}: got {repeated[0]!r} twice, expected each name once. Leave one out.")
     return names
-
-
-def parse_method(typed: str) -> Method:
-    """A method, written as NAME or NAME:KEY=VALUE:KEY=VALUE."""
-    from noiser.methods import make_method
-
-    name, *settings = re.split(r":(?=\w+=)", typed)
-    return make_method(name, **parse_parameters(settings, "--methods"))
 
 
 def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
