@@ -236,17 +236,6 @@ def test_a_plan_may_not_change_what_is_stored(plan, whole, old, new, said):
     assert by_key(whole) == before
 
 
-def test_an_entry_without_rows_may_still_be_put_right(copied, plan):
-    """A model that is not there ends the run; its name can be corrected, or it can go."""
-    good = plan.read_text(encoding="utf-8")
-    for name in ("/nowhere/typo", "/nowhere/else"):
-        plan.write_text(f'{good}[[models]]\nlabel = "new"\nname = "{name}"\n', encoding="utf-8")
-        with pytest.raises(RunError, match=name):
-            run_bench(plan, copied, workers=0)
-    plan.write_text(good, encoding="utf-8")
-    assert run_bench(plan, copied, workers=0).rows == 0
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_another_model_under_the_same_name_is_refused(tmp_path, models, name):
     copy = Path(shutil.copytree(models, tmp_path / "copies"))

@@ -16,7 +16,7 @@ from noiser.bench.plan import DataEntry, ModelEntry, parse_plan
 from noiser.bench.resolve import check_change, resolve
 from noiser.bench.run import most_rows
 from noiser.bench.status import status
-from noiser.errors import PlanError, StoredFileError
+from noiser.errors import PlanError
 from noiser.evaluation.examples import Item
 from tiny import tiny
 
@@ -204,14 +204,6 @@ def test_a_choice_that_is_interrupted_goes_on(tmp_path, models, quiz, monkeypatc
     assert len(asked) == len(set(asked)) == 7
 
 
-def test_chosen_examples_that_the_data_do_not_have(tmp_path, models, quiz):
-    store = run_quiz(tmp_path, models)
-    (selection,) = store.meta["selections"]
-    store.set_meta(selections=[{**selection, "chosen": ["quiz-99"]}])
-    with pytest.raises(StoredFileError, match="lacks 'quiz-99', which was chosen before"):
-        run_quiz(tmp_path, models)
-
-
 def test_categories(tmp_path, models, quiz):
     for number, (more, expected) in enumerate([
         ('category = ["a", "b"]', {"quiz-0", "quiz-4"}),
@@ -226,15 +218,6 @@ def test_categories(tmp_path, models, quiz):
     ]:
         with pytest.raises(PlanError, match=said):
             run_quiz(tmp_path, models, more, "never")
-
-
-def test_a_changed_category_chooses_anew_where_there_are_no_rows(tmp_path, models, quiz):
-    def interrupts(done, total, job):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_quiz(tmp_path, models, 'category = "a"', progress=interrupts)
-    assert {row.example for row in run_quiz(tmp_path, models, 'category = "c"').rows()} == {"quiz-2"}
 
 
 def test_stratified_examples_come_from_all_categories_in_turn(quiz):

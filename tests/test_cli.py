@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -188,6 +187,15 @@ def test_output_goes_to_the_file_alone(noiser_command, tmp_path, name, options, 
     assert (result.stdout, result.stderr) == ("", f"{LOADING}Wrote {tmp_path / name}\n")
     assert (tmp_path / name).read_text(encoding="utf-8") == noiser_command(*arguments, "--format", form).stdout
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, (64, "all")), ({"max_new_tokens": 2}, (2, "token")), ({"foil": "x"}, (1, "token"))],
+)
+def test_a_chat_explains_its_whole_answer(given, expected):
+    asked = PromptOptions(prompt=PROMPT, chat=True, **given).arguments()
+    assert (asked["max_new_tokens"], asked["target_unit"]) == expected
 
 
 def test_prompt_from_stdin(noiser_command):
@@ -422,17 +430,6 @@ def test_the_bar_is_closed_after_an_error(monkeypatch):
         work()
     text = stderr.getvalue()
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is shown again"
-
-
-def test_a_closed_pipe_ends_a_list():
-    reader, writer = os.pipe()
-    os.close(reader)
-    ran = subprocess.run(
-        [sys.executable, "-m", "noiser", "metrics"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-    )
-    os.close(writer)
-    assert "Traceback" not in ran.stderr
-    assert ran.returncode in (1, 120)
 
 
 # ---- the real model --------------------------------------------------------------------------------------------------

@@ -183,15 +183,6 @@ def test_p_is_corrected_for_all_comparisons_of_a_table():
             assert line.gap == pytest.approx(np.mean(BASE) - np.mean(lower[name]))
 
 
-def test_paired_difference_takes_the_common_prompts_alone():
-    rows = [row("noiser", "soft_scores", i, soft(0.03, nc)) for i, nc in enumerate([9.0, *BASE])]
-    rows += [
-        row("occlusion", "soft_scores", i, soft(0.03, nc - 0.1)) for i, nc in reversed([*enumerate([0, *BASE])][1:])
-    ]
-    rows += [row("occlusion", "soft_scores", 8, soft(0.03, 7.0)), row("occlusion", "soft_scores", 0, {"soft_nc": None})]
-    assert cell(cells(run(rows)), "occlusion", "soft_nc").gap == pytest.approx(0.1)
-
-
 def test_profiles_are_not_compared():
     values = {"noiser": BASE, "script": CLEARLY, "other": NOISY}
     methods = [

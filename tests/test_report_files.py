@@ -185,23 +185,6 @@ def test_figures_without_a_number_are_left_out():
     assert drawn(Run(plan(), [row("noiser", "soft_scores", 0, soft(0.03, 0.5))])) == {}
 
 
-def test_a_legend_of_many_methods_is_whole():
-    methods = [{"name": "noiser", "label": f"k_{i}", "args": {"bounding": i / 100}} for i in range(30)]
-    costs = {"token_forwards": 10.0, "passes": 1.0, "rank": 1.0}
-    rows = [
-        row(method["label"], metric, i, values)
-        for method in methods
-        for i in range(6)
-        for metric, values in (("soft_scores", soft(0.03 + 0.01 * i, 0.6)), ("attribution", costs))
-    ]
-    picture = drawn(Run(plan(methods=methods), rows))["cost-known"]
-    picture.figure.draw_without_rendering()
-    (legend,) = picture.figure.legends
-    box, page = legend.get_window_extent(), picture.figure.bbox
-    assert len(legend.get_texts()) == 30
-    assert min(box.x0 - page.x0, box.y0 - page.y0, page.x1 - box.x1, page.y1 - box.y1) >= 0
-
-
 def test_svg_repeats_and_png_is_a_picture(whole, written):
     picture = whole["minimum-known"]
     assert svg(picture) == svg(picture)

@@ -89,6 +89,14 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
     assert not lm.model._forward_pre_hooks
 
 
+def test_a_chat_explains_its_whole_answer(web):
+    record = answer(web.ask(prompt="user: The trains", chat="1", methods="random", unit="turn"))["saved"][0]
+    messages = [{"role": "user", "content": "The trains"}]
+    options = {"method": "random", "unit": "turn", "max_new_tokens": 64, "target_unit": "all"}
+    expected = noiser.attribute(chatty("llama"), messages, **options).to_dict()
+    assert (record["targets"], record["units"]) == (expected["targets"], expected["units"])
+
+
 def test_sources_are_cited_as_the_library_cites(web):
     found = answer(web.ask(prompt="When do the trains run?", sources=SOURCES, target=" The trains run late."))
     expected = noiser.cite(

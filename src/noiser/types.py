@@ -44,6 +44,9 @@ SpecialTokens = Literal["frozen", "perturbed"]
 Progress = Callable[[float, float], None]
 """Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
 
+WHOLE_ANSWER = 64
+"""Tokens of a chat's answer that are explained by default, as one target, by commands and the page."""
+
 TargetUnitName = Literal["token", "word", "sentence", "line", "paragraph", "all"]
 TargetUnit = TargetUnitName | Sequence[tuple[int, int]]
 """What one row explains: a named part of the continuation, all of it, or (start, end) characters of its text."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.files import json_messages
 from noiser.server.jobs import Job, Models
-from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
+from noiser.types import WHOLE_ANSWER, AutoUnit, Prompt, TargetUnitName, TextUnitName
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
@@ -64,6 +64,8 @@ class Ask(BaseModel):
                 return Answer(cited._repr_html_(), [cited.to_dict()])  # pyright: ignore[reportPrivateUsage]
             asked |= {"target": self.target or None, "foil": self.foil or None, "unit": self.unit}
             asked |= {"max_new_tokens": self.max_new_tokens, "target_unit": self.target_unit}
+            if self.chat and not (self.target or self.foil) and (self.max_new_tokens, self.target_unit) == (1, "token"):
+                asked |= {"max_new_tokens": WHOLE_ANSWER, "target_unit": "all"}
             attributions, failures = list["Attribution"](), list[str]()
             for name in dict.fromkeys(filter(None, self.methods.split(","))):
                 job.step(name)
