@@ -92,7 +92,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
 def test_a_chat_explains_its_whole_answer(web):
     record = answer(web.ask(prompt="user: The trains", chat="1", methods="random", unit="turn"))["saved"][0]
     messages = [{"role": "user", "content": "The trains"}]
-    options = {"method": "random", "unit": "turn", "max_new_tokens": 64, "target_unit": "all"}
+    options = {"method": "random", "unit": "turn", "max_new_tokens": 40, "target_unit": "all"}
     expected = noiser.attribute(chatty("llama"), messages, **options).to_dict()
     assert (record["targets"], record["units"]) == (expected["targets"], expected["units"])
 

@@ -44,7 +44,7 @@ SpecialTokens = Literal["frozen", "perturbed"]
 Progress = Callable[[float, float], None]
 """Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
 
-WHOLE_ANSWER = 64
+WHOLE_ANSWER = 40
 """Tokens of a chat's answer that are explained by default, as one target, by commands and the page."""
 
 TargetUnitName = Literal["token", "word", "sentence", "line", "paragraph", "all"]

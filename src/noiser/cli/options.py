@@ -81,19 +81,11 @@ class PromptOptions:
     target: Annotated[str | None, typer.Option(help="The continuation to explain; the greedy one unless given.")] = None
     target_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     max_new_tokens: Annotated[
-<<<<<<< HEAD
         int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40.")
     ] = None
     target_unit: Annotated[
         types.TargetUnitName | None, typer.Option(help="Parts of the continuation to explain; token, of a chat all.")
     ] = None
-=======
-        int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, or of a chat all of it.")
-    ] = None
-    target_unit: Annotated[types.TargetUnitName | None, typer.Option(help="Parts of the continuation to explain.")] = (
-        None
-    )
->>>>>>> ca9f736 (Commands and the page explain the whole answer of a chat; fewer tests of plumbing)
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     unit: Annotated[
@@ -106,21 +98,14 @@ class PromptOptions:
         """The arguments of `noiser.attribute`. Raises ParameterError where two options say the same thing."""
         from noiser.question import Question
 
-        whole = self.chat and self.target is self.target_id is self.max_new_tokens is self.foil is self.foil_id is None
-        tokens, unit = (types.WHOLE_ANSWER, "all") if whole else (1, "token")
         arguments: dict[str, Any] = {
             "prompt": parse_prompt(self.prompt, chat=self.chat),
             "target": _either(target=self.target, target_id=self.target_id),
             "foil": _either(foil=self.foil, foil_id=self.foil_id),
-<<<<<<< HEAD
-=======
-            "max_new_tokens": tokens if self.max_new_tokens is None else self.max_new_tokens,
-            "target_unit": self.target_unit or unit,
->>>>>>> ca9f736 (Commands and the page explain the whole answer of a chat; fewer tests of plumbing)
             "unit": self.unit,
         }
         answers = self.chat and arguments["target"] is None and arguments["foil"] is None
-        tokens = 40 if answers else 1
+        tokens = types.WHOLE_ANSWER if answers else 1
         arguments["max_new_tokens"] = tokens if self.max_new_tokens is None else self.max_new_tokens
         arguments["target_unit"] = self.target_unit or ("all" if answers else "token")
         Question(**arguments)
