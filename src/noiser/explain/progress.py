@@ -23,7 +23,7 @@ def advice(seconds: float) -> str:
 @contextmanager
 def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
     """Yields the caller's function, or None for False; for None a bar, where a terminal or notebook shows it."""
-    if callable(progress) or progress is False or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+    if callable(progress) or progress is False or not (sys.stderr.isatty() or "ipywidgets" in sys.modules):
         yield progress if callable(progress) else None
         return
     with random_state_kept():
