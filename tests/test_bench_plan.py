@@ -30,7 +30,7 @@ KINDS = ("models", "data", "methods", "metrics")
         ('name = "occlusion"', 'name = "oclusion"', "methods, 'oclusion': Unknown method 'oclusion'. Did you mean"),
         ('name = "soft_scores"', 'name = "soft_score"', "Unknown metric 'soft_score'. Did you mean 'soft_scores"),
         ('label = "own"\nprompts', 'name = "knwon"\nprompts', "expected either name, of a data set, or prompts"),
-        ("samples = 2", "sampels = 2", "methods, 'noiser': Method 'noiser' does not accept"),
+        ("samples = 2", "sampels = 2", "Unknown hyper-parameter of noiser 'sampels'. Did you mean 'samples'"),
         ("masks = 2", 'masks = "x"', "metrics.0.masks: Input should be a valid integer"),
         ("block = 2", "block = 0", "block: Input should be greater than or equal to 1"),
         ('data = "long"', 'data = "longs"', "'localisation': Unknown label in data 'longs'. Did you mean 'long'?"),

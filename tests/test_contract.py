@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import noiser
 from engine_for_tests import query_of, run_method
-from noiser.errors import DependencyError, ParameterError, UnsupportedModelError
+from noiser.errors import DependencyError, ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.methods import METHODS, describe, make_method
 from tiny import CHAT_TEMPLATE, FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -189,6 +189,40 @@ def test_is_frozen_and_keyword_only(name):
     hash(method)
     with pytest.raises(noiser.NoiserError, match="no_such_parameter"):
         make_method(name, no_such_parameter=1)
+
+
+def test_hyper_parameters_may_stand_in_the_name():
+    assert make_method("occlusion:score=logprob:baseline=mean") == noiser.Occlusion(score="logprob", baseline="mean")
+    assert make_method("noiser@1:samples=3", steps=4) == noiser.Noiser(samples=3, steps=4, search="bisection")
+    with pytest.raises(UnknownNameError, match=r"Unknown hyper-parameter of noiser 'sampels'\. Did you mean 'samples'"):
+        make_method("noiser:sampels=3")
+    with pytest.raises(ParameterError, match="samples is 'x'; expected an integer"):
+        make_method("lime:samples=x")
+
+
+def test_a_function_that_is_no_generator_is_told_what_a_method_is():
+    def method(query, rng):
+        return query.causal_mask.float()
+
+    with pytest.raises(ParameterError, match=r"method returned a Tensor; a method is a generator: `yield` a request"):
+        noiser.attribute(tiny("llama"), PROMPT, method=method)
+
+
+@pytest.mark.parametrize("name", ["last_attention", "attention_rollout", "input_x_gradient", "deeplift"])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA: out of memory"), MemoryError("std::bad_alloc")])
+def test_memory_that_runs_out_inside_the_model_is_said_so(name, error):
+    lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
+    run(lm, name)
+    passes = []
+
+    def fail(*_):
+        passes.append(1)
+        if len(passes) > 1:  # after the prompt
+            raise error
+
+    lm.model.get_output_embeddings().register_forward_hook(fail)
+    with pytest.raises(ModelError, match="Not enough memory on cpu to run one sequence of"):
+        run(lm, name)
 
 
 # ---- the caller's things stay as they were -----------------------------------------------------------------------

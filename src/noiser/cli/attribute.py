@@ -47,10 +47,10 @@ def compare(
     """Shows the attributions of several methods side by side."""
     from noiser.attribution.html import page
     from noiser.attribution.terminal import to_text
-    from noiser.explain.compare import method_of
     from noiser.files import json_text
+    from noiser.methods import make_method
 
-    chosen = {name: method_of(name) for name in o.parse_names("--methods", methods)}
+    chosen = {name: make_method(name) for name in o.parse_names("--methods", methods)}
     attributions, plain = _attributions(prompt, chosen, model, seed, loading), output.output is not None
     output.write(
         {

@@ -55,7 +55,6 @@ def evaluate(
     if bool(data) == bool(prompts) or (prompts and (category or sample_seed is not None)):
         raise ParameterError("Expected either PROMPTs or --data, and --category or --sample-seed only with --data.")
     from noiser.evaluation import evaluate as run
-    from noiser.explain.compare import method_of
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
     from noiser.metrics import SETTINGS
@@ -64,7 +63,7 @@ def evaluate(
     for name in settings:
         check_choice("setting of metrics", name, (*SETTINGS, "profile"))
     first, *others = o.parse_names("--method and --against", f"{method},{against}")
-    methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: method_of(name) for name in others}
+    methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: make_method(name) for name in others}
     names, judge_settings = o.parse_names("--metrics", metrics), o.parse_parameters(judge_set, "--judge-set")
     examples = _load(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat)[:limit]
     early = judge and kind_of(judge) != "local"  # whatever it lacks is said before the model is loaded

@@ -6,7 +6,6 @@ from noiser.engine.changes import ABSENCES as ABSENCES
 from noiser.engine.changes import REMOVALS as REMOVALS
 from noiser.engine.changes import Absence as Absence
 from noiser.engine.changes import Change as Change
-from noiser.engine.changes import NormName as NormName
 from noiser.engine.changes import delete as delete
 from noiser.engine.changes import expected_norm as expected_norm
 from noiser.engine.changes import hide as hide

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, TypeGuard, TypeVar
 
-import torch
-
 from noiser.attribution import Attribution
 from noiser.checks import check_seed, plain
 from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
-from noiser.methods import Method, check_answers, describe, make_method
+from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
 from noiser.question import Objective, Question
@@ -138,7 +136,7 @@ def attribution_of(
     if query.unit == "auto":
         units, scores = yield from refine(method, query, seed, rule)
     else:
-        units, scores = query.units, (yield from method(query, torch.Generator().manual_seed(seed)))
+        units, scores = query.units, (yield from scored(method, query, seed))
     clean = query.stats()
     name, parameters = describe(method)
     ids = [tuple(query.target_ids[token] for token in span) for span in query.target_spans]

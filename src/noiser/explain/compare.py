@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -76,18 +74,5 @@ def compare(
     """
     if isinstance(methods, str) or not methods:
         raise ParameterError(f"methods is {methods!r}; expected a list of methods, such as ['joint', 'occlusion'].")
-    made = [method_of(each) if isinstance(each, str) else each for each in methods]
+    made = [make_method(each) for each in methods]
     return Comparison(tuple(attribute(lm, prompt, method=each, **question) for each in made))
-
-
-def method_of(text: str) -> Method:
-    """A method from its name and hyper-parameters, as in "occlusion:score=logprob"."""
-    name, *given = re.split(r":(?=\w+=)", text)
-    return make_method(name, **{key: _value(value) for key, _, value in (each.partition("=") for each in given)})
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Steps
-from noiser.methods import Method, Scores
+from noiser.methods import Method, Scores, scored
 from noiser.text import split_unit
 from noiser.types import Span, TextUnitName
 
@@ -97,7 +97,7 @@ def refine(
 
 def _score(method: Method, query: Query, units: Sequence[Span], seed: int, k_min: list[Tensor]) -> Steps[list[_Node]]:
     """The units' columns, from one run of the method."""
-    found = yield from method(query.with_units(units), torch.Generator().manual_seed(seed))
+    found = yield from scored(method, query.with_units(units), seed)
     k_min += [] if found.k_min is None else [found.k_min]
     missing = torch.full_like(found.scores, torch.nan)
     stderr, threshold = (missing if each is None else each for each in (found.stderr, found.thresholds))

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.engine import Ask, Game, Input, Prefill, Query, Steps, ask, differentiate, query_of, run_one, set_rows
-from noiser.methods import Method, Scores
+from noiser.methods import Method, Scores, scored
 from noiser.methods.gradients import GradientScore
 from noiser.model.language_model import LanguageModel
 from noiser.text import Encoding, extend, make_units
@@ -90,7 +90,7 @@ def token_scores(
             lm, encoding.text, encoding, (target,), [[len(ids)]], target_unit="token", unit="token", units=units,
             foil_id=foil, context=context, logits=logits,
         )  # fmt: skip
-        return (yield from method(query, torch.Generator().manual_seed(seed)))
+        return (yield from scored(method, query, seed))
 
     for unit, score in zip(units, run_one(lm, steps()).scores[0], strict=True):
         tokens[list(unit.token_indices)] = score / len(unit.token_indices)

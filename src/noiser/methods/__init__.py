@@ -11,7 +11,7 @@ from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGra
 from noiser.methods.joint import Joint
 from noiser.methods.noiser import Noiser
 from noiser.methods.occlusion import Occlusion
-from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method
+from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method, scored
 from noiser.methods.random import Position, Random
 from noiser.methods.shapley import KernelShap, ShapleySampling
 from noiser.methods.surrogates import ContextCite, Lime
@@ -40,6 +40,7 @@ __all__ = [
     "check_answers",
     "describe",
     "make_method",
+    "scored",
 ]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from noiser.checks import check_choice, check_positive, set_count
-from noiser.engine import SCORES, Ask, Effect, NormName, Query, ScoreName, Steps, effect_of, expected_norm, leads, noise
+from noiser.engine import SCORES, Ask, Effect, Query, ScoreName, Steps, effect_of, expected_norm, leads, noise
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
 from noiser.methods.protocol import Scores
@@ -200,8 +200,7 @@ class _Call:
     def _fixed_k(self) -> float | None:
         bounding = self.method.bounding
         if isinstance(bounding, str) and bounding.startswith("norm_"):
-            norm: NormName = bounding.removeprefix("norm_")  # pyright: ignore
-            return 1 / expected_norm(norm, self.query.embedding_dim)
+            return 1 / expected_norm(bounding.removeprefix("norm_"), self.query.embedding_dim)  # pyright: ignore
         return self.fixed[bounding] if isinstance(bounding, str) else float(bounding)
 
     def scores(self, searches: Sequence[Search], k: dict[tuple[int, int], float | None]) -> Scores:

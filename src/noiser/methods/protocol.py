@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import signature
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Steps
-from noiser.errors import ParameterError, UnsupportedModelError
+from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
+from noiser.files import parse_json
 from noiser.registry import Entry, Registry
 from noiser.types import Pair
 
@@ -121,24 +123,48 @@ def sum_over_units(
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
-    """A method by registry name, with hyper-parameters; a method object is returned unchanged.
+    """A method by registry name with hyper-parameters, as in "occlusion:score=logprob"; a method object as it is.
 
     Raises:
-        UnknownNameError: no such method. ParameterError: it has no such hyper-parameter, or refuses its value.
+        UnknownNameError: no such method or hyper-parameter. ParameterError: a value is refused.
     """
     if isinstance(method, str):
-        entry = METHODS.get(method)
+        name, *settings = re.split(r":(?=\w+=)", method)
+        entry = METHODS.get(name)
+        parameters = {key: _value(value) for key, _, value in (each.partition("=") for each in settings)} | parameters
+        accepted = signature(entry.factory).parameters.values()
+        known = [each.name for each in accepted if each.kind is not each.VAR_KEYWORD]
+        for unknown in parameters if len(known) == len(accepted) else ():
+            if unknown not in known:
+                raise UnknownNameError(f"hyper-parameter of {entry.name}", unknown, known)
         try:
             return entry.factory(**parameters)
         except TypeError as error:
-            known = [p.name for p in signature(entry.factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
-            expected = f" Expected some of {', '.join(known)}." if known else ""
-            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.{expected}") from error
+            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.") from error
     if not isinstance(method, Method) or isinstance(method, type):
         raise ParameterError(
             f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."
         )
     return method
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
+def scored(method: Method, query: Query, seed: int = 0) -> Steps[Scores]:
+    """The scores of a method, with random numbers of a seed. Raises ParameterError for a function of another form."""
+    steps: Any = method(query, torch.Generator().manual_seed(seed))
+    scores = (yield from steps) if isinstance(steps, Generator) else steps
+    if not isinstance(scores, Scores):
+        raise ParameterError(
+            f"The method {getattr(method, '__name__', type(method).__name__)} returned a {type(scores).__name__}; a "
+            "method is a generator: `yield` a request, `return Scores(...)`."
+        )
+    return scores
 
 
 def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
