@@ -228,7 +228,10 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", ""], "prompt"),
         (["attribute", PROMPT, "--method", "nosier"], "Did you mean 'noiser'?"),
         (["attribute", PROMPT, "--max-new-tokens", "0"], "max_new_tokens is 0; expected an integer of at least 1"),
-        (["attribute", PROMPT, "--method=noiser", "--set=sample=3"], "argument 'sample'. Expected some of samples"),
+        (
+            ["attribute", PROMPT, "--method=noiser", "--set=sample=3"],
+            "hyper-parameter of noiser 'sample'. Did you mean 'samples'",
+        ),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--seed", "99999999999999999999"], "seed is 99999999999999999999; expected"),
         (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),

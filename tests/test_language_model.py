@@ -326,3 +326,30 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(d
         without[:, list(unit.token_indices)] = 0
         assert float(score) == pytest.approx(float(p(rows) - p(without)), abs=1e-6 if dtype == torch.float32 else 2e-3)
     assert slopes.scores.isfinite().all()
+
+
+SETTINGS = {
+    "none": {},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "suppress_tokens": {"suppress_tokens": [70, 252, 338]},
+    "several ends": {"eos_token_id": [1, 7, 33]},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_generate_says_is_explained(name):
+    model, tokenizer, prompt = (
+        tiny_model("qwen2").eval(),
+        tiny_tokenizer(),
+        "The quick brown fox jumps over the lazy dog",
+    )
+    model.generation_config = transformers.GenerationConfig(**{"eos_token_id": 1, "pad_token_id": 1, **SETTINGS[name]})
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[
+        0, ids.shape[1] :
+    ]
+    att = noiser.attribute(noiser.wrap(model, tokenizer), prompt, method="random", max_new_tokens=12)
+    found = [target.token_id for target in att.targets]
+    assert found == said.tolist()[: len(found)]
+    assert len(found) == 12 or said[len(found)] in (1, 7, 33)

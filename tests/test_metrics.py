@@ -267,7 +267,7 @@ def test_more_units_than_there_are_have_no_drop():
 def test_what_cannot_be_deleted_says_why():
     lm = noiser.wrap(tiny("llama").model, tiny_tokenizer(bos=False))
     att = noiser.attribute(lm, "The quick fox", method="random")
-    with pytest.raises(noiser.errors.ParameterError, match=r"no token that stays, such as BOS.*such as 'zero'"):
+    with pytest.raises(noiser.errors.ParameterError, match=r"leaves none before a target.*such as 'zero'"):
         noiser.measure(lm, att, "erasure_curves", removal="delete")
 
 

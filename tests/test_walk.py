@@ -9,8 +9,8 @@ from walk import walks
 
 # Named functions, files, and frames at once; to be lowered as the code gets shorter.
 LIMITS = {
-    "attribute": {"functions": 122, "files": 23, "depth": 15},
-    "evaluate": {"functions": 153, "files": 31, "depth": 16},
+    "attribute": {"functions": 110, "files": 22, "depth": 16},
+    "evaluate": {"functions": 140, "files": 30, "depth": 16},
 }
 
 

@@ -251,7 +251,7 @@ def test_the_api_answers_as_save_writes(web, name):
     ("question", "status", "kind"),
     [
         ({"prompt": PROMPT, "method": "oclusion"}, 400, "UnknownNameError"),
-        ({"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}}, 400, "ParameterError"),
+        ({"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}}, 400, "UnknownNameError"),
         ({"prompt": ""}, 400, "PromptError"),
         ({"prompt": PROMPT, "foil": 3.5}, 422, "ParameterError"),
         ({"prompt": PROMPT, "sead": 1}, 422, "ParameterError"),

@@ -249,8 +249,8 @@ def to_prompt(text: str, chat: bool) -> types.Prompt:
 def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:
     """Hyper-parameters from `key=value` pairs. A value is read as JSON, else it is the text itself.
 
-    >>> parse_parameters(["samples=20", "bounding=k_max", "exact_norms=false"])
-    {'samples': 20, 'bounding': 'k_max', 'exact_norms': False}
+    >>> parse_parameters(["samples=20", "bounding=k_max", "exact=false"])
+    {'samples': 20, 'bounding': 'k_max', 'exact': False}
     """
     parameters: dict[str, Any] = {}
     for pair in pairs or ():

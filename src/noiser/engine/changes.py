@@ -156,7 +156,7 @@ def expected_norm(norm: NormName, dim: int) -> float:
     """E‖n‖ of a vector of `dim` independent N(0, 1) numbers; the paper gives the limits for large `dim` in an appendix.
 
     >>> round(expected_norm("l2", 640), 4), round(expected_norm("linf", 640), 4)
-    (25.2883, 3.2022)
+    (25.2883, 3.3118)
     """
     if norm == "l1":
         return dim * math.sqrt(2 / math.pi)

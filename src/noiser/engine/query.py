@@ -227,7 +227,11 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
 
     first_row, first, foil_id = logits[0], 0, None
     if question.target is None:
-        ids, logits = yield from _greedy(lm, context, first_row, question)
+        own = lm.generated(encoding.token_ids, question.max_new_tokens)
+        if own is None:
+            ids, logits = yield from _greedy(lm, context, first_row, question)
+        else:
+            ids = tuple(own[: next((i for i in range(1, len(own)) if _ends(lm, own[: i + 1], question.stop)), None)])
     else:
         ids = likeliest(targets)
     if question.foil is not None:
@@ -312,20 +316,24 @@ def _greedy(
     An end-of-sequence token is left out, unless it is the very first one; so is the token that completes the text
     `stop`, such as an empty line, with which the continuation ends.
     """
-    ids, rows, stop = list[int](), list[Tensor](), question.stop
+    ids, rows = list[int](), list[Tensor]()
     while True:
         check_finite(row.softmax(-1), lm.dtype)
         token = int(row.argmax())
-        ends = token in lm.end_tokens
-        if ids and (ends or (stop and stop in lm.tokenizer.decode([*ids[1:][-len(stop) :], token]))):
+        if ids and _ends(lm, [*ids, token], question.stop):
             break
         ids.append(token)
         rows.append(row)
-        if ends or len(ids) == question.max_new_tokens:
+        if token in lm.end_tokens or len(ids) == question.max_new_tokens:
             break
         context.extend(lm.context([token]).inputs)
         (row,) = yield Prefill(context, [len(context.inputs) - 1])
     return tuple(ids), torch.stack(rows)
+
+
+def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:
+    """Whether the last of two or more tokens ends the text, or completes `stop`."""
+    return ids[-1] in lm.end_tokens or bool(stop and stop in lm.tokenizer.decode(ids[1:][-len(stop) - 1 :]))
 
 
 def check_length(lm: LanguageModel, length: int) -> None:

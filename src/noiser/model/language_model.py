@@ -28,6 +28,20 @@ from noiser.types import ModelIdentity, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_SETTINGS = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "sequence_bias",
+    "min_new_tokens",
+    "min_length",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+"""Settings of `generate()` with which a greedy continuation is not made of the most probable tokens."""
+
 
 class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
@@ -129,6 +143,21 @@ class LanguageModel:
         declared: Any = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
+
+    def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
+        """The greedy continuation of the model's own `generate()`, at most `count` tokens.
+
+        None where no setting of the model, such as a repetition penalty, makes it another one than the most probable
+        tokens.
+        """
+        settings = getattr(self.model, "generation_config", None)
+        if not self.looks_inside or all(getattr(settings, name, None) in (None, 0, 1, []) for name in _SETTINGS):
+            return None
+        ids = torch.tensor([token_ids], device=self.device)
+        options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "num_beams": 1}
+        with self.running():
+            found: Any = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        return found[0, len(token_ids) :].tolist()
 
     @property
     def abilities(self) -> Abilities:
