@@ -98,6 +98,14 @@ def test_an_interrupted_question_leaves_a_model_that_answers_as_before(method):
 
 @pytest.mark.slow
 def test_real_interrupts():
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    try:
+        _interrupt_many_times()
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def _interrupt_many_times():
     lm, clock = careless(), random.Random(0)
     methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])
     for method in itertools.islice(methods, 5):

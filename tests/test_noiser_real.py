@@ -88,7 +88,7 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     program = (
         "import noiser, torch; torch.set_num_threads(2)\n"
         "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
-        f"print(noiser.attribute(lm, {SHORT!r}, seed=3).scores.tolist())"
+        f"print(noiser.attribute(lm, {SHORT!r}, method='noiser', seed=3).scores.tolist())"
     )
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]
     assert runs[0].stdout == runs[1].stdout

@@ -104,7 +104,7 @@ def test_compare_measure_and_save(visit, tmp_path):
     page = visit()
     done(page)
     page.get_by_text("Settings", exact=True).click()
-    page.get_by_label("Method", exact=True).select_option("noiser")
+    page.locator("select[name=methods]").first.select_option("noiser")
     page.get_by_label("Beside it").select_option("random")
     page.get_by_label("Tokens to explain").fill("2")
     page.get_by_label("A score for every").select_option("word")
@@ -172,7 +172,7 @@ def test_stop_and_ask_again(visit):
 def test_ten_tabs_of_one_browser_work(web, browser):
     context = browser.new_context()
     first = context.new_page()
-    first.goto(f"{web.address}?prompt={'The trains to the coast run late and the children sing. ' * 3}&methods=noiser")
+    first.goto(f"{web.address}?prompt={'The trains to the coast run late and the children sing. ' * 8}&methods=noiser")
     expect(first.locator("#status progress")).to_be_visible()
     tabs = [context.new_page() for _ in range(9)]
     for tab in tabs:  # they are there while the first one's question runs
