@@ -64,12 +64,7 @@ def desk(tmp_path, monkeypatch, registries):
         monkeypatch.setenv("NOISER_DATA", str(REAL))
     for name in ("plan.toml", "PLAN.toml"):
         (tmp_path / name).write_text(plan_text(save_models(tmp_path / "models"), limit=1), encoding="utf-8")
-    for name, text in (
-        ("notes.txt", "Mira keeps the lute in the attic."),
-        ("news.txt", "It rains."),
-        ("before.txt", "It rains."),
-        ("after.txt", "It  rains."),
-    ):
+    for name, text in (("notes.txt", "Mira keeps the lute in the attic."), ("news.txt", "It rains.")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
