@@ -31,7 +31,7 @@ LIMITS = {
     "text": 1_000,
 }
 ALL, FILES = 20_960, 168
-AROUND = {"tests": 18_715, "benchmarks": 2_000}
+AROUND = {"tests": 18_725, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 
