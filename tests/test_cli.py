@@ -405,7 +405,7 @@ def terminal_stderr(monkeypatch):
 
 def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
     times = iter([0.0, 4.0, 10.0, 20.0])
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr("noiser.explain.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
     with terminal.progress_bar("Attributing") as update:
         for done in (1, 2, 3):
             update(done, 100)

@@ -11,15 +11,15 @@ from noiser.numbers import number_format
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
-MOST = 3
-"""Pairs of each kind that are put into words."""
-_WORDS = {"together": ("only together", "with"), "either": ("either would do", "or")}
+MOST = 3  # pairs of each kind that are put into words
+WORDS = {"together": ("only together", "with"), "either": ("either would do", "or")}
+"""From the kind of a pair to its name, and to the word between its units."""
 
 
 def sentences(att: Attribution, row: int) -> list[str]:
     """A line for each kind of pair, such as "either would do: “A” or “B” (-1.2 ± 0.1)"; safe to show."""
     lines: list[str] = []
-    for kind, (heading, word) in _WORDS.items():
+    for kind, (heading, word) in WORDS.items():
         found = [pair for pair in att.pairs if pair.target == row and pair.kind == kind]
         show = number_format([pair.score for pair in found])
         texts = [

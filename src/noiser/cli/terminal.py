@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +15,6 @@ from noiser.numbers import duration
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-
-MEASURED_SECONDS, LONG_SECONDS = 5.0, 120.0
-"""Seconds until the time left can be told, and how much of it is announced."""
 Update = Callable[..., None]
 """Moves a progress bar: called with (done, total), or (done, total, label)."""
 
@@ -54,27 +50,15 @@ def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> G
     if not sys.stderr.isatty() and not advise:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from noiser.explain.progress import bar
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task, begin, told = bar.add_task(""), time.monotonic(), not advise
+    with bar(printable(label), _advice if advise else None, patience, drawn=sys.stderr.isatty()) as update:
 
-    def update(done: float, total: float, text: str = label) -> None:
-        nonlocal told
-        elapsed = time.monotonic() - begin
-        bar.update(task, completed=done, total=total, description=printable(text))
-        if elapsed >= patience and sys.stderr.isatty():
-            bar.start()
-        left = elapsed * (total - done) / max(done, 1)
-        if not told and elapsed > MEASURED_SECONDS and left > LONG_SECONDS:
-            told = True
-            advice = "Quicker: larger units (--unit auto or sentence), or --method occlusion."
-            bar.console.print(f"About {duration(left)} left. {advice}", markup=False, highlight=False)
+        def safe(done: float, total: float, text: str = label) -> None:
+            update(done, total, printable(text))
 
-    try:
-        yield update
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+        yield safe
+
+
+def _advice(seconds: float) -> str:
+    return f"About {duration(seconds)} left. Quicker: larger units (--unit auto or sentence), or --method occlusion."

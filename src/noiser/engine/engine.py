@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -21,6 +21,7 @@ from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context
+from noiser.model.runtime import on_the_cpu
 from noiser.types import Progress
 
 T = TypeVar("T")
@@ -284,8 +285,7 @@ def own_defaults() -> Generator[None]:
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-        with device, torch.inference_mode(False):
+        with on_the_cpu(), torch.inference_mode(False):
             yield
     finally:
         torch.set_default_dtype(dtype)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from noiser.attribution.display import visible
+from noiser.attribution.pairs import WORDS
 from noiser.checks import check_seed
 from noiser.engine import Prefill, Steps, StoredGame, prepare, run_one
 from noiser.errors import PromptError
@@ -103,7 +104,7 @@ class Diff:
         yield f"the answer before: {self.answer_before!r}"
         for pair in self.pairs:
             first, second = (unit + 1 for unit in pair.units)
-            yield f"({first}) and ({second}): {'only together' if pair.kind == 'together' else 'either would do'}"
+            yield f"({first}) and ({second}): {WORDS[pair.kind][0]}"
 
     def to_dataframe(self) -> DataFrame:
         """One row per edit, in the order of the text."""
@@ -188,7 +189,7 @@ def diff(
         return [{**message, "content": text} for message, text in zip(after, joined, strict=True)]
 
     ids, count, rng = query.target_ids, len(edits), torch.Generator().manual_seed(check_seed(seed))
-    whole = run_one(lm, _log_p(lm, after, ids))
+    whole = float(query.read_clean(query.score("logprob")))
     game = _Mixtures(lm, lambda kept: _log_p(lm, mixture(kept), ids), count, whole, progress)
     exact = count <= EXACT
     method = KernelShap(score="logprob") if exact else ShapleySampling(score="logprob", permutations=ORDERS)

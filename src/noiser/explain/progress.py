@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from noiser.checks import random_state_kept
 from noiser.types import Progress
 
-_PATIENCE, _MEASURED, _LONG = 1.0, 5.0, 120.0
-"""Seconds until the bar appears, until the time left can be told, and how much of it is long."""
+_MEASURED, _LONG = 5.0, 120.0
+"""Seconds until the time left can be told, and how much of it is long."""
+
+
+@contextmanager
+def bar(
+    label: str, announce: Callable[[float], str] | None, patience: float = 1.0, *, drawn: bool = True
+) -> Generator[Callable[..., None]]:
+    """Yields a function of (done, total), or with a label, for a bar on stderr, drawn after `patience` seconds.
+
+    `announce` makes a line of the seconds that are left. It is said once, where they are many, also without a bar.
+    """
+    with random_state_kept():
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    display = Bar(*columns, console=Console(stderr=True), transient=True)
+    task, begin, told = display.add_task(""), time.monotonic(), False
+
+    def update(done: float, total: float, text: str = label) -> None:
+        nonlocal told
+        elapsed = time.monotonic() - begin
+        display.update(task, completed=done, total=total, description=text)
+        if drawn and elapsed >= patience:
+            display.start()
+        left = elapsed * (total - done) / max(done, 1)
+        if announce and not told and elapsed > _MEASURED and left > _LONG:
+            told = True
+            display.console.print(announce(left), markup=False, highlight=False)
+
+    try:
+        yield update
+    finally:
+        if display.live.is_started:
+            display.stop()
 
 
 def advice(seconds: float) -> str:
@@ -26,24 +61,5 @@ def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | 
     if callable(progress) or progress is False or not (sys.stderr.isatty() or "ipywidgets" in sys.modules):
         yield progress if callable(progress) else None
         return
-    with random_state_kept():
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-    bar, begin = Bar(console=Console(stderr=True), transient=True), time.monotonic()
-    task, told = bar.add_task(title), False
-
-    def update(done: float, expected: float) -> None:
-        nonlocal told
-        elapsed = time.monotonic() - begin
-        bar.update(task, completed=done, total=expected)
-        if elapsed > _PATIENCE:
-            bar.start()
-        left = elapsed * (expected - done) / max(done, 1)
-        if not told and elapsed > _MEASURED and left > _LONG:
-            told = True
-            bar.console.print(advice(left), markup=False, highlight=False)
-
-    try:
+    with bar(title, advice) as update:
         yield update
-    finally:
-        bar.stop()

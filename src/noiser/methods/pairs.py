@@ -68,8 +68,9 @@ def find_pairs(
     singles = np.linalg.solve(signs.T @ signs + RIDGE * np.eye(len(seen)), signs.T @ difference)
     unit, tests = np.abs(singles).max(), len(i)
     most = tests if exact else max(1, len(mean) // 4)
+    inverse = None if exact else np.linalg.inv(((signs @ signs.T) ** 2 - len(seen)) / 2 + RIDGE * np.eye(len(mean)))
     for penalty in (True, False):  # all candidates, then those that are large
-        scores, stderr = _interactions(signs, mean, i, j, exact=exact, penalty=penalty)
+        scores, stderr = _interactions(signs, mean, i, j, inverse, penalty=penalty)
         chance = tests * 2 * norm.sf(np.abs(scores) / np.maximum(stderr, 1e-12))
         together, either = needed[i, j] & (scores / unit >= TOGETHER), enough[i, j] & (scores / unit <= -EITHER)
         chosen = ((together | either) & (chance <= LEVEL)).nonzero()[0]
@@ -87,20 +88,19 @@ def _interactions(
     mean: Float64[np.ndarray, " rows"],
     i: Int64[np.ndarray, " candidates"],
     j: Int64[np.ndarray, " candidates"],
+    inverse: Float64[np.ndarray, "rows rows"] | None,
     *,
-    exact: bool,
     penalty: bool,
 ) -> tuple[Float64[np.ndarray, " candidates"], Float64[np.ndarray, " candidates"]]:
     """The interaction of each candidate and its standard error.
 
-    The products of two signs have the kernel ((s·t)² - n) / 2. A constant and the sum of all products have no penalty,
-    and the candidates' own products only with `penalty`.
+    The products of two signs have the kernel ((s·t)² - n) / 2, of which, with the ridge, there is the `inverse`. A
+    constant and the sum of all products have no penalty, and the candidates' own products only with `penalty`.
     """
     (rows, units), products = signs.shape, signs[:, i] * signs[:, j]
-    if exact:
+    if inverse is None:  # every input is there
         return 4 * products.T @ mean / rows, np.zeros(len(i))
     free = np.stack([np.ones(rows), (signs.sum(1) ** 2 - units) / 2, *([] if penalty else products.T)], 1)
-    inverse = np.linalg.inv(((signs @ signs.T) ** 2 - units) / 2 + RIDGE * np.eye(rows))
     common = np.linalg.pinv(free.T @ inverse @ free) @ free.T @ inverse
     dual = inverse @ (np.eye(rows) - free @ common)
     moves = 4 * (common[1] + (products.T @ dual if penalty else common[2:]))
