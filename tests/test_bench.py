@@ -320,7 +320,7 @@ def test_five_kills_lose_and_repeat_nothing(tmp_path, models, plan, whole):
     arguments = [sys.executable, script, plan, tmp_path / "out", "5", models / "llama"]
     ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert by_key(tmp_path / "out") == by_key(whole)
+    check_same_numbers(tmp_path / "out", whole)
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_two_workers_one_of_which_is_killed(tmp_path, plan, whole, monkeypatch):
     outcome = run_bench(plan, tmp_path / "out", workers=2, progress=kills)
     assert (outcome.rows, outcome.lost) == (114, ())
     assert killed
-    assert by_key(tmp_path / "out") == by_key(whole)
+    check_same_numbers(tmp_path / "out", whole)  # a new worker has nothing cached, so that its passes are others
     assert not multiprocessing.active_children()
 
 
