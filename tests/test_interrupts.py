@@ -96,32 +96,35 @@ def test_an_interrupted_question_leaves_a_model_that_answers_as_before(method):
         assert state_of(lm.model) == before, number
 
 
-@pytest.mark.slow
-def test_real_interrupts():
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
-    try:
-        _interrupt_many_times()
-    finally:
-        signal.signal(signal.SIGINT, former)
-
-
-def _interrupt_many_times():
-    lm, clock = careless(), random.Random(0)
+def real_interrupts(lm, count, chance):
+    """Interrupts that many questions by real signals, and returns after how many the model was not as before: at once,
+    and after the next call.
+    """
     methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])
     for method in itertools.islice(methods, 5):
         noiser.attribute(lm, PROMPT, method=method)
-    before, stopped = state_of(lm.model), 0
-    for method in itertools.islice(methods, 200):
-        timer = threading.Timer(clock.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
-        try:
-            timer.start()
-            noiser.attribute(lm, PROMPT, method=method)
-            timer.join()
-        except KeyboardInterrupt:
-            stopped += 1
-        lm.context([3])
-        assert state_of(lm.model) == before
-    assert stopped > 50
+    before, stopped, at_once, later = state_of(lm.model), 0, 0, 0
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    try:
+        while stopped < count:
+            timer = threading.Timer(chance.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                noiser.attribute(lm, PROMPT, method=next(methods))
+                timer.join()
+            except KeyboardInterrupt:
+                stopped += 1
+                at_once += state_of(lm.model) != before
+            lm.context([3])
+            later += state_of(lm.model) != before
+    finally:
+        signal.signal(signal.SIGINT, former)
+    return at_once, later
+
+
+@pytest.mark.slow
+def test_real_interrupts():
+    assert real_interrupts(careless(), 50, random.Random(0))[1] == 0
 
 
 def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it_too():

@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_140,
-    "attribution": 1840,
+    "": 1_139,
+    "attribution": 1_840,
     "bench": 1_615,
-    "cli": 969,
-    "data": 765,
-    "engine": 1_871,
-    "evaluation": 675,
-    "explain": 1729,
+    "cli": 952,
+    "data": 764,
+    "engine": 1_869,
+    "evaluation": 670,
+    "explain": 1_729,
     "integrations": 747,
-    "judges": 755,
+    "judges": 754,
     "methods": 2_036,
-    "metrics": 1_755,
-    "model": 2_052,
+    "metrics": 1_753,
+    "model": 2_064,
     "report": 1_087,
-    "server": 950,
-    "text": 1_000,
+    "server": 923,
+    "text": 999,
 }
-ALL, FILES = 20_960, 168
-AROUND = {"tests": 18_725, "benchmarks": 2_000}
+ALL, FILES = 20_941, 168
+AROUND = {"tests": 18_727, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -77,8 +77,8 @@ def nonsense(chance, count):
     values += [PROMPT, "occlusion", "random", [PROMPT], [[0, 3]], ["lds"], [{"role": "user", "content": 3}], {"a": 0}]
     for _ in range(count):
         path, kind = chance.choice([*kinds.items()])
-        good = {"prompt": "The", "question": "Who?", "sources": ["The dog."], "examples": ["The"], "method": "random"}
-        good |= {"methods": "random", "metrics": ["lds"]} | ({"sources": ""} if kind is Ask else {})
+        good = {"prompt": "The", "question": "Who?", "examples": ["The"], "method": "random", "methods": "random"}
+        good |= {"metrics": ["lds"], "max_new_tokens": 2, "sources": "" if kind is Ask else ["The dog."]}
         wrong = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.08}
         text = json.dumps({name: good[name] for name in kind.model_fields if name in good} | wrong)
         ends = [*[text] * 12, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import is_out_of_memory
+from noiser.model.runtime import add_hook
 
 Score = Callable[[Tensor], Tensor]
 """From the logits of a target's tokens [batch, tokens, vocab] to [batch]."""
@@ -30,11 +31,10 @@ def differentiable(lm: LanguageModel) -> Generator[None]:
         if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
             raise _no_backward(lm, f"its layer {name} has no backward pass, as kernels of some quantisation schemes")
 
-    with lm.running(gradients=True), contextlib.ExitStack() as stack:
+    with lm.running(gradients=True):
         for name, module in lm.model.named_modules():
             if not any(module.children()):
-                hook = partial(check, f"{name} ({type(module).__name__})")
-                stack.callback(module.register_forward_hook(hook).remove)
+                add_hook(lm.model, module, partial(check, f"{name} ({type(module).__name__})"))
         yield
 
 

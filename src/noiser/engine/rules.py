@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.rules import divide_gradient, shared_attention
+from noiser.model.runtime import add_hook, running
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -55,12 +56,9 @@ def ruled(model: nn.Module, rules: Rules) -> Generator[None]:
     A pass without gradients is the reference run: the next pass compares its activations with it.
     """
     ran: set[str] = set()
-    with contextlib.ExitStack() as stack:
+    with running(model, gradients=True) if rules.attention is None else shared_attention(model, *rules.attention):
         for name, module in model.named_modules():
-            for handle in _hooks(name, module, rules, ran):
-                stack.callback(handle.remove)
-        if rules.attention is not None:
-            stack.enter_context(shared_attention(model, *rules.attention))
+            _add_hooks(partial(add_hook, model), name, module, rules, ran)
         yield
     if rules.attention is None and not ran:
         raise UnsupportedModelError(
@@ -81,7 +79,7 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-def _hooks(name: str, module: nn.Module, rules: Rules, ran: set[str]) -> Iterator[RemovableHandle]:
+def _add_hooks(add: Callable[..., None], name: str, module: nn.Module, rules: Rules, ran: set[str]) -> None:
     kind = type(module)
     if kind.__module__ in ACTIVATIONS and kind.__name__ not in OTHERS:
         # experts read other tokens in the reference run
@@ -94,16 +92,16 @@ def _hooks(name: str, module: nn.Module, rules: Rules, ran: set[str]) -> Iterato
                 return None if seen is None else seen.append(x)
             return _with_slope(x, y, rules.slope(module.forward, x.detach(), seen.popleft() if seen else None))
 
-        yield module.register_forward_hook(bend)
+        add(module, bend)
     if rules.attention is None:
         return
     if kind.__name__.endswith("LayerNorm"):
-        yield module.register_forward_hook(_layer_norm)
+        add(module, _layer_norm)
     elif kind.__name__.endswith("Norm"):
-        yield module.register_forward_hook(_norm)
+        add(module, _norm)
     if hasattr(module, "gate_up_proj") or (hasattr(module, "gate_proj") and hasattr(module, "up_proj")):
         down = getattr(module, "down_proj", None)  # of experts a parameter
-        yield (down if isinstance(down, nn.Module) else module).register_forward_pre_hook(_halve)
+        add(down if isinstance(down, nn.Module) else module, _halve, before=True)
 
 
 def _norm(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:

@@ -113,10 +113,8 @@ def measure_block(
         JudgeStoppedError: a judge cannot work at all.
     """
     asked, existing = partial(attributed, lm, method, question), attributions or {}
-    fresh = {item.index: asked(item, seed + item.index) for item in items if item.index not in existing}
-    stored = {item.index: asked(item, seed, existing[item.index]) for item in items if item.index in existing}
-    found, share = _timed(lm, fresh, tick)
-    found |= _timed(lm, stored, tick)[0]
+    works = {item.index: asked(item, seed + item.index, existing.get(item.index)) for item in items}
+    found, share = _timed(lm, works, tick)
     measurements: dict[int, Measurement] = {}
     cases: dict[int, Case] = {}
     for item in items:

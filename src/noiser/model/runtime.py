@@ -106,6 +106,18 @@ def put(place: Any, name: Any, value: Any, undo: Undo) -> None:
     place[name] = value
 
 
+def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False) -> None:
+    """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or before them."""
+    hooks = module._forward_pre_hooks if before else module._forward_hooks
+    held(model).undo.append(partial(_unhook, hooks, {*hooks}))
+    (module.register_forward_pre_hook if before else module.register_forward_hook)(hook)
+
+
+def _unhook(hooks: dict[int, Any], kept: set[int]) -> None:
+    for key in hooks.keys() - kept:
+        hooks.pop(key, None)
+
+
 def _put_back(undo: Undo, size: int) -> None:
     while len(undo) > size:
         undo[-1]()
