@@ -23,7 +23,7 @@ class Question:
     Args:
         prompt: a text, its token ids, or chat messages `[{"role": ..., "content": ...}]`, rendered with the template.
         target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
-            where the model finds that reading more probable. int: a token id.
+            where the model finds that reading more probable. int: a token id; a tuple: several.
         foil: "why target rather than foil?"; text or token id. The question is about the first token in which both
             differ.
         max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends.
@@ -46,7 +46,7 @@ class Question:
     """
 
     prompt: Prompt
-    target: str | int | None = None
+    target: str | int | tuple[int, ...] | None = None
     foil: str | int | None = None
     max_new_tokens: int = 1
     target_unit: TargetUnit = "token"

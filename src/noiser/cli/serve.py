@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,10 @@ def serve(
     proxy: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="A proxy in front, whose X-Forwarded-For is believed.")
     ] = None,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A server, up to /v1, that writes what the model explains.")
+    ] = None,
+    upstream_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="The variable with its key.")] = None,
     loading: o.Loading = o.LOADING,
 ) -> None:
     """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
@@ -46,4 +50,6 @@ def serve(
         others = dict.fromkeys(("device_map", "revision", "engine_arg", "chat_template_arg"))
         return replace(loading, trust_remote_code=False, **others).load(name)
 
-    serve(names, load, host=host, port=port, auth=auth, allowed_hosts=allowed_host or (), proxy=proxy)
+    others: dict[str, Any] = {"allowed_hosts": allowed_host or (), "proxy": proxy}
+    others |= {"upstream": upstream, "api_key_env": upstream_key_env}
+    serve(names, load, host=host, port=port, auth=auth, **others)

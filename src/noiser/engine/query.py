@@ -359,6 +359,8 @@ def _readings(lm: LanguageModel, encoding: Encoding, question: Question, role: s
     wanted: Any = getattr(question, role)
     if wanted is None:
         return []
+    if isinstance(wanted, tuple):  # as a model wrote them
+        return [wanted]
     if isinstance(wanted, bool) or not isinstance(wanted, str | int):
         raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")
     if isinstance(wanted, int):

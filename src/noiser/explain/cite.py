@@ -18,7 +18,7 @@ from noiser.methods import Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel
 from noiser.question import Question
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
-from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources
+from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources, TargetUnit
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
@@ -38,7 +38,8 @@ def cite(
     sources: Sources | Sequence[Sources],
     *,
     method: str | Method | None = None,
-    answer: str | Sequence[str | None] | None = None,
+    answer: str | Sequence[str | int | None] | None = None,
+    target_unit: TargetUnit = "sentence",
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
     unit: CitedUnit = "auto",
@@ -64,7 +65,8 @@ def cite(
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
-        answer: a text whose sentences are cited, in place of the model's own answer.
+        answer: a text whose sentences are cited, or a tuple of its token ids, in place of the model's own answer.
+        target_unit: the part of the answer that is cited by itself: "sentence", or (start, end) character spans of it.
         max_new_tokens: the longest answer. Without a chat template it is one line at most.
         template: how sources and question make a prompt; has "{sources}" and "{question}". None: the sources already
             stand in `question`, which is the whole prompt, word for word.
@@ -85,7 +87,9 @@ def cite(
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
     chosen = _default(lm) if method is None else make_method(method)
-    settings = _Settings(chosen, max_new_tokens, template, unit, memory, least_share, contrast, check_seed(seed))
+    settings = _Settings(
+        chosen, target_unit, max_new_tokens, template, unit, memory, least_share, contrast, check_seed(seed)
+    )
     asked: Any = plain(question)
     own: dict[str, Any] = {"sources": plain(sources), "answer": answer}
     many = is_many(asked)
@@ -99,6 +103,7 @@ class _Settings(NamedTuple):
     """The arguments of `cite` that all questions share."""
 
     method: Method
+    target_unit: TargetUnit
     max_new_tokens: int
     template: str | None
     unit: CitedUnit
@@ -109,7 +114,7 @@ class _Settings(NamedTuple):
 
 
 def citations(
-    lm: LanguageModel, question: Prompt, sources: Sources, answer: str | None, settings: _Settings
+    lm: LanguageModel, question: Prompt, sources: Sources, answer: Any, settings: _Settings
 ) -> Steps[Citations]:
     """The citations of one answer, as a generator for `noiser.engine.Engine`; see `cite`."""
     template = settings.template
@@ -123,7 +128,7 @@ def citations(
         Question(
             prompt=prompt,
             target=answer,
-            target_unit="sentence",
+            target_unit=settings.target_unit,
             unit=settings.unit,
             sources=sources,
             sources_begin=0 if template is None else begin_of_sources(asked, template, read),

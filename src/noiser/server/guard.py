@@ -39,12 +39,12 @@ class Guard:
 
     Args:
         app: the server's.
-        auth: "user:password", asked of every request; None for none.
+        auth: "user:password", asked of every request, by a browser or as the key of a program; None for none.
     """
 
     def __init__(self, app: ASGIApp, auth: str | None) -> None:
         self._app = app
-        self._login = auth and f"Basic {base64.b64encode(auth.encode()).decode()}"
+        self._logins = auth and [f"Basic {base64.b64encode(auth.encode()).decode()}", f"Bearer {auth}"]
         self._wrong: dict[str, list[float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,11 +71,12 @@ class Guard:
 
     def _check_login(self, headers: Headers, peer: str) -> Response | None:
         """Refuses a wrong password; an address that tried too many waits. A proxy counts as one address."""
-        if not self._login:
+        if not self._logins:
             return None
         now, given = time.monotonic(), headers.get("authorization", "")
         recent = [moment for moment in self._wrong.pop(peer, ()) if now - moment < PAUSE]
-        if len(recent) < WRONG_PASSWORDS and secrets.compare_digest(given.encode(), self._login.encode()):
+        right = [secrets.compare_digest(given.encode(), login.encode()) for login in self._logins]
+        if len(recent) < WRONG_PASSWORDS and any(right):
             return None
         if given and len(recent) < WRONG_PASSWORDS:
             recent.append(now)

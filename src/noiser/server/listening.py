@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from noiser.errors import ParameterError
 from noiser.server.jobs import Models
 from noiser.server.serving import application
+from noiser.server.writing import Upstream
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -78,6 +79,8 @@ def serve(
     auth: str | None = None,
     allowed_hosts: Collection[str] = (),
     proxy: str | None = None,
+    upstream: str | None = None,
+    api_key_env: str | None = None,
 ) -> None:
     """Serves the page and the API until it is interrupted.
 
@@ -90,6 +93,8 @@ def serve(
         auth: "user:password"; needed where others can reach the address.
         allowed_hosts: further names that visitors reach the server by, such as that of a proxy in front of it.
         proxy: the address of a proxy that says in `X-Forwarded-For` who asks.
+        upstream: the address, up to and including "/v1", of a server that writes the answers of /v1/chat/completions.
+        api_key_env: the environment variable that holds its key.
 
     Raises:
         ParameterError: the address can be reached by others and there is no password, or it cannot be listened on.
@@ -103,7 +108,8 @@ def serve(
         raise ParameterError(f"Cannot listen on {host}, port {port}: {error.strerror}. Choose {remedy}.") from error
     # where all addresses of a machine are served, there is a password, which a name that points here cannot know
     hosts = ["*"] if host in ("0.0.0.0", "::") else ["localhost", "127.0.0.1", host, *allowed_hosts]
-    app = application(Models(named, load), auth=auth, hosts=hosts)
+    writer = Upstream.at(upstream, api_key_env) if upstream else None
+    app = application(Models(named, load), auth=auth, hosts=hosts, upstream=writer)
     print(f"Noiser is at http://{host}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True)
     uvicorn.Server(configured(app, proxy)).run(sockets=[listening])
 

@@ -15,18 +15,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from noiser.errors import NoiserError
+from noiser.server.completions import Completion, completed
 from noiser.server.guard import Guard, refusal
 from noiser.server.jobs import Job, Models, ServerError
 from noiser.server.page import FACT, Answer, Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Evaluate
 from noiser.server.reference import reference_html
+from noiser.server.writing import Upstream
 from noiser.version import __version__
 
 EXAMPLE = Ask(prompt=FACT)
 """The question whose answer the page opens with."""
 
 
-def application(models: Models, *, auth: str | None = None, hosts: Collection[str] = ("*",)) -> FastAPI:
+def application(
+    models: Models, *, auth: str | None = None, hosts: Collection[str] = ("*",), upstream: Upstream | None = None
+) -> FastAPI:
     """The server as an ASGI application."""
     app = FastAPI(title="Noiser", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
@@ -41,6 +45,11 @@ def application(models: Models, *, auth: str | None = None, hosts: Collection[st
     for path, question in {"/v1/attribute": Attribute, "/v1/cite": Cite, "/v1/evaluate": Evaluate}.items():
         summary = (question.__doc__ or "").partition("\n")[0]
         app.add_api_route(path, _route(question, models, example), methods=["POST"], summary=summary)
+
+    @app.post("/v1/chat/completions", summary=(Completion.__doc__ or "").partition("\n")[0])
+    async def complete(asked: Completion, request: Request) -> Response:
+        example.ahead.stop()
+        return await completed(request, asked, models, upstream)
 
     @app.get("/v1/models", summary="The models that can be asked, the default first")
     def list_models() -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""A model's own answer, piece by piece, by `generate()`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noiser.errors import UnsupportedModelError
+from noiser.model.language_model import LanguageModel
+from noiser.text.tokens import continuation
+
+
+def write(
+    lm: LanguageModel,
+    prompt_ids: Sequence[int],
+    hear: Callable[[str, Sequence[int]], bool],
+    *,
+    max_new_tokens: int,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> str:
+    """The reason why an answer ended: "stop", or "length" where it has as many tokens as it may.
+
+    A copy of the network writes, with the same weights in the same memory and the same hooks: so it needs no lock, and
+    waits for no pass that explains.
+
+    Args:
+        lm: a model in this process.
+        prompt_ids: of the prompt.
+        hear: called with each piece of text and its tokens; whether to go on.
+        max_new_tokens: the most tokens.
+        temperature: of sampling; 0 is greedy. None, as for `top_p`: the model's own setting.
+        top_p: the probability of the tokens that are sampled from.
+        seed: of sampling.
+    """
+    from transformers.generation.streamers import BaseStreamer
+
+    if not lm.looks_inside:
+        raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere. Name its server as --upstream.")
+
+    class Streamer(BaseStreamer):
+        """Reads tokens as text; those that end within a character wait for the next."""
+
+        read, waiting, goes_on = list[int](), list[int](), True
+
+        def put(self, value: Any) -> None:
+            new = value.flatten().tolist()
+            if not self.read:  # the prompt comes first
+                self.read = new
+                return
+            self.waiting = [*self.waiting, *(token for token in new if token not in lm.end_tokens)]
+            if self.waiting and (not self.piece.endswith("\ufffd") or len(self.waiting) > 4):
+                self.end()
+
+        @property
+        def piece(self) -> str:
+            return continuation(lm.tokenizer, self.read, self.waiting)[0]
+
+        def end(self) -> None:
+            if self.waiting:
+                self.goes_on = hear(self.piece, self.waiting)
+                self.read, self.waiting = [*self.read, *self.waiting], []
+
+    def ended(ids: Tensor, _scores: object) -> Tensor:
+        return torch.full(ids.shape[:1], not streamer.goes_on, device=ids.device)
+
+    parts, streamer = [*lm.model.modules()], Streamer()
+    hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
+    kept = chain(lm.model.parameters(), lm.model.buffers(), hooks)
+    network = copy.deepcopy(lm.model, {id(each): each for each in kept}).eval()
+    sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if sampling:
+        sampling = {"do_sample": False} if temperature == 0 else {"do_sample": True, **sampling}
+    ids = torch.tensor([[*prompt_ids]], device=lm.device)
+    asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "streamer": streamer}
+    with nullcontext() if seed is None else torch.random.fork_rng():
+        if seed is not None:
+            torch.manual_seed(seed)
+        found = network.generate(ids, stopping_criteria=[ended], **asked, **sampling)
+    return "stop" if int(found[0, -1]) in lm.end_tokens else "length"

@@ -1,0 +1,198 @@
+"""`POST /v1/chat/completions`: OpenAI's form with documents, and citations while the answer streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from math import isnan
+from typing import Any, Literal
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from noiser.engine.query import check_length
+from noiser.errors import NoiserError
+from noiser.explain import Sentence, cite
+from noiser.model.writing import write
+from noiser.server.jobs import Job, Models
+from noiser.server.questions import Message
+from noiser.server.writing import Answer, Upstream
+from noiser.text import encode_target, place_sources
+
+Event = dict[str, Any]
+"""One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
+
+_LONGEST = 512
+"""The most tokens of an answer where the request does not say."""
+
+_PASSED_ON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "user"}
+"""Fields that a server upstream gets as they are."""
+
+_NOT_KEPT = {"cache-control": "no-store"}
+
+
+class Document(BaseModel):
+    """A document to answer from."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(max_length=200)
+    text: str
+    title: str = ""
+
+
+class Completion(BaseModel):
+    """An answer to a chat, with citations of its documents: OpenAI's form. A field that it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field("", description="A model of /v1/models; empty for the first.")
+    messages: list[Message] = Field(description="The chat, whose last message gets the documents.")
+    documents: list[Document] = Field([], description="Documents to answer from, with ids of your own.")
+    stream: bool = Field(False, description="Whether the answer comes piece by piece, as server-sent events.")
+    max_tokens: int | None = Field(None, ge=1, description="The longest answer.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; null for the model's own setting.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Null for the model's own setting.")
+    seed: int | None = Field(None, description="Of sampling.")
+    stop: str | list[str] | None = Field(None, description="Texts with which the answer ends.")
+    n: Literal[1] = Field(1, description="The number of answers.")
+    user: str | None = Field(None, description="Ignored.")
+    stream_options: dict[str, Any] | None = Field(None, description="Ignored: usage is always sent.")
+
+    @field_validator("documents")
+    @classmethod
+    def _differ(cls, documents: list[Document]) -> list[Document]:
+        if len({document.id for document in documents}) < len(documents):
+            raise ValueError("two documents have the same id")
+        return documents
+
+    def run(self, models: Models, upstream: Upstream | None, tell: Callable[[Event], None], job: Job[None]) -> None:
+        """Writes the answer and cites its sentences as they end; `tell` hears of every chunk."""
+        with models.use(self.model, job) as lm:
+            job.step("Writing")
+            chunk = partial(_chunk, f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), lm.identity.name)
+            sources = [(document.title, document.text) for document in self.documents]
+            chat, asked = bool(getattr(lm.tokenizer, "chat_template", None)), plain_text(self.messages)
+            asked = self.messages if chat or asked is None else asked
+            read = lm.encode(prompt := place_sources(asked, sources) if sources else asked)
+            stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+            def hear(piece: str) -> None:
+                if not upstream:  # whose own chunks are passed on
+                    tell(chunk({"content": piece}))
+
+            def written() -> None:
+                try:
+                    if upstream:
+                        given = {name: getattr(self, name) for name in self.model_fields_set & _PASSED_ON}
+                        upstream.write({**given, "messages": prompt}, answer, tell, job)
+                    else:
+                        tell(chunk({"role": "assistant", "content": ""}))
+                        most = self.max_completion_tokens or self.max_tokens or _LONGEST
+                        check_length(lm, len(read.token_ids) + most)
+                        sampling: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
+                        answer.end(write(lm, read.token_ids, answer.add, max_new_tokens=most, **sampling))
+                        tell(chunk({}, answer.finish))
+                except BaseException as error:  # raised where sentences are waited for
+                    answer.end(error=error)
+
+            answer = Answer(hear, () if upstream else stops if chat else [*stops, "\n"])
+            writing = threading.Thread(target=written, name="noiser-writer", daemon=True)
+            writing.start()
+            citations, done = list[Event](), 0
+            options: dict[str, Any] = {"unit": "source", "contrast": False, "progress": job.progress}
+            try:
+                while spans := answer.sentences(done):
+                    done = spans[-1][1]
+                    if sources:
+                        ids = answer.ids_until(done) or encode_target(lm.tokenizer, read, answer.text[:done])
+                        found = cite(lm, asked, sources, answer=ids, target_unit=spans, **options)
+                        new = [self._shown(*pair) for pair in zip(spans, found.sentences, strict=True)]
+                        citations += new
+                        for citation in new:
+                            tell(chunk({}, citations=[citation]))
+            finally:
+                answer.end()  # stops the thread, if this one has failed
+                writing.join()
+            used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(answer.ids)}
+            tell(chunk({}, citations=citations, usage={**used, "total_tokens": sum(used.values())}))
+
+    def _shown(self, span: tuple[int, int], sentence: Sentence) -> Event:
+        """A sentence's citations, by the ids that were given."""
+        sources = [
+            {"id": self.documents[c.number - 1].id, "score": c.score, "stderr": None if isnan(c.stderr) else c.stderr}
+            for c in sentence.citations
+        ]
+        place = {"start": span[0], "end": span[1], "text": sentence.text}
+        return {**place, "sources": sources, "from_memory": sentence.from_memory}
+
+
+def plain_text(messages: Sequence[Message]) -> str | None:
+    """The text of a chat that is one message of a user, which a model without a template can read; else None."""
+    text = messages[0].get("content") if len(messages) == 1 and messages[0].get("role") == "user" else None
+    return text if isinstance(text, str) else None
+
+
+def _chunk(name: str, created: int, model: str, delta: Event, finish: str | None = None, **more: Any) -> Event:
+    head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": model}
+    return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
+
+
+async def completed(request: Request, asked: Completion, models: Models, upstream: Upstream | None) -> Response:
+    """The reply to a request: a stream of events, or one object."""
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
+
+    def tell(event: Event | None) -> None:
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+    job = Job[None](lambda job: asked.run(models, upstream, tell, job))
+    job.future.add_done_callback(lambda _: tell(None))
+    if asked.stream:
+        return StreamingResponse(_stream(job, events), media_type="text/event-stream", headers=_NOT_KEPT)
+    chunks = list[Event]()
+    try:
+        while (event := await _next(events)) is not None:
+            chunks += [event] if event else []
+            if await request.is_disconnected():
+                job.stop()
+        job.future.result()
+        return Response(json.dumps(_joined(chunks), allow_nan=False), media_type="application/json")
+    finally:
+        job.stop()
+
+
+async def _next(events: asyncio.Queue[Event | None]) -> Event | None:
+    """The next event; an empty one after a second without any, so that a caller who has gone away is noticed."""
+    try:
+        return await asyncio.wait_for(events.get(), 1)
+    except TimeoutError:
+        return {}
+
+
+async def _stream(job: Job[None], events: asyncio.Queue[Event | None]) -> AsyncIterator[str]:
+    """The events as OpenAI's server sends them. A reader that goes away stops the work."""
+    try:
+        while (event := await _next(events)) is not None:
+            yield f"data: {json.dumps(event, allow_nan=False)}\n\n" if event else ": waiting\n\n"
+        job.future.result()
+        yield "data: [DONE]\n\n"
+    except NoiserError as error:
+        yield f"data: {json.dumps({'error': {'type': type(error).__name__, 'message': str(error)}})}\n\n"
+    finally:
+        job.stop()
+
+
+def _joined(chunks: list[Event]) -> Event:
+    """The whole answer in OpenAI's form, from its chunks; the last has all citations."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    finish = next(choice["finish_reason"] for choice in choices if choice["finish_reason"])
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    return {**chunks[-1], "object": "chat.completion", "choices": [choice]}

@@ -1,0 +1,140 @@
+"""An answer while it is written: by the model in this process, or by another server."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from noiser.errors import DependencyError, ModelError
+from noiser.text import sentence_spans
+
+if TYPE_CHECKING:
+    import openai
+
+    from noiser.endpoint import Endpoint
+
+_GONE_ON = re.compile(r"\s*\S+\s")
+"""A sentence has ended where a whole word follows it."""
+
+
+class Answer:
+    """The text so far. A thread writes, another waits for sentences, and `tell` hears of every piece at once.
+
+    Args:
+        tell: called with each piece.
+        stops: texts with which the answer ends; they are no part of it.
+
+    Attributes:
+        text: what was told.
+        ids: its tokens, where they are known.
+        finish: "" while it is written, then why it ended: "stop" or "length".
+    """
+
+    def __init__(self, tell: Callable[[str], None], stops: Sequence[str] = ()) -> None:
+        self.text, self.ids, self.finish = "", list[int](), ""
+        self._tell, self._stops, self._held = tell, [stop for stop in stops if stop], ""
+        self._lengths = list[tuple[int, int]]()
+        self._error: BaseException | None = None
+        self._news = threading.Condition()
+
+    def add(self, piece: str, ids: Sequence[int] = ()) -> bool:
+        """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays back."""
+        self._held += piece
+        self.ids += ids
+        self._lengths.append((len(self.text) + len(self._held), len(self.ids)))
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self._held = self._held[: min(places)]
+            self.end("stop")
+        else:
+            self._pass_on(len(self._held) - max(map(len, self._stops), default=1) + 1)
+        return not self.finish
+
+    def end(self, finish: str = "stop", error: BaseException | None = None) -> None:
+        """Ends the answer, if it has not ended."""
+        if not self.finish:
+            self._pass_on(len(self._held))
+            self.finish, self._error = finish, error
+            with self._news:
+                self._news.notify()
+
+    def _pass_on(self, count: int) -> None:
+        if count > 0:
+            piece, self._held = self._held[:count], self._held[count:]
+            self.text += piece
+            self._tell(piece)
+            with self._news:
+                self._news.notify()
+
+    def sentences(self, done: int) -> list[tuple[int, int]]:
+        """Waits for sentences that end after the first `done` characters; none when the answer has ended before."""
+        with self._news:
+            while True:
+                ended, text = bool(self.finish), self.text
+                spans = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
+                if self._error:
+                    raise self._error
+                if not ended:
+                    spans = [span for span in spans if _GONE_ON.match(text, span[1])]
+                if spans or ended:
+                    return [span for span in spans if text[slice(*span)].strip()]
+                self._news.wait()
+
+    def ids_until(self, end: int) -> tuple[int, ...]:
+        """The tokens that write the first `end` characters; none where they are not known."""
+        count = next((tokens for length, tokens in self._lengths if length >= end), len(self.ids))
+        return tuple(self.ids[:count])
+
+
+class Upstream(NamedTuple):
+    """Another server, which writes the answers."""
+
+    endpoint: Endpoint
+    client: openai.OpenAI
+    model: str
+
+    @classmethod
+    def at(cls, address: str, api_key_env: str | None = None) -> Upstream:
+        """The server at an address up to and including "/v1". Raises ModelError where it does not answer."""
+        try:
+            import openai
+
+            from noiser.endpoint import choose, client
+        except ImportError as error:
+            raise DependencyError("A server upstream needs the package openai.", "openai") from error
+        endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
+        there = client(endpoint, timeout=600, max_retries=2)
+        try:
+            return cls(endpoint, there, there.models.list().data[0].id)
+        except (openai.OpenAIError, IndexError) as error:
+            raise _silent(endpoint, error) from error
+
+    def write(self, body: dict[str, Any], answer: Answer, tell: Callable[[dict[str, Any]], None], job: Any) -> None:
+        """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
+        import httpx
+        import openai
+
+        finish = "stop"
+        try:
+            messages = body.pop("messages")
+            made = self.client.chat.completions.create(
+                model=self.model, messages=messages, stream=True, extra_body=body
+            )
+            with made as stream:
+                for chunk in stream:
+                    job.check()
+                    for choice in chunk.choices:
+                        answer.add(choice.delta.content or "")
+                        finish = choice.finish_reason or finish
+                    tell(chunk.to_dict())
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            raise _silent(self.endpoint, error) from error
+        answer.end(finish)
+
+
+def _silent(endpoint: Endpoint, error: Exception) -> ModelError:
+    from noiser.endpoint import problem
+
+    return ModelError(f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See if it runs.")

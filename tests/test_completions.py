@@ -1,0 +1,263 @@
+"""Chat completions with citations: the official client, streams, stops, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import openai
+import pytest
+import torch
+
+import noiser
+from noiser.errors import ModelError
+from noiser.server.writing import Answer, Upstream
+from web_for_tests import chatty, failing, served
+
+QUESTION = [{"role": "user", "content": "Where does the quick fox sing?"}]
+DOCUMENTS = [
+    {"id": "d-7", "title": "Foxes", "text": "The quick fox sings near the river."},
+    {"id": "d-9", "text": "The lazy dog sleeps."},
+]
+SOURCES = [("Foxes", "The quick fox sings near the river."), "The lazy dog sleeps."]
+
+
+@pytest.fixture(scope="module")
+def web():
+    with served() as found:
+        yield found
+
+
+def complete(web, *, messages=QUESTION, **body):
+    """An answer by the official client, without repeats."""
+    client = openai.OpenAI(base_url=f"{web.address}v1", api_key="none", max_retries=0)
+    known = {"model", "stream", "temperature", "max_tokens", "seed", "stop", "top_p"}
+    named = {"model": "llama", "temperature": 0, "max_tokens": 12} | {k: v for k, v in body.items() if k in known}
+    others = {"documents": DOCUMENTS} | {k: v for k, v in body.items() if k not in known}
+    return client.chat.completions.create(messages=messages, extra_body=others, **named)
+
+
+def text_of(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def generated(family, messages, **settings):
+    """What `generate()` writes."""
+    lm = chatty(family)
+    ids = torch.tensor([lm.encode(messages).token_ids])
+    found = lm.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, ids.shape[1] :].tolist()
+    return lm.tokenizer.decode([token for token in found if token not in lm.end_tokens])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(web, family):
+    chunks = list(complete(web, stream=True, model=family))
+    prompt = noiser.place_sources(QUESTION, SOURCES)
+    text = generated(family, prompt, max_new_tokens=12, do_sample=False)
+    assert text_of(chunks) == text
+    assert [chunk.choices[0].finish_reason for chunk in chunks].count("length") == 1
+    cited = noiser.cite(chatty(family), QUESTION, SOURCES, max_new_tokens=12, unit="source", contrast=False)
+    assert cited.answer == text
+    pieces = [each for chunk in chunks[:-1] for each in (chunk.model_extra or {}).get("citations", ())]
+    assert pieces == chunks[-1].citations
+    assert "".join(text[each["start"] : each["end"]] for each in pieces) == text
+    for found, sentence in zip(pieces, cited.sentences, strict=True):
+        assert (found["text"], found["from_memory"]) == (sentence.text, sentence.from_memory)
+        assert [source["id"] for source in found["sources"]] == [
+            ("d-7", "d-9")[c.number - 1] for c in sentence.citations
+        ]
+        scores = [citation.score for citation in sentence.citations]
+        assert [source["score"] for source in found["sources"]] == pytest.approx(scores, abs=1e-5)
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_one_object_has_what_the_stream_has(web):
+    *_, last = chunks = list(complete(web, stream=True))
+    whole = complete(web)
+    assert (whole.object, whole.choices[0].message.content) == ("chat.completion", text_of(chunks))
+    assert whole.choices[0].finish_reason == "length"
+    assert (whole.citations, whole.usage) == (last.citations, last.usage)
+    assert complete(web, documents=[]).citations == []
+
+
+def test_sampling_settings_are_the_given_ones_or_the_models(web, monkeypatch):
+    one, same, other = (complete(web, temperature=2, seed=seed).choices[0].message.content for seed in (1, 1, 2))
+    assert one == same != other
+    lm = chatty("llama")
+    monkeypatch.setattr(lm.model.generation_config, "repetition_penalty", 3.0)
+    prompt = noiser.place_sources(QUESTION, SOURCES)
+    text = generated("llama", prompt, max_new_tokens=12, do_sample=False)
+    assert complete(web).choices[0].message.content == text
+
+
+def test_a_stop_is_no_part_of_the_answer(web):
+    whole = complete(web, documents=[]).choices[0].message.content
+    stop = whole[5:9]
+    cut = complete(web, documents=[], stop=[stop, "never there"])
+    assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_a_model_that_cannot_chat_continues_a_text(web):
+    found = complete(web, model="plain", messages=QUESTION)
+    assert found.choices[0].message.content
+    assert "\n" not in found.choices[0].message.content
+
+
+# ---- an answer that is being written ---------------------------------------------------------------------------------
+
+
+def test_sentences_are_finished_when_a_word_follows():
+    pieces, given = [], []
+    answer = Answer(pieces.append, ["###"])
+    waiting = threading.Thread(target=lambda: given.extend(answer.sentences(0)))
+    for piece in ["Dr", ". Hall", " left.", " It", "#", " rained"]:
+        answer.add(piece)
+    waiting.start()
+    waiting.join(10)
+    assert given == [(0, 14)]
+    answer.add("#")
+    answer.add("## Never")
+    assert answer.text == "".join(pieces) == "Dr. Hall left. It# rained"
+    assert answer.sentences(14) == [(14, 25)]
+    assert answer.sentences(25) == []
+
+
+def test_tokens_of_a_part_of_an_answer():
+    answer = Answer(lambda _: None)
+    for piece, ids in {"One": [5], " tw": [6, 7], "o.": [8]}.items():
+        answer.add(piece, ids)
+    assert [answer.ids_until(end) for end in (1, 4, 8)] == [(5,), (5, 6, 7), (5, 6, 7, 8)]
+
+
+def test_the_error_of_the_writer_is_raised_where_sentences_are_waited_for():
+    answer = Answer(lambda _: None)
+    answer.end(error=ModelError("gone"))
+    with pytest.raises(ModelError, match="gone"):
+        answer.sentences(0)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"documents": [DOCUMENTS[0]] * 2}, "two documents have the same id"),
+        ({"documents": [{"id": "a", "text": " "}]}, "Source 1 is empty"),
+        ({"documents": [{"id": "a", "text": "x" * 300_000}]}, "more than 262,144 bytes"),
+        ({"documents": [{"id": "a", "text": "fox " * 4000}]}, "tokens"),
+        ({"tools": []}, "tools: Extra inputs are not permitted"),
+        ({"n": 2}, "n: Input should be 1"),
+        ({"messages": []}, "no message"),
+        ({"messages": [{"role": "user"}]}, "no message with text"),
+        ({"messages": [{"role": "fox", "content": "Hi"}]}, "role 'fox'"),
+        ({"model": "gpt"}, "gpt"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_refused(web, wrong, message, stream):
+    with pytest.raises(openai.APIError, match=message):
+        list(complete(web, stream=stream, **wrong))
+
+
+def test_an_answer_without_words_has_no_citations(web, monkeypatch):
+    lm = chatty("gemma3")
+    monkeypatch.setattr(lm.model.generation_config, "forced_eos_token_id", lm.tokenizer.eos_token_id)
+    found = complete(web, model="gemma3", max_tokens=1)
+    assert (found.choices[0].message.content, found.choices[0].finish_reason, found.citations) == ("", "stop", [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_ends_the_work(web, stream):
+    body = {"messages": QUESTION, "max_tokens": 100, "stream": stream}
+    hook = chatty("llama").model.register_forward_pre_hook(lambda *_: time.sleep(0.5))  # it would take 50 seconds
+    try:
+        with (
+            suppress(httpx.ReadTimeout),
+            web.client.stream("POST", "v1/chat/completions", json=body, timeout=1) as reply,
+        ):
+            next(reply.iter_raw())
+        deadline = time.monotonic() + 25
+        while {thread.name for thread in threading.enumerate()} & {"noiser-job", "noiser-writer"}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        hook.remove()
+
+
+def test_many_at_once_are_kept_apart(web):
+    found = {}
+
+    def one(number):
+        documents = [{"id": f"{number}-{i}", "text": text} for i, text in enumerate(("Foxes sing.", "Dogs sleep."))]
+        words = [{"role": "user", "content": f"Question {number}?"}]
+        found[number] = (complete(web, messages=words, documents=documents, max_tokens=4 + number % 3), number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(8)))
+    for reply, number in found.values():
+        assert {s["id"].split("-")[0] for c in reply.citations for s in c["sources"]} <= {str(number)}
+        assert reply.usage.completion_tokens == 4 + number % 3
+    assert len(found) == 8
+
+
+# ---- upstream --------------------------------------------------------------------------------------------------------
+
+
+def test_another_server_writes_and_its_stream_is_passed_on(web):
+    with served(upstream=Upstream.at(f"{web.address}v1")) as here:
+        chunks = list(complete(here, stream=True))
+        own = list(complete(web, stream=True))
+        assert text_of(chunks) == text_of(own)
+        ids = {chunk.id for chunk in chunks}
+        assert len(ids) == 2  # the other server's, and the one of the citations
+        places = [(each["start"], each["end"]) for each in chunks[-1].citations]
+        assert places == [(each["start"], each["end"]) for each in own[-1].citations]
+        assert complete(here).choices[0].message.content == text_of(own)
+
+
+def test_a_server_upstream_that_is_not_there_or_fails(web):
+    with pytest.raises(ModelError, match="gave no answer"):
+        Upstream.at("http://127.0.0.1:9/v1")
+    with served(load=failing, named=("broken",)) as there:
+        upstream = Upstream.at(f"{there.address}v1")
+        with served(upstream=upstream) as here, pytest.raises(openai.APIError, match="gave no answer"):
+            list(complete(here, stream=True))
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server that ends in the middle of an answer."""
+
+    def log_message(self, *_): ...
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"object": "list", "data": [{"id": "broken", "object": "model"}]}')
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", "10000")
+        self.end_headers()
+        choice = {"index": 0, "delta": {"content": "The fox"}, "finish_reason": None}
+        self.wfile.write(f"data: {json.dumps({'id': 'b', 'choices': [choice], 'extra': 7})}\n\n".encode())
+
+
+def test_a_server_upstream_that_is_killed(web):
+    there = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    threading.Thread(target=there.serve_forever, daemon=True).start()
+    with served(upstream=Upstream.at(f"http://127.0.0.1:{there.server_port}/v1")) as here:
+        stream = complete(here, stream=True)
+        first = next(stream)
+        assert (first.id, first.choices[0].delta.content, first.extra) == ("b", "The fox", 7)
+        with pytest.raises(openai.APIError, match="gave no answer"):
+            list(stream)
+    there.shutdown()
+    there.server_close()
