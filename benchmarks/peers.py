@@ -339,7 +339,7 @@ def questions(lm: Any, count: int) -> Iterator[tuple[str, Question, list[int]]]:
         for seed, example in enumerate(load("planted").examples):
             if example.category != category or example.meta["sentences"] != SENTENCES:
                 continue
-            said, alone = says(example.prompt), says(str(example.without))
+            said, alone = says(example.prompt), says(example.without[0])
             right, known = (s.strip() and example.target.startswith(s.strip()) for s in (said, alone))
             if right and not known:
                 spans = sorted(span for places in example.spans.values() for span in places)

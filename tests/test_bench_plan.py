@@ -179,9 +179,9 @@ def test_only_examples_that_the_model_gets_right(tmp_path, models, quiz):
 )
 def test_an_answer_must_change_without_what_decides_it(monkeypatch, says, right):
     monkeypatch.setattr(work, "says", lambda lm, prompt, answer: says[prompt] == answer)
-    item = Item(index=0, prompt="with", gold="attic", without="out")
+    item = Item(index=0, prompt="with", gold="attic", without=("out",))
     assert work._is_right(None, samples.Sampled("a", "", item)) is right
-    item = dataclasses.replace(item, without=None)
+    item = dataclasses.replace(item, without=())
     assert work._is_right(None, samples.Sampled("a", "", item)) is (says["with"] == "attic")
 
 

@@ -284,13 +284,13 @@ def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
         rest = example.prompt
         for sentence in gold:
             rest = rest.replace(sentence + " ", "")
-        assert example.without == rest
+        assert example.without[0] == rest
         assert example.target in " ".join(gold)
         asked = re.findall(r"does (\w+) keep the (\w+)", question)
         if example.category in ("once", "twice"):
             (person, thing), room = asked[0], example.target
             assert set(gold) == {f"{person} keeps the {thing} in the {room}."}
-            assert f"{person} keeps the {thing}" not in example.without
+            assert f"{person} keeps the {thing}" not in example.without[0]
         assert len(gold) == {"twice": 2, "combined": 2}.get(example.category, 1)
 
 
@@ -304,6 +304,22 @@ def test_planted_places_are_balanced_and_lengths_span_40_to_2000_tokens():
     lengths = [len(example.prompt.split()) for example in examples]
     assert min(lengths) == 31
     assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
+
+
+def test_a_fact_in_two_parts_must_need_both():
+    example = planted.draw("combined", 3)[0]
+    box, room = "Philip keeps the telescope in the red box.", "The red box is in the garden."
+    other, question = (
+        "Jacob keeps the bottle in the library.",
+        "Question: Where does Philip keep the telescope? Answer: in the",
+    )
+    assert example.prompt == f"{box} {other} {room} {question}"
+    assert example.without == tuple(" ".join([*some, question]) for some in ([other], [other, room], [box, other]))
+
+
+def test_planted_facts_with_two_gold_sentences_also_come_in_twenty_sentences():
+    counts = {(e.category, e.meta["sentences"]) for e in data.load("planted")}
+    assert {category for category, sentences in counts if sentences == 20} == {"twice", "combined"}
 
 
 @pytest.mark.parametrize(("category", "sentences"), [("once", 1), ("twice", -2)])
@@ -325,4 +341,4 @@ def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
 
 def test_planted_is_the_same_in_every_run():
     digest = hashlib.sha256("".join(example.prompt for example in data.load("planted")).encode()).hexdigest()
-    assert digest[:16] == "d9dffa9741c49fab"
+    assert digest[:16] == "578e8249f3cbd073"

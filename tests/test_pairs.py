@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
+import re
 
 import pytest
 import torch
 
 import noiser
 from attribution_for_tests import make
+from metrics_for_tests import attributed, case_of, columns
 from noiser.engine import StoredGame
+from noiser.metrics import lds
 from noiser.types import Pair
 
 BOTH = (0, 1)
@@ -19,13 +24,13 @@ def subsets(units):
     return (torch.arange(2**units)[:, None] >> torch.arange(units)) % 2 == 1
 
 
-def played(value, units, samples=None, seed=0):
+def played(value, units, samples=None, seed=0, checks="free"):
     """The pairs that joint removal finds in a game of one target, all of whose inputs are stored."""
     inputs = subsets(units)
     values = [float(value(set(row.nonzero().flatten().tolist()))) for row in inputs]
     table = {(0, row.numpy().tobytes()): number for row, number in zip(inputs, values, strict=True)}
     game = StoredGame(torch.ones(1, units, dtype=torch.bool), torch.tensor(values[-1:]).double(), "prob", table)
-    steps = noiser.Joint(samples=samples, score="prob").play(game, torch.Generator().manual_seed(seed))
+    steps = noiser.Joint(samples=samples, score="prob", pairs=checks).play(game, torch.Generator().manual_seed(seed))
     with pytest.raises(StopIteration) as stop:
         next(steps)
     return stop.value.value.pairs, values
@@ -73,10 +78,98 @@ def test_drawn_inputs_find_the_same_pairs(name, seed):
         assert pair.stderr > 0
 
 
+@pytest.mark.parametrize("name", ["together", "either"])
+def test_inputs_of_their_own_check_the_candidates_and_change_no_score(name, monkeypatch):
+    """So many more than without, each with the two units of a candidate alone or with all others."""
+    value, _ = GAMES[name]
+    asked = []
+    monkeypatch.setattr(
+        StoredGame, "values", lambda game, kept, own=StoredGame.values: asked.append(kept) or own(game, kept)
+    )
+    free, checked = (played(value, 10, checks=checks)[0] for checks in ("free", 4))
+    assert len(asked) == 4
+    (own,) = asked[-1]
+    assert own.sum(1).tolist() == [2, 8]  # there is one candidate
+    assert own[0].nonzero().flatten().tolist() == [0, 1]
+    assert (own[0] ^ own[1]).all()
+    assert checked[0].units == free[0].units == BOTH
+    assert checked[0].score != free[0].score
+    assert played(value, 10, checks=None)[0] == ()
+
+
+def test_units_of_which_the_weaker_does_much_alone_do_not_decide_only_together():
+    """The second adds a third alone and, without the first, two thirds are lost; with weights, the effects add up."""
+
+    def value(alone):
+        return lambda kept: 1.0 if {0, 1} <= kept else alone if 1 in kept else 0.4 if 0 in kept else 0.0
+
+    assert played(value(0.35), 4, samples=16)[0] == ()
+    assert [pair.kind for pair in played(value(0.2), 4, samples=16)[0]] == ["together"]
+
+
 def test_units_that_add_up_are_no_pair_whatever_their_sizes():
     sizes = torch.rand(9, generator=torch.Generator().manual_seed(3)).tolist()
     assert not played(lambda kept: sum(sizes[unit] for unit in kept), 9)[0]
 
+
+# ---- how they are measured -------------------------------------------------------------------------------------------
+
+
+def measured(pairs, text, gold, name="gold_pairs", **settings):
+    """A metric of an attribution with one word for each unit, whose gold words are named."""
+    lm, att = attributed(prompt=text, unit="word", max_new_tokens=1)
+    words = [(m.start(), m.end()) for m in re.finditer(r"\S+", text)]
+    named = tuple(Pair(0, units, score, 0.0, "together" if score > 0 else "either") for units, score in pairs.items())
+    case = case_of(lm, dataclasses.replace(att, pairs=named), spans={"gold": [words[i] for i in gold]}, **settings)
+    return columns(lm, case, name)
+
+
+TWICE, PARTS = "big red fox and red", "big red fox and blue"
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs", "expected"),
+    [
+        (TWICE, {(1, 4): -1.0}, (1, 1, 0)),
+        (TWICE, {(1, 4): 1.0}, (1, 0, 1)),
+        (TWICE, {(0, 4): -1.0}, (0, 0, 1)),
+        (PARTS, {(1, 4): 1.0, (2, 3): -1.0}, (1, 1, 1)),
+        (PARTS, {(1, 4): -1.0}, (1, 0, 1)),
+        (PARTS, {}, (0, 0, 0)),
+    ],
+)
+def test_the_gold_pair_is_found_and_named_right(text, pairs, expected):
+    found = measured(pairs, text, (1, 4))
+    assert tuple(found[name] for name in ("pair_found", "pair_named_right", "false_pairs")) == expected
+
+
+def test_one_gold_unit_makes_no_pair():
+    found = measured({(1, 4): -1.0}, TWICE, (1,))
+    assert math.isnan(found["pair_found"])
+    assert math.isnan(found["pair_named_right"])
+    assert found["false_pairs"] == 1
+
+
+def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkeypatch):
+    """max(x, y) + z / 4: the scores are .5, .5 and .25, the interaction of x and y is -1: together exact."""
+    lm, att = attributed(prompt="red fox sings", unit="word", max_new_tokens=1)
+    att = dataclasses.replace(att, scores=torch.tensor([[0.5, 0.5, 0.25]]))
+    monkeypatch.setattr(lds, "_log_odds", lambda case, kept: _answered([kept[0][:, :2].any(1) + kept[0][:, 2] / 4.0]))
+    alone, pair = (
+        columns(lm, case_of(lm, dataclasses.replace(att, pairs=pairs), masks=64), "lds_with_pairs")["lds_with_pairs"]
+        for pairs in ((), (Pair(0, (0, 1), -1.0, 0.0, "either"),))
+    )
+    plain = columns(lm, case_of(lm, att, masks=64), "lds")["lds"]
+    assert alone == pytest.approx(plain)
+    assert plain < pair == pytest.approx(1)
+
+
+def _answered(values):
+    yield from ()
+    return values
+
+
+# ---- how they are shown ----------------------------------------------------------------------------------------------
 
 PAIRS = (Pair(0, (0, 2), -1.5, 0.1, "either"), Pair(0, (1, 2), 0.5, 0.0, "together"))
 

@@ -166,7 +166,7 @@ def _is_right(lm: LanguageModel, sampled: Sampled) -> bool | str:
     item = sampled.item
     try:
         assert item.gold is not None, "`draw` has checked it"
-        return says(lm, item.prompt, item.gold) and (item.without is None or not says(lm, item.without, item.gold))
+        return says(lm, item.prompt, item.gold) and not any(says(lm, other, item.gold) for other in item.without)
     except Exception as error:  # a prompt that cannot be asked is counted, and the others go on
         return type(error).__name__
 

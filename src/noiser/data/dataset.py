@@ -27,7 +27,7 @@ class Example:
         dataset: name of the data set.
         category: the data set's own division, such as a relation; empty where there is none.
         spans: named parts of `prompt`, for localisation.
-        without: the prompt without the parts that decide the answer; None where they are not known.
+        without: prompts that lack parts of this one without which no model should give the answer.
         meta: other fields of the record.
     """
 
@@ -37,7 +37,7 @@ class Example:
     dataset: str
     category: str = ""
     spans: Spans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
-    without: str | None = None
+    without: tuple[str, ...] = ()
     meta: Mapping[str, str | int | bool] = field(default_factory=dict[str, "str | int | bool"], hash=False)
 
 

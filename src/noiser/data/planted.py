@@ -1,9 +1,10 @@
 """Planted facts: prompts made by a program, so that the part that decides the answer is known.
 
 Every prompt has a question, sentences that answer it (the span "gold"), and sentences of the same form about other
-people. `Example.without` is the prompt without its gold sentences: where a model says the answer with them and
-something else without them, they decided. The place of the first gold sentence goes evenly through the prompt, so that
-scores that only know positions are at chance.
+people. `Example.without` has prompts that lack gold sentences: where a model says the answer with all of them and
+something else without, they decided. If a fact is in two parts, these prompts lack both parts, the first, or the
+second: among the other sentences neither part alone gives the answer. The place of the first gold sentence goes evenly
+through the prompt, so that scores that only know positions are at chance.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ SOURCE = Source(files=(), licence="that of this package", citation="made by a pr
 
 SENTENCES = (3, 6, 12, 24, 48, 96, 192)
 """How many sentences stand before the question: about 40 to 2,000 tokens."""
+
+MORE = {"twice": (20,), "combined": (20,)}
+"""Further lengths of prompts with two gold sentences."""
 
 REPEATS = 20
 """Prompts of each category and length; two for each, one per answer, where two passages are in conflict."""
@@ -53,8 +57,16 @@ class _Planted(NamedTuple):
 def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
     """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer; "other", all others."""
     return Reading(
-        [example for category in CATEGORIES for count in SENTENCES for example in draw(category, count)],
-        ("Made by a program. An answer counts as right only if it changes when the gold sentences are taken out.",),
+        [
+            example
+            for category in CATEGORIES
+            for count in sorted((*SENTENCES, *MORE.get(category, ())))
+            for example in draw(category, count)
+        ],
+        (
+            "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out; if "
+            "the fact is in two parts, when either is.",
+        ),
     )
 
 
@@ -73,17 +85,26 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
     other = f"/{seed}" if seed else ""
     facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}{other}"), count, repeat)
     for variant, case in enumerate(CATEGORIES[category](facts)):
-        rest = [sentence for i, sentence in enumerate(case.sentences) if i not in case.gold]
         yield Example(
             id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}{other}",
             prompt=" ".join([*case.sentences, case.question]),
-            without=" ".join([*rest, case.question]),
+            without=tuple(_without(case, category)),
             target=case.answer,
             dataset="planted",
             category=category,
             spans=_spans(case),
             meta={"sentences": len(case.sentences), "depth": round(100 * case.gold[0] / (len(case.sentences) - 1))},
         )
+
+
+def _without(case: _Planted, category: str) -> Iterator[str]:
+    """The prompt without its gold sentences; if both are needed, also without each."""
+    places = range(len(case.sentences))
+    kept = [[i for i in places if i not in case.gold]]
+    if category == "combined":
+        kept += [[i for i in places if i != part] for part in case.gold]
+    for some in kept:
+        yield " ".join([*(case.sentences[i] for i in some), case.question])
 
 
 def _spans(case: _Planted) -> Spans:

@@ -22,7 +22,7 @@ class Item:
         gold: the answer that a data set gives; None for the model's own.
         spans: named character spans, for localisation.
         sources: documents in the prompt; see `noiser.attribute`.
-        without: the prompt without what decides the gold answer, where a data set says what does.
+        without: prompts that lack parts that decide the gold answer, where a data set names these parts.
         attribution: the attribution, if it is there already.
     """
 
@@ -33,7 +33,7 @@ class Item:
     gold: str | None = None
     spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
     sources: Sources | None = None
-    without: str | None = None
+    without: tuple[str, ...] = ()
     attribution: Attribution | None = None
 
 
@@ -83,6 +83,6 @@ def _item(index: int, example: Any) -> Item:
         raise ParameterError(
             f"Example {index} is a {kind}; expected a text, a chat, an attribution or a `prompt` in it."
         )
-    given = {name: getattr(example, name, None) for name in ("target", "foil", "spans", "sources")}
+    given: dict[str, Any] = {name: getattr(example, name, None) for name in ("target", "foil", "spans", "sources")}
     gold = given["target"] if isinstance(given["target"], str) else None
     return Item(index=index, prompt=example.prompt, gold=gold, **given)

@@ -56,17 +56,22 @@ class Joint:
             both f and g: "prob", "logprob", "logit", or "hellinger", minus the distance to the clean distribution,
             which asks what the whole distribution depends on and not what speaks for the target. With a foil, "root",
             "logit" and "logprob" are log odds of the target against it, and "prob" the difference.
+        pairs: the pairs of units to look for, see `Attribution.pairs`. "free": those that the inputs show anyway. A
+            number: so many further inputs for each target check the likeliest. None: none.
     """
 
     samples: int | None = None
     removal: RemovalName = "zero"
     score: JointScore = "root"
+    pairs: int | Literal["free"] | None = "free"
 
     def __post_init__(self) -> None:
         if self.samples is not None:
             set_count(self, "samples", least=2)
         check_choice("removal", self.removal, REMOVALS)
         check_choice("score", self.score, get_args(JointScore))
+        if self.pairs not in (None, "free"):
+            set_count(self, "pairs", least=2)
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores the game in which units are removed."""
@@ -86,22 +91,24 @@ class Joint:
         units = game.mask.shape[1]
         half, exact = self._draw([len(seen) for seen in game.units], units, rng)
         values = yield from game(_inputs(half))
-        root = self.score == "root" and game.score == "logit"
+        value = _root if self.score == "root" and game.score == "logit" else Tensor.double
         guesses = _steps(values, game.whole, units)
         drawn, opposite = values[:, 1 + 2 * units :].chunk(2, dim=1)
-        ends, whole = (each.sigmoid() ** 0.25 if root else each for each in (values, game.whole))
+        ends, whole = value(values), value(game.whole)
         steps = _steps(ends, whole, units)
         fits: list[_Fit] = []
-        pairs: list[Pair] = []
         for g, seen in enumerate(game.units):
             every = len(seen) <= exact
             found = _fit(half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen])
             fits.append(_ordered(steps.mean(0)[g, seen], found, min(len(half), 2 ** (len(seen) - 1))))
-            pairs += find_pairs(g, seen, half, steps[:, g], ends[g], whole[g], exact=every)
+        pairs: tuple[Pair, ...] = ()
+        if self.pairs is not None:
+            checks = self.pairs if isinstance(self.pairs, int) else 0
+            pairs = yield from find_pairs(game, half, values, value, exact=exact, checks=checks)
         return Scores(
             scores=table(game, [fit.scores for fit in fits]),
             stderr=table(game, [fit.moves.square().sum(1).sqrt() for fit in fits]),  # pairs are independent
-            pairs=tuple(pairs),
+            pairs=pairs,
             info={"baseline_value": ends[:, 0].tolist(), "value": whole.tolist()},
         )
 
@@ -120,6 +127,11 @@ class Joint:
         drawn = draw_per_unit(pairs, units, rng) < 0.5
         drawn[:, :exact] = (torch.arange(pairs)[:, None] >> torch.arange(exact)) % 2 == 1
         return drawn, exact
+
+
+def _root(log_odds: Float64[Tensor, "*some"]) -> Float64[Tensor, "*some"]:
+    """p^¼."""
+    return log_odds.sigmoid() ** 0.25
 
 
 def _inputs(half: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:

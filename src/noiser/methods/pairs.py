@@ -9,78 +9,139 @@ Banzhaf interaction index of i and j (Grabisch and Roubens 1999),
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 from scipy.stats import norm
 from torch import Tensor
 
+from noiser.engine import Steps, StoredGame
 from noiser.types import Pair
 
 RIDGE = 1.0
-STEP = 0.25
-"""The least share of the whole prompt's effect that each unit of a pair has: alone, or as the last one to go."""
+STEP, ALONE = 0.25, 0.3
+"""The least share of the whole prompt's effect that each unit of a pair has: alone, or as the last one to go; and the
+share that the weaker of two units that decide only together must not have alone."""
 EITHER, TOGETHER = 0.8, 0.1
 """The least size of an interaction as a share of the largest effect of a single unit."""
 LEVEL = 0.05
 
 
-def find_pairs(
-    target: int,
-    seen: Int64[Tensor, " seen"],
-    half: Bool[Tensor, "pairs units"],
-    steps: Float64[Tensor, "2 units"],
-    values: Float64[Tensor, " inputs"],
-    whole: Float64[Tensor, ""],
-    *,
-    exact: bool,
-) -> list[Pair]:
-    """The large pairs of one target that differ from 0, the largest first; none if the prompt speaks against it.
+class Candidates(NamedTuple):
+    """Pairs of the units that a target has, the likeliest first, and which kinds each may be."""
 
-    Candidates are pairs whose last steps (for "together") or first steps (for "either") each have a quarter of the
-    effect of the whole prompt. Interactions are fitted to the means of complementary inputs by kernel ridge regression
-    over all pairs. Standard errors are HC2, and p-values are corrected by Bonferroni over the candidates.
+    i: Int64[np.ndarray, " candidates"]
+    j: Int64[np.ndarray, " candidates"]
+    needed: Bool[np.ndarray, " candidates"]
+    enough: Bool[np.ndarray, " candidates"]
+
+
+def candidates(steps: Float64[Tensor, "2 seen"], effect: Float64[Tensor, ""]) -> Candidates:
+    """Pairs whose last steps (for "together") or first steps (for "either") each have a quarter of the whole effect.
+
+    Of two units that decide only together, the weaker one does little alone. None if the prompt speaks against the
+    target, or has one unit.
 
     Args:
-        target: the row of the scores.
-        seen: the units that the target has, as columns of the scores.
-        half: one of each pair of complementary inputs that were drawn.
         steps: each unit's last step, from all but it to all, and its first, from nothing to it alone.
-        values: of nothing, all but each unit, each unit alone, then the drawn inputs and their complements.
-        whole: the value of all units.
-        exact: whether the drawn inputs are all there are: interactions are then means, without an error.
+        effect: the value of all units minus that of none.
     """
-    effect, units = whole - values[0], half.shape[1]
-    if effect <= 0 or len(seen) < 2:
+    last, first = (steps / effect).numpy() if effect > 0 else np.zeros(steps.shape)
+    last, first = (np.triu(np.minimum.outer(step, step), 1) for step in (last, first))
+    needed, enough = (last >= STEP) & (first < ALONE), first >= STEP
+    size = np.where(needed | enough, np.maximum(last * needed, first * enough), 0)
+    i, j = np.unravel_index((-size).argsort(axis=None, kind="stable")[: np.count_nonzero(size)], size.shape)
+    return Candidates(i, j, needed[i, j], enough[i, j])
+
+
+def find_pairs(
+    game: StoredGame,
+    half: Bool[Tensor, "drawn units"],
+    values: Float64[Tensor, "targets inputs"],
+    value: Callable[[Float64[Tensor, "*some"]], Float64[Tensor, "*some"]],
+    *,
+    exact: int,
+    checks: int,
+) -> Steps[tuple[Pair, ...]]:
+    """The pairs of all targets, those of a target by their size.
+
+    Args:
+        game: the game, which is asked for the inputs that check candidates.
+        half: one of each pair of complementary inputs that were drawn.
+        values: of nothing, all but each unit, each unit alone, then the drawn inputs and their complements.
+        value: from the values of the game to those of which the interactions are.
+        exact: the number of units up to which the drawn inputs are all there are, and interactions have no error.
+        checks: further inputs for each target: with both units of a candidate alone, and with all others.
+    """
+    units, whole = half.shape[1], value(game.whole)
+    nothing, without, alone, ones, others = value(values).tensor_split(
+        (1, 1 + units, 1 + 2 * units, 1 + 2 * units + len(half)), dim=1
+    )
+    steps = torch.stack([whole[:, None] - without, alone - nothing])
+    likely = [candidates(steps[:, g, seen], whole[g] - nothing[g, 0]) for g, seen in enumerate(game.units)]
+    both: list[Bool[Tensor, "checks units"]] = []
+    for some, seen in zip(likely, game.units, strict=True):
+        columns = seen[torch.from_numpy(np.stack([some.i, some.j], 1)[: checks // 2 * (len(seen) > exact)])]
+        both.append(torch.zeros(len(columns), units, dtype=torch.bool).scatter(1, columns, value=True))
+    checked = yield from game.values([torch.cat([rows, ~rows]) for rows in both])
+    pairs: list[Pair] = []
+    for g, seen in enumerate(game.units):
+        kept, kept_values, left_values = [half], [ones[g]], [others[g]]
+        if len(seen) > exact:
+            one, other = value(checked[g]).chunk(2) if len(both[g]) else (checked[g], checked[g])
+            kept = [torch.ones(1, units, dtype=torch.bool), torch.eye(units, dtype=torch.bool)[seen], half, both[g]]
+            kept_values = [whole[g, None], alone[g, seen], ones[g], one]
+            left_values = [nothing[g], without[g, seen], others[g], other]
+        rows = torch.cat(kept)[:, seen]
+        found = large_pairs(likely[g], rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact)
+        pairs += [
+            Pair(g, (int(seen[i]), int(seen[j])), score, stderr, "together" if score > 0 else "either")
+            for i, j, score, stderr in found
+        ]
+    return tuple(pairs)
+
+
+def large_pairs(
+    likely: Candidates,
+    kept: Bool[Tensor, "rows seen"],
+    ones: Float64[Tensor, " rows"],
+    others: Float64[Tensor, " rows"],
+    *,
+    exact: bool,
+) -> list[tuple[int, int, float, float]]:
+    """The large pairs that differ from 0, the largest first: two units, the interaction and its standard error.
+
+    Interactions are fitted to the means of complementary inputs by kernel ridge regression over all pairs. Standard
+    errors are HC2, and p-values are corrected by Bonferroni over the candidates.
+
+    Args:
+        likely: the pairs that may be named.
+        kept: one of each pair of complementary inputs.
+        ones: the values of these inputs.
+        others: the values of their complements.
+        exact: whether these are all inputs: interactions are then means, without an error.
+    """
+    i, j, needed, enough = likely
+    tests, units = len(i), kept.shape[1]
+    if not tests:
         return []
-    last, first = (steps[:, seen] / effect).numpy()
-    needed, enough = (np.minimum.outer(step, step) >= STEP for step in (last, first))
-    i, j = np.triu(needed | enough, 1).nonzero()
-    if not len(i):
-        return []
-    kept, ones, others = half[:, seen], *values[1 + 2 * units :].chunk(2)
-    if not exact:
-        nothing, without, alone, _ = values.tensor_split((1, 1 + units, 1 + 2 * units))
-        every, single = torch.ones(1, len(seen), dtype=torch.bool), torch.eye(len(seen), dtype=torch.bool)
-        kept = torch.cat([every, single, kept])
-        ones, others = torch.cat([whole[None], alone[seen], ones]), torch.cat([nothing, without[seen], others])
     signs, mean, difference = (2 * kept.double() - 1).numpy(), (ones + others).numpy() / 2, (ones - others).numpy()
-    singles = np.linalg.solve(signs.T @ signs + RIDGE * np.eye(len(seen)), signs.T @ difference)
-    unit, tests = np.abs(singles).max(), len(i)
+    singles = np.linalg.solve(signs.T @ signs + RIDGE * np.eye(units), signs.T @ difference)
+    unit = np.abs(singles).max()
     most = tests if exact else max(1, len(mean) // 4)
-    inverse = None if exact else np.linalg.inv(((signs @ signs.T) ** 2 - len(seen)) / 2 + RIDGE * np.eye(len(mean)))
+    inverse = None if exact else np.linalg.inv(((signs @ signs.T) ** 2 - units) / 2 + RIDGE * np.eye(len(mean)))
+    scores = stderr = np.zeros(tests)
     for penalty in (True, False):  # all candidates, then those that are large
         scores, stderr = _interactions(signs, mean, i, j, inverse, penalty=penalty)
         chance = tests * 2 * norm.sf(np.abs(scores) / np.maximum(stderr, 1e-12))
-        together, either = needed[i, j] & (scores / unit >= TOGETHER), enough[i, j] & (scores / unit <= -EITHER)
+        together, either = needed & (scores / unit >= TOGETHER), enough & (scores / unit <= -EITHER)
         chosen = ((together | either) & (chance <= LEVEL)).nonzero()[0]
         chosen = chosen[np.argsort(-np.abs(scores[chosen]), kind="stable")][:most]
-        i, j, scores, stderr = (each[chosen] for each in (i, j, scores, stderr))
-    columns = seen[torch.from_numpy(np.stack([i, j], 1))].tolist()
-    return [
-        Pair(target, (first, second), float(score), float(error), "together" if score > 0 else "either")
-        for (first, second), score, error in zip(columns, scores, stderr, strict=True)
-    ]
+        i, j, needed, enough, scores, stderr = (each[chosen] for each in (i, j, needed, enough, scores, stderr))
+    return list(zip(*(each.tolist() for each in (i, j, scores, stderr)), strict=True))
 
 
 def _interactions(

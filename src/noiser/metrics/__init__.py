@@ -7,7 +7,8 @@ from noiser.metrics.case import SETTINGS as SETTINGS
 from noiser.metrics.case import Case as Case
 from noiser.metrics.case import Settings as Settings
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, TOP_K
-from noiser.metrics.lds import LDS
+from noiser.metrics.gold_pairs import GOLD_PAIRS
+from noiser.metrics.lds import LDS, LDS_WITH_PAIRS
 from noiser.metrics.mass_matched import MASS_MATCHED, MASS_MATCHED_RANK
 from noiser.metrics.mass_matched import keep_rates as keep_rates
 from noiser.metrics.metric import Metric as Metric
@@ -39,9 +40,11 @@ _register("mass_matched_rank", MASS_MATCHED_RANK, "the same by the order of the 
 _register("erasure", ERASURE, "sufficiency and comprehensiveness by hard erasure")
 _register("erasure_curves", ERASURE_CURVES, "deletion and insertion curves")
 _register("lds", LDS, "whether scores add up to the log-odds of random parts of the input")
+_register("lds_with_pairs", LDS_WITH_PAIRS, "the same of the scores and the interactions of the named pairs")
 _register("top_k", TOP_K, "fall of log p(target) without the k highest units, and with only them")
 _register("normalised_aopc", NORMALISED_AOPC, "deletion area between the best and the worst order of the prompt")
 _register("gold_spans", GOLD_SPANS, "recall@k, AUPRC and MRR of the spans that decide the answer")
+_register("gold_pairs", GOLD_PAIRS, "whether the two spans that decide the answer are named as a pair, and rightly")
 _register("localisation", LOCALISATION, "share of the score on the spans that an example names")
 _register("stability", STABILITY, "rank correlation of two runs with different seeds")
 _register("answerability", ANSWERABILITY, "whether a judge says the same from the top half of the words")

@@ -29,18 +29,38 @@ def masks_of(case: Case, masks: int) -> list[Bool[Tensor, "masks units"]]:
     return kept
 
 
+def _log_odds(case: Case, kept: list[Bool[Tensor, "masks units"]]) -> Steps[list[Float64[Tensor, " masks"]]]:
+    """The target's log odds under each mask, which the model is asked once for."""
+    settings = ("lds", case.masks, case.seed, case.removal)
+    return case.cached(settings, lambda: case.game("logit").values(kept))
+
+
 def _measure(case: Case) -> Steps[Measured]:
-    """The correlation of the scores, and of shuffled ones; the model is asked once for all of them."""
+    """The correlation of the scores, and of shuffled ones."""
     kept = masks_of(case, case.masks or 64)
-    odds: list[Float64[Tensor, " masks"]] = yield from case.cached(
-        ("lds", case.masks, case.seed, case.removal), lambda: case.game("logit").values(kept)
-    )
+    odds = yield from _log_odds(case, kept)
     scores = torch.cat([case.scores[None], reference_scores(case, "permuted")]).double().nan_to_num()
     found: list[Tensor] = []
     for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):
         found.append(spearman(torch.stack([mask.double() @ row for row in scores[:, g]]), values))
     own, permuted = torch.stack(found).split([1, case.draws], 1)  # [targets, draws]
     return {"lds": float(own.nanmean()), "permuted_lds": float(permuted.nanmean()), "draws": case.draws}
+
+
+def _measure_with_pairs(case: Case) -> Steps[Measured]:
+    """The correlation of Σ scores of kept units + Σ over named pairs of a quarter of I_ij s_i s_j, with s = 2 kept - 1.
+
+    The second sum is what the interaction index I_ij says of an input beyond single units (see `noiser.methods.pairs`).
+    """
+    kept = masks_of(case, case.masks or 64)
+    odds = yield from _log_odds(case, kept)
+    found: list[Tensor] = []
+    for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):
+        sums, signs = mask.double() @ case.scores[g].double().nan_to_num(), 2 * mask.double() - 1
+        for pair in (pair for pair in case.att.pairs if pair.target == g):
+            sums += pair.score / 4 * signs[:, pair.units[0]] * signs[:, pair.units[1]]
+        found.append(spearman(sums[None], values))
+    return {"lds_with_pairs": float(torch.cat(found).nanmean())}
 
 
 _SCALES = {"lds": Scale(-1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks")}
@@ -50,4 +70,13 @@ LDS = Metric(
     summaries=mean_of_columns(**_SCALES) | gap_to("permuted", "that of its own scores, shuffled", _SCALES),
     primary="lds",
     reads=frozenset({"masks", "removal", "draws"}),
+)
+
+LDS_WITH_PAIRS = Metric(
+    measure=_measure_with_pairs,
+    summaries=mean_of_columns(
+        lds_with_pairs=Scale(-1, 1, None, True, "rank correlation of summed scores and pairs with log-odds, over masks")
+    ),
+    primary="lds_with_pairs",
+    reads=frozenset({"masks", "removal"}),
 )

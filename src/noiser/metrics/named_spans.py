@@ -84,12 +84,8 @@ LOCALISATION = Metric(
 # ---- recall@k, AUPRC and MRR ----------------------------------------------------------------------------------------
 
 
-def _measure_gold(case: Case) -> Measured:
-    """Where the units on the spans named "gold" (of LongRA, "antecedent") stand in the order of the scores.
-
-    The mean over the targets that have a gold unit before them; of equal scores the mean over all their orders, and one
-    step of the average precision, as scikit-learn has it.
-    """
+def gold_units(case: Case) -> list[int]:
+    """The units on the spans named "gold" (of LongRA, "antecedent"). Raises ParameterError if no spans are."""
     spans = case.spans or {}
     name = next((name for name in GOLD if isinstance(spans, Mapping) and spans.get(name)), None)
     if name is None:
@@ -97,8 +93,17 @@ def _measure_gold(case: Case) -> Measured:
             f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}, "
             "expected a list of (start, end) of what decides the answer."
         )
+    return units_by_name(case.att, spans)[name]
+
+
+def _measure_gold(case: Case) -> Measured:
+    """Where the gold units stand in the order of the scores.
+
+    The mean over the targets that have a gold unit before them; of equal scores the mean over all their orders, and one
+    step of the average precision, as scikit-learn has it.
+    """
     gold = torch.zeros(len(case.att.units), dtype=torch.bool)
-    gold[units_by_name(case.att, spans)[name]] = True
+    gold[gold_units(case)] = True
     rows = torch.stack([_of_target(scores, gold, case.k) for scores in case.att.scores.detach().double().cpu()])
     names = ("auprc", "mrr", "gold_share", *(f"recall@{number}" for number in case.k))
     return dict(zip(names, rows.nanmean(0).tolist(), strict=True))
