@@ -8,6 +8,7 @@ import shlex
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
@@ -155,11 +156,13 @@ def check_install(arguments):
 @pytest.mark.parametrize("page", pages())
 def test_every_block_is_in_a_language_that_is_tested(page):
     for block in all_blocks(page):
-        assert block.language in ("python", "bash", "toml", "json", "text", "bibtex", "nginx", "caddy"), (
+        assert block.language in ("python", "bash", "toml", "json", "text", "bibtex", "nginx", "caddy", "yaml"), (
             f"{page}:{block.line}"
         )
         if block.language == "toml":
             tomllib.loads(block.text)
+        if block.language == "yaml":
+            yaml.safe_load(block.text)
     assert (ROOT / page).read_text(encoding="utf-8").count("```") == 2 * len(all_blocks(page))
 
 

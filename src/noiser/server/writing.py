@@ -113,7 +113,6 @@ class Upstream(NamedTuple):
 
     def write(self, body: dict[str, Any], answer: Answer, tell: Callable[[dict[str, Any]], None], job: Any) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
-        import httpx
         import openai
 
         finish = "stop"
@@ -129,7 +128,7 @@ class Upstream(NamedTuple):
                         answer.add(choice.delta.content or "")
                         finish = choice.finish_reason or finish
                     tell(chunk.to_dict())
-        except (openai.OpenAIError, httpx.HTTPError) as error:
+        except openai.OpenAIError as error:
             raise _silent(self.endpoint, error) from error
         answer.end(finish)
 
