@@ -13,14 +13,14 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_139,
+    "": 1_140,
     "attribution": 1_840,
     "bench": 1_615,
     "cli": 958,
-    "data": 785,
-    "engine": 1_871,
+    "data": 902,
+    "engine": 1_879,
     "evaluation": 670,
-    "explain": 1_734,
+    "explain": 1_736,
     "integrations": 747,
     "judges": 754,
     "methods": 2_109,
@@ -28,10 +28,10 @@ LIMITS = {
     "model": 2_152,
     "report": 1_087,
     "server": 1_276,
-    "text": 999,
+    "text": 1_102,
 }
-ALL, FILES = 21_569, 172
-AROUND = {"tests": 19_177, "benchmarks": 2_000}
+ALL, FILES = 21_800, 174
+AROUND = {"tests": 19_377, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -85,14 +85,14 @@ def tiny_tokenizer(bos: bool = True) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
-def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3) -> Any:
+def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3, **sizes: int) -> Any:
     """A random model of a family, float32, in training mode as a careless caller would have it.
 
     `spread` is the standard deviation of its weights: large, so that predictions are sharp enough to flip.
     """
     name, extra = FAMILIES[family]
     config_class = getattr(transformers, name)
-    config = config_class(**{key: value for key, value in (_SIZES | extra).items() if value is not _ABSENT})
+    config = config_class(**{key: value for key, value in (_SIZES | extra | sizes).items() if value is not _ABSENT})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)

@@ -17,8 +17,8 @@ Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message
 Sources = Sequence[str | tuple[str, str]]
 """Documents in a prompt: texts, or (title, text) pairs."""
 
-TextUnitName = Literal["token", "word", "sentence", "line", "paragraph"]
-UnitName = Literal["token", "word", "sentence", "line", "paragraph", "turn", "source"]
+TextUnitName = Literal["token", "word", "field", "sentence", "line", "paragraph"]
+UnitName = Literal["token", "word", "field", "sentence", "line", "paragraph", "turn", "source"]
 Unit = UnitName | Sequence[tuple[int, int]]
 """What one score belongs to: a named segmentation, or the caller's (start, end) character spans."""
 
@@ -47,7 +47,7 @@ Progress = Callable[[float, float], None]
 WHOLE_ANSWER = 40
 """Tokens of a chat's answer that are explained by default, as one target, by commands and the page."""
 
-TargetUnitName = Literal["token", "word", "sentence", "line", "paragraph", "all"]
+TargetUnitName = Literal["token", "word", "field", "sentence", "line", "paragraph", "all"]
 TargetUnit = TargetUnitName | Sequence[tuple[int, int]]
 """What one row explains: a named part of the continuation, all of it, or (start, end) characters of its text."""
 

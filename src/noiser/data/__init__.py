@@ -1,5 +1,6 @@
 """The data sets of the paper, read from their upstream files, none of which is part of this package."""
 
+from noiser.data.actions import draw_actions, messages_of
 from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, Source, UpstreamFile
 from noiser.data.known import KNOWN
 from noiser.data.loading import cache_folder, fetch, load
@@ -21,7 +22,9 @@ __all__ = [
     "Source",
     "UpstreamFile",
     "cache_folder",
+    "draw_actions",
     "fetch",
     "load",
+    "messages_of",
     "read_planted",
 ]

@@ -21,7 +21,7 @@ def load(
     """A data set by name.
 
     Args:
-        name: a name of `DATA_SETS`: "known", "longra", "wikitext", "wikibio", "planted".
+        name: a name of `DATA_SETS`: "known", "longra", "wikitext", "wikibio", "planted", "planted_actions".
         data_dir: a folder with the upstream files in it or below, under their own names; else `$NOISER_DATA`; else
             the cache folder, into which missing files are fetched.
         limit: the most examples to take; None for all.

@@ -23,6 +23,7 @@ from noiser.text import (
     as_prompt,
     encode_target,
     extend,
+    find_action,
     find_sources,
     make_target_spans,
     make_units,
@@ -207,6 +208,9 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     question = replace(question, prompt=as_prompt(lm.tokenizer, question.prompt))
+    action = find_action(lm.tokenizer, question.prompt, question.target, lm.chat_template_kwargs)
+    if action is not None:
+        question = replace(question, prompt=action[0], target=action[1])
     encoding = lm.encode(question.prompt)
     prompt_tokens = len(encoding.token_ids)
     check_length(lm, prompt_tokens)
@@ -214,7 +218,9 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
     documents = () if question.sources is None else find_sources(encoding, question.sources, question.sources_begin)
     if question.foil is not None and question.target_unit != "token":
         raise TargetError("A foil needs target_unit='token': the first token in which both differ is explained.")
-    targets, foils = (_readings(lm, encoding, question, role) for role in ("target", "foil"))
+    targets, foils = (
+        _readings(lm, encoding, question, role, literal=action is not None) for role in ("target", "foil")
+    )
     check_length(lm, prompt_tokens + max(map(len, targets), default=question.max_new_tokens) - 1)
     ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
     context = lm.context((*encoding.token_ids, *ahead[:-1]))
@@ -354,7 +360,9 @@ def _check_vocabulary(lm: LanguageModel, name: str, ids: Iterable[int], error: t
         )
 
 
-def _readings(lm: LanguageModel, encoding: Encoding, question: Question, role: str) -> list[tuple[int, ...]]:
+def _readings(
+    lm: LanguageModel, encoding: Encoding, question: Question, role: str, *, literal: bool
+) -> list[tuple[int, ...]]:
     """The tokens of a target or foil; two readings where a space may stand before its text."""
     wanted: Any = getattr(question, role)
     if wanted is None:
@@ -369,7 +377,7 @@ def _readings(lm: LanguageModel, encoding: Encoding, question: Question, role: s
         return [(wanted,)]
     if not wanted:
         raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
-    spaces = [""] if wanted[0].isspace() or encoding.text[-1:].isspace() else ["", " "]
+    spaces = [""] if literal or wanted[0].isspace() or encoding.text[-1:].isspace() else ["", " "]
     length = lm.context_length
     readings = [encode_target(lm.tokenizer, encoding, space + wanted, context_length=length) for space in spaces]
     for reading in readings:

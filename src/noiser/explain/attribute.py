@@ -54,18 +54,20 @@ def attribute(
         method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME",
             "captum:NAME" and "shapiq:NAME" are the methods of those libraries.
         target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
-            where the model finds that reading more probable. int: a token id.
+            where the model finds that reading more probable. int: a token id. Of a chat "action": the assistant's last
+            message, one with tool calls if there is one, by what stands before it; "action:3": message 3.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
             one in which target and foil differ.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
-        target_unit: the part of the continuation that each row explains: "token", "word", "sentence", or "all" of it,
+        target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all" of it,
             as a span of tokens; or a list of (start, end) character spans of its text. The score of a span is read of
             the geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms ("logprob"), or the
             root mean square of their distances ("hellinger"). See docs/prompts.md.
         unit: the part of the prompt that gets a score: "token" (byte-level pieces of one character are one unit),
-            "word", "sentence", "line", "paragraph", "turn" (each message of a chat), "source", or a list of
-            (start, end) character spans. "auto", for long prompts: sources, or else sentences, first, then smaller
-            units inside those that carry the score; a unit's parts add up to its score.
+            "word", "field" (of JSON, or an argument), "sentence", "line", "paragraph", "turn" (each message of a chat),
+            "source", or a list of (start, end) character spans. "auto", for long prompts: sources, or else messages of
+            a chat with more than four, or else sentences, first, then smaller units inside those that carry the score;
+            a unit's parts add up to its score.
         sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand in it word for word;
             `noiser.place_sources` makes such a prompt. Nothing else in the prompt is then a unit.
         continuation_units: with several targets, the continuation's earlier tokens are units too.

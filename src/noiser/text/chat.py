@@ -64,11 +64,17 @@ def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], *, tokenize: bool = False
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any],
+    *,
+    tokenize: bool = False,
+    closed: bool = False,
 ) -> Any:
     """The text or the token ids of a chat by the tokenizer's chat template.
 
-    A last message by the assistant is left open, to be continued; after any other the assistant's turn begins.
+    A last message by the assistant is left open, to be continued; after any other the assistant's turn begins. With
+    `closed` the chat ends with its last message.
 
     Raises:
         PromptError: there is no template, or it refuses the messages; or a role is not usual and not in the template.
@@ -78,8 +84,8 @@ def render_chat(
     for index, role in enumerate(message["role"] for message in messages):
         if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", str(tokenizer.chat_template)):
             raise PromptError(f"Message {index} has the role {role!r}; expected one of {', '.join(_ROLES)}.")
-    continued = messages[-1]["role"] == "assistant"
-    options = {"tokenize": tokenize, "add_generation_prompt": not continued, "continue_final_message": continued}
+    begun = not closed and messages[-1]["role"] == "assistant"
+    options = {"tokenize": tokenize, "add_generation_prompt": not (begun or closed), "continue_final_message": begun}
     try:
         with untruncated(tokenizer):
             return tokenizer.apply_chat_template(messages, return_dict=False, **options, **kwargs)

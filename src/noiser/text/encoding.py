@@ -11,6 +11,7 @@ from typing import Any
 
 from noiser.checks import plain
 from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
+from noiser.text.actions import warn_of_dropped
 from noiser.text.chat import check_messages, content_places, render_chat
 from noiser.text.segments import Offset, join_overlapping
 from noiser.text.tokens import Tokens, continuation, cover, tokenise
@@ -111,6 +112,8 @@ def encode(
     if context_length is not None and count > context_length:
         raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
     contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
+    if messages and rendered is None:
+        warn_of_dropped(messages, text)
     encoding = _encoding(tokenizer, text, tokens, contents)
     if not any(text[start:end].strip() for start, end in encoding.regions):
         raise PromptError(

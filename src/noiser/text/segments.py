@@ -51,6 +51,8 @@ _SENTENCE_END = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 
+_FIELD = regex.compile(r'(?<string>"(?:[^"\\\n]|\\.)*")(?<colon>\s*:)?|\b\w+=(?=["\'\[{\d])|<(?:parameter|arg_key)[=>]')
+
 
 def word_spans(text: str) -> list[Offset]:
     """The words of a text, as a partition.
@@ -78,8 +80,27 @@ def sentence_spans(text: str) -> list[Offset]:
     return _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
 
 
+def field_spans(text: str) -> list[Offset]:
+    """The fields of JSON or of a call's arguments in a text, as a partition.
+
+    A field begins at its name, with the brackets before it; the name of an object goes with the object's first field.
+
+    >>> text = '{"name": "open", "arguments": {"thing": "box", "room": "hall"}}'
+    >>> [text[start:end] for start, end in field_spans(text)]
+    ['{"name": "open",', ' "arguments": {"thing": "box",', ' "room": "hall"}}']
+    """
+    starts, last = list[int](), -1
+    for name in _FIELD.finditer(text):
+        if name["string"] is None or name["colon"]:
+            start = len(text[: name.start()].rstrip("([{ \n"))
+            starts += [start] if text[last:start].strip() or last < 0 else []
+            last = name.end()
+    return _partition(text, starts)
+
+
 SEGMENTATIONS: dict[str, Callable[[str], list[Offset]]] = {
     "word": word_spans,
+    "field": field_spans,
     "sentence": sentence_spans,
     "line": lambda text: _partition(text, (match.end() for match in regex.finditer(r"\n\s*", text))),
     "paragraph": lambda text: _partition(text, (match.end() for match in regex.finditer(r"\n[^\S\n]*\n\s*", text))),

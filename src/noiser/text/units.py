@@ -13,6 +13,8 @@ from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, Text
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
 
+_TURNS = 4  # of a chat with more messages "auto" begins with whole messages
+
 _CUTS: dict[str, Callable[[str], list[Offset]]] = {"turn": lambda text: [(0, len(text))], **SEGMENTATIONS}
 _SPANS = "Or give a list of (start, end) character spans."
 
@@ -60,7 +62,8 @@ def make_units(
         if name in _CUTS or name == "token":
             units = [part for each in units for part in _parts(encoding, each, name)]
     else:
-        regions = [_cut(text, pieces, "sentence" if name == "auto" else name) for pieces in own]
+        coarse = "turn" if len(encoding.contents) > _TURNS else "sentence"
+        regions = [_cut(text, pieces, coarse if name == "auto" else name) for pieces in own]
         if name == "auto" and sum(map(len, regions)) > COARSE_UNITS:
             size = sum(len(each.token_indices) for region in regions for each in region) / COARSE_UNITS
             regions = [_runs(text, region, size) for region in regions]
@@ -112,8 +115,8 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
 
 
 def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
-    """The largest units that a unit is made of: a run's sentences, a sentence's words, a word's tokens; else none."""
-    names = ["sentence", "word", "token"]
+    """The largest units that a unit is made of: JSON's fields, a run's sentences, words or tokens; else none."""
+    names = ["field", "sentence", "word", "token"]
     divisions = (_parts(encoding, unit, name) for name in names[: names.index(finest) + 1])
     return next((tuple(parts) for parts in divisions if len(parts) > 1), ())
 

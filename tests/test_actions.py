@@ -1,0 +1,200 @@
+"""Actions: tool calls in chats of real families' templates, the units and targets of them, and planted actions."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+
+import noiser
+from noiser.data import draw_actions, load, messages_of
+from noiser.errors import PromptError, TargetError
+from noiser.text.segments import field_spans
+from tiny import tiny_model, tiny_tokenizer
+
+CALL = {
+    "type": "function",
+    "id": "abcdefghi",
+    "function": {"name": "get_time", "arguments": {"city": "Rome", "days": 3}},
+}
+CHAT = [
+    {"role": "user", "content": "What is the time in Rome?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"time": "noon", "zone": "CET"}', "tool_call_id": "abcdefghi", "name": "get_time"},
+    {"role": "assistant", "content": "It is noon."},
+]
+# Written by us after the form that each family documents: its marks, its roles, and where calls and results stand.
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    '{% for t in m.tool_calls %}{"name": "{{ t.function.name }}", "parameters": {{ t.function.arguments | tojson }}}'
+    "{% endfor %}<|eot_id|>{% else %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}"
+    "<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+_QWEN_CALLS = (
+    "{% for t in m.tool_calls or [] %}{% if m.content or not loop.first %}\n{% endif %}<tool_call>\n"
+    '{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+_QWEN_TOOL = "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
+QWEN25 = (
+    "{% for m in messages %}{% if m.role == 'tool' %}" + _QWEN_TOOL + "{% else %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content or '' }}" + _QWEN_CALLS + "<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN3 = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}" + _QWEN_TOOL + "{% else %}"
+    "<|im_start|>{{ m.role }}\n{% set c = (m.content or '').split('</think>')[-1].lstrip('\n') %}"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or m.reasoning_content) %}"
+    "<think>\n{{ (m.reasoning_content or '').strip('\n') }}\n</think>\n\n{% endif %}{{ c }}"
+    + _QWEN_CALLS
+    + "<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{% elif m.tool_calls %}[TOOL_CALLS] [{% for t in m.tool_calls %}"
+    '{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}, "id": "{{ t.id }}"}'
+    "{% endfor %}]{{ eos_token }}{% elif m.role == 'tool' %}"
+    '[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+GEMMA3 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+SMOLLM2 = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou are a helpful AI "
+    "assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DEEPSEEK = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
+    "{% elif m.tool_calls %}<｜Assistant｜><｜tool▁calls▁begin｜>{% for t in m.tool_calls %}<｜tool▁call▁begin｜>"
+    "{{ t.type }}<｜tool▁sep｜>{{ t.function.name }}\n```json\n{{ t.function.arguments | tojson }}\n```"
+    "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{{ eos_token }}{% elif m.role == 'tool' %}"
+    "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
+    "{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+)
+_JSON = '"arguments": {"city": "Rome", "days": 3}}'
+ACTIONS = {
+    "Llama 3": (LLAMA3, '{"name": "get_time", "parameters": {"city": "Rome", "days": 3}}'),
+    "Qwen2.5": (QWEN25, f'<tool_call>\n{{"name": "get_time", {_JSON}\n</tool_call>'),
+    "Qwen3": (QWEN3, f'<think>\n\n</think>\n\n<tool_call>\n{{"name": "get_time", {_JSON}\n</tool_call>'),
+    "Mistral": (MISTRAL, f'[TOOL_CALLS] [{{"name": "get_time", {_JSON[:-1]}, "id": "abcdefghi"}}]'),
+    "DeepSeek R1": (
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n"
+        '{"city": "Rome", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ),
+}
+ENDS = ["<|eot_id|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<|start_header_id|>"]
+
+
+def model(template):
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = template
+    tokenizer.add_special_tokens({"additional_special_tokens": ENDS})
+    network = tiny_model("llama", vocab_size=512, max_position_embeddings=2048).eval()
+    return noiser.wrap(network, tokenizer)
+
+
+@pytest.mark.parametrize("family", ACTIONS)
+def test_a_call_is_the_text_that_the_template_writes(family):
+    """As many tokens as the template's own, and its fields add up to all of it."""
+    template, text = ACTIONS[family]
+    lm = model(template)
+    by_field = noiser.attribute(
+        lm, CHAT, target="action", target_unit="field", unit="turn", method="occlusion:score=logprob"
+    )
+    assert "".join(target.text for target in by_field.targets) == text
+    assert [unit.text for unit in by_field.units[:1]] == ["What is the time in Rome?"]
+    ids = [*lm.encode(CHAT[:1]).token_ids, *(i for t in by_field.targets for i in (t.token_id, *t.rest))]
+    assert ids == list(lm.tokenizer.apply_chat_template(CHAT[:2], return_dict=False))[: len(ids)]
+    whole = noiser.attribute(
+        lm, CHAT, target="action:1", target_unit="all", method="occlusion:score=logprob", unit="turn"
+    )
+    assert float(by_field.scores[:, 0].sum()) == pytest.approx(float(whole.scores[0, 0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("template", [GEMMA3, SMOLLM2], ids=["Gemma 3", "SmolLM2"])
+def test_a_template_without_calls_is_said_to_be_one(template):
+    """The call in the content is explained; one that the template drops is refused, and so is a role it refuses."""
+    lm = model(template)
+    chat = [CHAT[0], {"role": "assistant", "content": '{"name": "get_time"}'}]
+    assert "".join(t.text for t in noiser.attribute(lm, chat, target="action").targets) == '{"name": "get_time"}'
+    with pytest.raises(TargetError, match="does not write message 1 as an answer with its tool calls"):
+        noiser.attribute(lm, CHAT[:2], target="action")
+    if template is GEMMA3:
+        with pytest.raises(PromptError, match="must alternate"):
+            noiser.attribute(lm, [CHAT[0], CHAT[2]], unit="turn")
+
+
+@pytest.mark.parametrize("family", [name for name in ACTIONS if name != "Gemma 3"])
+def test_tool_results_are_units(family):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        att = noiser.attribute(model(ACTIONS[family][0]), CHAT[:3], unit="turn", target=40, method="occlusion")
+    assert [unit.text.strip() for unit in att.units] == [CHAT[0]["content"], CHAT[2]["content"]]
+
+
+def test_what_a_template_drops_is_said():
+    chat = [CHAT[0], {**CHAT[3], "reasoning_content": "Rome is CET."}, {"role": "user", "content": "Thanks."}]
+    with pytest.warns(UserWarning, match="drops the thoughts of message 1"):
+        att = noiser.attribute(model(QWEN3), chat, unit="turn", target=40, method="occlusion")
+    assert [unit.text.strip() for unit in att.units] == [message["content"] for message in chat]
+    with pytest.warns(UserWarning, match="drops the tool calls of message 1"):
+        noiser.attribute(model(SMOLLM2), CHAT[:3], unit="turn", target=40, method="occlusion")
+
+
+def test_actions_that_are_not_there():
+    lm = model(QWEN25)
+    for target in ("action", "action:0", "action:7"):
+        with pytest.raises(TargetError, match="expected the assistant's message of an action"):
+            noiser.attribute(lm, CHAT[:1], target=target)
+    assert noiser.attribute(lm, "A text has no", target="action").targets[0].text.strip()[0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ('{"a": {"b": [1, 2]}, "c": "x, \\"d\\": y"}', ['{"a": {"b": [1, 2]},', ' "c": "x, \\"d\\": y"}']),
+        ('[get_time(city="Rome", days=3)]', ["[get_time", '(city="Rome",', " days=3)]"]),
+        ("<function=f>\n<parameter=a>\n1\n</parameter>", ["<function=f>", "\n<parameter=a>\n1\n</parameter>"]),
+        ('She said: "no".', ['She said: "no".']),
+    ],
+)
+def test_fields(text, fields):
+    assert [text[start:end] for start, end in field_spans(text)] == fields
+
+
+def test_auto_begins_with_messages_and_goes_into_fields():
+    chat = [message for _ in range(3) for message in CHAT[:3]]
+    att = noiser.attribute(model(QWEN25), chat, unit="auto", target=40, method="occlusion")
+    texts = [unit.text for unit in att.units]
+    assert any(text in ('{"time": "noon",', ' "zone": "CET"}', ' "zone"', '{"') for text in texts)
+    assert "".join(texts) == "".join(message["content"] for message in chat)
+
+
+def test_planted_actions_have_one_deciding_message():
+    data = load("planted_actions")
+    assert len(data) == 240
+    assert load("planted_actions").examples == data.examples
+    for example in data:
+        ((start, end),) = example.spans["gold"]
+        gold = example.prompt[start:end]
+        assert gold not in example.without
+        assert [m["content"] for m in messages_of(example) if m["content"] == gold] == [gold]
+        deciding = {"fact": '"room"', "injected": '"thing"', "asked": '"thing"'}[example.category]
+        value = example.target.partition(deciding)[2].split('"')[1]
+        later = example.prompt[example.prompt.rindex("<|im_start|>user") :]
+        assert value in gold
+        assert (later.count(value), example.category) in [(1, "fact"), (1, "injected"), (2, "asked")]
+    places = [example.meta["place"] for example in data]
+    assert {place: places.count(place) for place in places} == dict.fromkeys(range(4), 60)
+    assert draw_actions("fact", seed=1)[0].prompt != draw_actions("fact")[0].prompt
