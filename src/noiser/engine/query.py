@@ -208,7 +208,9 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
     question = replace(question, prompt=as_prompt(lm.tokenizer, question.prompt))
-    action = find_action(lm.tokenizer, question.prompt, question.target, lm.chat_template_kwargs)
+    action = None
+    if not isinstance(question.prompt, str):
+        action = find_action(lm.tokenizer, question.prompt, question.target, lm.chat_template_kwargs)
     if action is not None:
         question = replace(question, prompt=action[0], target=action[1])
     encoding = lm.encode(question.prompt)

@@ -59,8 +59,8 @@ def attribute(
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
             one in which target and foil differ.
         max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
-        target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all" of it,
-            as a span of tokens; or a list of (start, end) character spans of its text. The score of a span is read of
+        target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"
+            of it, as a span of tokens; or a list of (start, end) character spans of its text. A span's score is read of
             the geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms ("logprob"), or the
             root mean square of their distances ("hellinger"). See docs/prompts.md.
         unit: the part of the prompt that gets a score: "token" (byte-level pieces of one character are one unit),

@@ -14,13 +14,13 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def find_action(
-    tokenizer: Any, prompt: object, target: object, kwargs: Mapping[str, Any]
+    tokenizer: Any, prompt: Any, target: object, kwargs: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], str] | None:
     """The messages before an assistant's message, and its text as the chat template writes it; None for other targets.
 
     Args:
         tokenizer: with the chat template.
-        prompt: a text has no actions.
+        prompt: chat messages.
         target: "action" names the last message with tool calls, or else the assistant's last; "action:3" message 3.
         kwargs: further arguments of the template.
 
@@ -28,7 +28,7 @@ def find_action(
         TargetError: there is no such message, or the template does not write it after the prompt of an answer.
     """
     named = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
-    if named is None or isinstance(prompt, str):
+    if named is None:
         return None
     messages = check_messages(prompt)
     own = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
