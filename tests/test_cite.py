@@ -16,7 +16,7 @@ import noiser
 from attribution_for_tests import make, spans_of
 from engine_for_tests import query_of
 from noiser.errors import NoiserError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
-from noiser.types import Source, Target
+from noiser.types import Pair, Source, Target
 from test_pages import chat_model
 from tiny import tiny
 
@@ -384,3 +384,33 @@ def test_the_source_of_an_invented_fact_is_cited_first(real):
         asked, answer = f"Where does {who} keep the {thing}?", f" In the {place}."
         found = noiser.cite(real, asked, sources, answer=answer, unit="source", contrast=False)
         assert int(found.scores[0].argmax()) == index
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+EITHER = Pair(0, (0, 2), -1.2, 0.1, "either")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "mark"),
+    [
+        ((EITHER,), "[1] or [2]"),
+        ((Pair(0, (1, 3), 0.5, 0.0, "together"),), "[1] with [3], [2]"),
+        ((EITHER, Pair(0, (2, 3), -1.0, 0.1, "either")), "[1] or [2] or [3]"),
+        ((EITHER, Pair(0, (2, 3), 1.0, 0.1, "together")), "[1] or [2], [3]"),
+        ((Pair(0, (0, 1), -1.2, 0.1, "either"), Pair(1, (0, 2), -1.2, 0.1, "either")), "[1][2]"),  # of one source
+    ],
+)
+def test_pairs_of_sources_are_marked(pairs, mark):
+    found = citations(attribution=dataclasses.replace(citations().attribution, pairs=pairs))
+    assert found.sentences[0].mark == mark
+    assert f"It sings. {mark}" in str(found)
+
+
+def test_pairs_of_sources_are_shown_and_saved(tmp_path):
+    found = citations(attribution=dataclasses.replace(citations().attribution, pairs=(EITHER,)))
+    assert "either would do: [1] or [2] (-1.20 ± 0.10)" in str(found)
+    assert re.search(r'#\S+-1">\[1\]</a> or <a href="#\S+-2">\[2\]</a>', found.to_html())
+    found.save(tmp_path / "c.json")
+    assert noiser.Citations.load(tmp_path / "c.json").sentences == found.sentences
+    assert found.to_dict()["sentences"][0]["pairs"][0]["numbers"] == [1, 2]

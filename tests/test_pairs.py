@@ -197,3 +197,19 @@ def test_the_page_has_an_arc_for_each_pair_dashed_for_either(att):
     page = att.to_html()
     assert page.count("<path") == 2
     assert page.count("stroke-dasharray") == 1
+
+
+def test_a_figure_has_an_arc_from_unit_to_unit_for_each_pair(att):
+    pytest.importorskip("matplotlib")
+    from matplotlib.patches import PathPatch
+
+    plain, drawing = att.plot(), att.plot(pairs=True)
+    arcs = [patch for patch in drawing.axes[0].patches if isinstance(patch, PathPatch)]
+    assert [arc.get_linestyle() for arc in arcs] == ["dashed", "solid"]
+    units = drawing.axes[0].patches[:3]
+    middles = [unit.get_x() + unit.get_width() / 2 for unit in units]
+    ends = [arc.get_path().vertices[[0, -1], 0].tolist() for arc in arcs]
+    assert ends == [pytest.approx([middles[i] for i in pair.units]) for pair in PAIRS]
+    assert all(arc.get_path().get_extents().y0 >= 0 for arc in arcs)  # within the page
+    assert any("either" in text.get_text() for text in drawing.axes[0].texts)
+    assert not any(isinstance(patch, PathPatch) for patch in plain.axes[0].patches)

@@ -10,9 +10,10 @@ import torch
 import noiser
 from engine_for_tests import query_of
 from noiser.errors import UnitError
-from noiser.explain.refine import MIN_SHARE
+from noiser.explain.refine import MIN_SHARE, _Node, _placed
 from noiser.methods import make_method
 from noiser.text.units import COARSE_UNITS, make_units, split_unit
+from noiser.types import Pair, Span
 from tiny import tiny
 
 SENTENCES = ["The fox sings.", "A dog plays along.", "It rains."]
@@ -145,3 +146,17 @@ def test_progress_counts_all_runs():
     assert done == sorted(done)
     assert done[-1] == found.info["token_forwards"] + len(query_of(lm, PROMPT).token_ids)  # the prompt, once
     assert all(now <= expected for now, expected in calls)
+
+
+def test_a_pair_keeps_its_place_when_its_units_are_split():
+    """Sentences 0 and 1 of two words each, and 2: the strongest part stands for its sentence; pairs of parts win."""
+    spans = [Span("", i, i + 1, (i,)) for i in range(5)]
+    whole = [Span("", i, i + 2, (i, i + 1)) for i in (0, 2)]
+    nodes = [_Node(span, torch.tensor([[score]])) for span, score in zip(spans, (1.0, 3.0, 2.0, 0.0, 1.0), strict=True)]
+    pairs = [
+        (Pair(0, (0, 1), -1.0, 0.1, "either"), *whole),
+        (Pair(0, (0, 2), 0.5, 0.1, "together"), whole[0], spans[4]),
+    ]
+    assert [(pair.units, pair.score) for pair in _placed(pairs, nodes)] == [((1, 2), -1.0), ((1, 4), 0.5)]
+    pairs.append((Pair(0, (0, 2), -2.0, 0.2, "either"), spans[0], spans[2]))
+    assert [(pair.units, pair.score) for pair in _placed(pairs, nodes)] == [((0, 2), -2.0), ((1, 4), 0.5)]

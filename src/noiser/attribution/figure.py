@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.display import Colour, check_comparable, check_targets, headings, tint
 from noiser.attribution.heatmap import HeatMap, heat_map
 from noiser.errors import DependencyError, ParameterError
+from noiser.types import Pair
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,8 @@ _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
 """How far a tint reaches above and below the baseline, and the thickest bar, in sizes of the text."""
 _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = 90.0, 60, 6.0
+_WITH_ARCS = 1.6
+"""The height of lines with arcs between them, in heights of a line."""
 _FULL = 0.98
 """How much of a line is filled to its end: hinting makes letters a little wider than planned."""
 
@@ -41,18 +44,28 @@ class _Box(NamedTuple):
     signal: bool = True
 
 
-def figure(attributions: Sequence[Attribution], target: int, width: float) -> Figure:
+class _Curve(NamedTuple):
+    """Three points of a curve in points from the upper left, its width, and whether it is dashed."""
+
+    points: list[tuple[float, float]]
+    width: float
+    dashed: bool
+
+
+def figure(attributions: Sequence[Attribution], target: int, width: float, *, pairs: bool = False) -> Figure:
     """A heat map with a colour scale for each attribution of one prompt; see `Attribution.plot`."""
     page_class = figure_class()
-    from matplotlib.patches import Rectangle
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path
 
     check_comparable(attributions)
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
-    page = _Page(72 * width - 2 * _MARGIN)
+    page = _Page(72 * width - 2 * _MARGIN, _LINE * (_WITH_ARCS if pairs else 1))
     for att, heading in zip(attributions, headings(attributions), strict=True):
-        page.add(heat_map(att, row), heading if len(attributions) > 1 else "")
+        found = [pair for pair in att.pairs if pair.target == row] if pairs else []
+        page.add(heat_map(att, row), heading if len(attributions) > 1 else "", found)
     across, down = min(72 * width, max(box.x + box.width for box in page.boxes) + 2 * _MARGIN), page.y - _LINE
     drawing = page_class(figsize=(across / 72, down / 72))
     axes = drawing.add_axes((0, 0, 1, 1), xlim=(-_MARGIN, across - _MARGIN), ylim=(down, 0))
@@ -68,6 +81,10 @@ def figure(attributions: Sequence[Attribution], target: int, width: float) -> Fi
         if box.text.strip():
             weight = "bold" if box.bold else "normal"
             axes.text(box.x, box.y, box.text, size=box.size, weight=weight, parse_math=False, usetex=False)
+    for curve in page.curves:
+        path = Path(curve.points, [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+        style = "dashed" if curve.dashed else "solid"
+        axes.add_patch(PathPatch(path, fill=False, linewidth=curve.width, linestyle=style, edgecolor="black"))
     return drawing
 
 
@@ -83,23 +100,38 @@ def figure_class() -> type[Figure]:
 class _Page:
     """Boxes laid out so far, and the place of the next one."""
 
-    def __init__(self, width: float) -> None:
-        self.width, self.x, self.y = width, 0.0, _LINE
+    def __init__(self, width: float, line: float) -> None:
+        self.width, self.line, self.x, self.y = width, line, 0.0, line
         self.boxes: list[_Box] = []
+        self.curves: list[_Curve] = []
 
-    def add(self, heat: HeatMap, heading: str) -> None:
-        """A heading, the text before the target with its colours, the target, and the colour scale."""
+    def add(self, heat: HeatMap, heading: str, pairs: Sequence[Pair]) -> None:
+        """A heading, the text before the target with its colours, the target, arcs of pairs, and the colour scale."""
+        tops: dict[int, tuple[float, float]] = {}
         if heading:
             self.write(heading, bold=True)
             self.new_line()
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
+            first = len(self.boxes)
             self.write(body, None if cell.score is None else cell.weight, signal=cell.signal)
+            for box in self.boxes[first : first + 1]:
+                tops |= dict.fromkeys(cell.columns, (box.x + box.width / 2, box.y - _ABOVE * box.size))
         self.write(" → ")
         self.write(heat.target, bold=True)
         self.write(f" rather than {heat.foil}" if heat.foil else "")
         self.new_line()
+        largest = max((abs(pair.score) for pair in pairs), default=1.0)
+        for pair in (pair for pair in pairs if tops.keys() >= {*pair.units}):
+            (x, y), (to_x, to_y) = (tops[unit] for unit in pair.units)
+            middle = ((x + to_x) / 2, min(y, to_y) - 2 * (_WITH_ARCS - 1) * _LINE)
+            self.curves.append(
+                _Curve([(x, y), middle, (to_x, to_y)], 0.5 + abs(pair.score) / largest, pair.kind == "either")
+            )
+        for line in heat.pairs if pairs else ():
+            self.write(line, size=_SMALL_SIZE)
+            self.new_line()
         if heat.largest:
             self._scale(f"-{heat.largest}" if "blue" in heat.meaning else "0", heat.largest)
             for colour, words in heat.meaning.items():
@@ -119,7 +151,7 @@ class _Page:
                     self.x += width
 
     def new_line(self) -> None:
-        self.x, self.y = 0.0, self.y + _LINE
+        self.x, self.y = 0.0, self.y + self.line
 
     def _scale(self, low: str, high: str) -> None:
         """The colours from the lowest to the highest score, as long as there is room."""

@@ -198,15 +198,16 @@ class Attribution:
         """A Markdown table of the scores for each target."""
         return markdown(self)
 
-    def plot(self, *others: Attribution, target: int = 0, width: float = 6.5) -> Figure:
+    def plot(self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False) -> Figure:
         """A figure for a paper with matplotlib: the text with its colours and a colour scale.
 
         Args:
             others: attributions of the same prompt by other methods, shown below this one, each with its own scale.
             target: index of the target; below 0 it counts from the end.
             width: in inches, at most: 6.5 for a page, 3.3 for one of two columns. The height follows from the text.
+            pairs: whether arcs join the units of pairs, dashed where either would do, and lines name them.
         """
-        return figure.figure([self, *others], target, width)
+        return figure.figure([self, *others], target, width, pairs=pairs)
 
     def _repr_html_(self) -> str:
         return html.fragment([self])

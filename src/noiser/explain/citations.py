@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +18,11 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.display import label, provenance
 from noiser.attribution.markdown import escaped_line
+from noiser.attribution.pairs import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, to_jsonable, validated
 from noiser.errors import ParameterError, StoredFileError, UnitError
 from noiser.explain.citations_html import fragment, page
-from noiser.explain.sentences import Citation, Quote, Sentence, title_length
+from noiser.explain.sentences import Citation, Quote, Sentence, SourcePair, title_length
 from noiser.files import json_text, write_text
 from noiser.numbers import number_format
 from noiser.types import Prompt, Source
@@ -81,10 +83,25 @@ class Citations:
         found: list[Sentence] = []
         for row, (target, loss) in enumerate(zip(self.attribution.targets, self.losses, strict=True)):
             log_probability = len(target.token_ids) * math.log(max(target.probability, 1e-300))
-            cited = [c for c in self._candidates(row) if c.score > 0 and c.share >= self.least_share]
-            cited = [] if loss < self.memory else sorted(cited, key=lambda citation: -citation.score)
-            found.append(Sentence(target.text, log_probability, loss, loss < self.memory, tuple(cited)))
+            memory, candidates = loss < self.memory, self._candidates(row)
+            chosen = {c.number for c in candidates if c.score > 0 and c.share >= self.least_share and not memory}
+            pairs = tuple(pair for pair in self._pairs(row) if not chosen.isdisjoint(pair.numbers))
+            chosen |= {number for pair in pairs for number in pair.numbers}
+            cited = sorted((c for c in candidates if c.number in chosen), key=lambda citation: -citation.score)
+            found.append(Sentence(target.text, log_probability, loss, memory, tuple(cited), pairs))
         return tuple(found)
+
+    def _pairs(self, row: int) -> Iterator[SourcePair]:
+        """Pairs of units of a sentence that are in two sources; of two sources the first pair, which is the largest."""
+        starts = [source.start for source in self.sources]
+        seen: set[tuple[int, int]] = set()
+        for pair in (pair for pair in self.attribution.pairs if pair.target == row):
+            units = [self.attribution.units[unit] for unit in pair.units]
+            first, second = sorted(bisect_right(starts, unit.end - 1) for unit in units)
+            inside = all(self.sources[n - 1].end > u.start for n, u in zip((first, second), units, strict=True) if n)
+            if 0 < first < second and inside and (first, second) not in seen:
+                seen.add((first, second))
+                yield SourcePair((first, second), *pair[2:])
 
     def _candidates(self, row: int) -> list[Citation]:
         """Of every source, cited or not."""
@@ -130,6 +147,11 @@ class Citations:
                 yield 1, f"[{citation.number}]{name} {score}{nats} ({citation.share:.0%})"
                 for quote in citation.quotes[:_QUOTED]:
                     yield 2, f"“{label(quote.text)}” {show(quote.score)}"
+            for pair in sentence.pairs:
+                heading, word = WORDS[pair.kind]
+                first, second = pair.numbers
+                amount = number_format([pair.score]).with_error(pair.score, pair.stderr)
+                yield 1, f"{heading}: [{first}] {word} [{second}] ({amount})"
             yield 1, sentence.numbers
         if self.answer_without is not None:
             yield 0, f"Answer without the sources: {label(self.answer_without)}"

@@ -7,6 +7,7 @@ source colours the sentences that were written from it. That is done by style ru
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Iterator
 from html import escape
@@ -76,8 +77,8 @@ def _card(citations: Citations, identifier: str) -> str:
 def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     text = visible(sentence.text)
     body = text.lstrip()
-    links = "".join(f'<a href="#{identifier}-{c.number}">[{c.number}]</a>' for c in sentence.citations)
-    mark = links or f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
+    links = re.sub(r"\[(\d+)\]", rf'<a href="#{identifier}-\1">[\1]</a>', sentence.mark)
+    mark = links if sentence.citations else f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
     space = escape(text[: len(text) - len(body)])
     return f'{space}<span class="s s{row}" title="{escape(sentence.numbers)}">{escape(body)} {mark}</span>'
 

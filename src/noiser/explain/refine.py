@@ -8,6 +8,7 @@ down to tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from noiser.engine import Query, Steps
 from noiser.methods import Method, Scores, scored
 from noiser.text import split_unit
-from noiser.types import Span, TextUnitName
+from noiser.types import Pair, Span, TextUnitName
 
 MIN_SHARE = 0.05
 """A unit that carries less of the sum of absolute scores, on average over targets, is not split by `unit="auto"`."""
@@ -50,6 +51,9 @@ class _Node(NamedTuple):
     numbers: Float[Tensor, "kinds targets"]
 
 
+_Pair = tuple[Pair, Span, Span]
+"""A pair and its two units."""
+
 _KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
 """`raw` is what the method returned; `score` makes the parts of a unit add up to it."""
 
@@ -75,7 +79,8 @@ def refine(
     """
     rule = rule or SplitRule()
     k_min: list[Tensor] = []
-    waiting = yield from _score(method, query, query.units, seed, k_min)
+    pairs: list[_Pair] = []
+    waiting = yield from _score(method, query, query.units, seed, k_min, pairs)
     whole = torch.stack([node.numbers[0] for node in waiting]).nan_to_num().abs().sum(0)
     done: list[_Node] = []
     while waiting:
@@ -87,23 +92,48 @@ def refine(
             done += [] if parts else [node]
         waiting = []
         if split:
-            scored = yield from _score(method, query, [part for _, parts in split for part in parts], seed, k_min)
+            units = [part for _, parts in split for part in parts]
+            scored = yield from _score(method, query, units, seed, k_min, pairs)
             for node, parts in split:
                 mine, scored = scored[: len(parts)], scored[len(parts) :]
                 waiting += _settled(node, mine)
     done.sort(key=lambda node: node.unit.token_indices)
-    return tuple(node.unit for node in done), _together(done, k_min)
+    return tuple(node.unit for node in done), replace(_together(done, k_min), pairs=_placed(pairs, done))
 
 
-def _score(method: Method, query: Query, units: Sequence[Span], seed: int, k_min: list[Tensor]) -> Steps[list[_Node]]:
-    """The units' columns, from one run of the method."""
+def _score(
+    method: Method, query: Query, units: Sequence[Span], seed: int, k_min: list[Tensor], pairs: list[_Pair]
+) -> Steps[list[_Node]]:
+    """The units' columns, from one run of the method; what it says of `k_min` and `pairs` is added to these."""
     found = yield from scored(method, query.with_units(units), seed)
+    pairs += [(pair, units[pair.units[0]], units[pair.units[1]]) for pair in found.pairs]
     k_min += [] if found.k_min is None else [found.k_min]
     missing = torch.full_like(found.scores, torch.nan)
     stderr, threshold = (missing if each is None else each for each in (found.stderr, found.thresholds))
     k = torch.tensor(found.info["k"], dtype=torch.float64) if "k" in found.info else missing
     columns = torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()]).unbind(-1)
     return [_Node(unit, numbers) for unit, numbers in zip(units, columns, strict=True)]
+
+
+def _placed(pairs: Sequence[_Pair], nodes: Sequence[_Node]) -> tuple[Pair, ...]:
+    """The pairs with columns of the final units: a unit that was split stands for its part with the highest score.
+
+    A pair of parts, which are run later, takes the place of the pair that they are parts of.
+    """
+    found: list[Pair] = []
+    for pair, *units in reversed(pairs):
+        some, others = (
+            [n for n, node in enumerate(nodes) if {*node.unit.token_indices} <= {*unit.token_indices}] for unit in units
+        )
+        placed = [{*known.units} for known in found if known.target == pair.target]
+        if not any(units & {*some} and units & {*others} for units in placed):
+            best = (
+                max(parts, key=lambda n: float(nodes[n].numbers[0, pair.target].nan_to_num()))
+                for parts in (some, others)
+            )
+            first, second = sorted(best)
+            found.append(pair._replace(units=(first, second)))
+    return tuple(sorted(found, key=lambda pair: (pair.target, -abs(pair.score))))
 
 
 def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from noiser.attribution.pairs import WORDS
 from noiser.types import Source
 
 
@@ -41,6 +42,22 @@ class Citation(NamedTuple):
     quotes: tuple[Quote, ...]
 
 
+class SourcePair(NamedTuple):
+    """Two sources of which either would do for a sentence, or that decide it only together.
+
+    Attributes:
+        numbers: of the sources, from 1 on.
+        score: their interaction, see `Pair`; of their parts, if they were taken apart.
+        stderr: its standard error.
+        kind: "together" or "either".
+    """
+
+    numbers: tuple[int, int]
+    score: float
+    stderr: float
+    kind: Literal["together", "either"]
+
+
 class Sentence(NamedTuple):
     """A sentence of the answer.
 
@@ -50,6 +67,7 @@ class Sentence(NamedTuple):
         loss: what its log-probability loses when all sources are removed at once, in nats.
         from_memory: whether it loses so little that the model says it without the sources.
         citations: the sources that it was written from, best first; none if it is from memory.
+        pairs: of these sources, the largest first; only some methods find them, see `Attribution.pairs`.
     """
 
     text: str
@@ -57,13 +75,26 @@ class Sentence(NamedTuple):
     loss: float
     from_memory: bool
     citations: tuple[Citation, ...]
+    pairs: tuple[SourcePair, ...] = ()
 
     @property
     def mark(self) -> str:
-        """What follows it: "[1][3]", "(from memory)", or "(no source)" where sources matter but none by itself."""
+        """What follows it: "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", or "(no source)"."""
         if self.from_memory:
             return "(from memory)"
-        return "".join(f"[{citation.number}]" for citation in self.citations) or "(no source)"
+        groups: list[tuple[str, list[int]]] = []
+        for pair in self.pairs:
+            word = WORDS[pair.kind][1]
+            new = [number for number in pair.numbers if not any(number in members for _, members in groups)]
+            beside = [members for other, members in groups if other == word and not {*members}.isdisjoint(pair.numbers)]
+            if len(new) == 2:
+                groups.append((word, new))
+            elif new and beside:
+                beside[0].extend(new)
+        grouped = {number for _, members in groups for number in members}
+        marks = [f" {word} ".join(f"[{number}]" for number in members) for word, members in groups]
+        alone = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
+        return ", ".join([*marks, *[alone] * bool(alone)]) or "(no source)"
 
     @property
     def numbers(self) -> str:
