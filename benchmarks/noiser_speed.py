@@ -77,7 +77,7 @@ def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slo
         query.logit_positions[0],
         query.target_ids[0],
         noise,
-        scale=lm.embedding_scale,
+        scale=lm.abilities.embedding_scale,
         steps=method.steps,
     )
     return Slow(time.perf_counter() - begin, *found)

@@ -18,7 +18,7 @@ def predict(lm, query, row, removed=(), baseline=None):
     with lm.running():
         rows = table(query.token_ids).clone()
         for position in removed:
-            rows[position] = 0 if baseline is None else lm.embedding_scale * baseline
+            rows[position] = 0 if baseline is None else lm.abilities.embedding_scale * baseline
         return lm.model(inputs_embeds=rows[None], use_cache=False).logits[0, row].double().softmax(-1)
 
 

@@ -73,7 +73,7 @@ def test_rows_of_an_adapted_embedding_table_keep_their_scale():
     """Gemma multiplies its embeddings by sqrt(d); the adapter adds to the rows before that."""
     model = adapted("gemma3", lora(target_modules=["embed_tokens"]))
     lm = noiser.wrap(model, tiny_tokenizer())
-    assert lm.embedding_scale == pytest.approx(32**0.5, rel=1e-6)
+    assert lm.abilities.embedding_scale == pytest.approx(32**0.5, rel=1e-6)
     merged = noiser.wrap(model.merge_and_unload(), tiny_tokenizer())
     noise = torch.randn(10, 1, 32, generator=torch.Generator().manual_seed(0))
     method = noiser.Noiser(bounding=0.05, noise=noise)

@@ -12,7 +12,6 @@ import transformers
 import noiser
 from engine_for_tests import clean, distributions, query_of
 from noiser.engine import Path, Relevance, ask, replace
-from noiser.engine.baselines import baseline_row
 from noiser.engine.rules import Rules, derivative
 from noiser.methods.attn_lrp import raw_logit
 from noiser.methods.deeplift import DeepLift, rescale
@@ -37,7 +36,7 @@ def test_equals_a_gated_network_worked_out_by_hand(score, baseline, foil):
     rows = query_of(lm, PROMPT).context.rows.double().numpy()
     free = [i for unit in att.units for i in unit.token_indices]
     other = rows.copy()
-    other[free] = baseline_row(lm, baseline).double().numpy()
+    other[free] = lm.baseline_row(baseline).double().numpy()
     x, b = GatedByHand(lm.model), GatedByHand(lm.model)
     p, q = softmax(x.forward(rows)), softmax(b.forward(other))
 

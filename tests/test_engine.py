@@ -26,13 +26,13 @@ from noiser.engine import (
     prepare,
     remover,
     replace,
-    run_all,
     run_one,
     score_of,
     set_rows,
 )
 from noiser.engine import engine as engine_module
 from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError, UnsupportedModelError
+from noiser.explain.attribute import run_many
 from noiser.model import packing, wrap
 from noiser.question import Question
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
@@ -52,7 +52,7 @@ def block(request, monkeypatch):
 def another(lm, batch_tokens=None, packs=True):
     """The same model, whose passes hold so many tokens, or one sequence length each."""
     other = wrap(lm.model, lm.tokenizer, batch_tokens=batch_tokens)
-    other.abilities.packs = packs and lm.packs
+    other.abilities.packs = packs and lm.abilities.packs
     return other
 
 
@@ -83,7 +83,7 @@ def some_changes(query, targets=3):
 def one_by_one(lm, query, changes):
     """The obvious way: every sample alone, from the first token, by the model alone."""
     with lm.running():
-        table = lm.model.get_input_embeddings()(query.token_ids) / lm.embedding_scale
+        table = lm.model.get_input_embeddings()(query.token_ids) / lm.abilities.embedding_scale
         return [slowly(lm, query, table, change) for change in changes]
 
 
@@ -91,7 +91,7 @@ def slowly(lm, query, table, change):
     rows = [
         query.logit_positions[g] for g in (range(len(query.target_ids)) if change.targets is None else change.targets)
     ]
-    if change.deletes:
+    if not (change.rows or change.hidden):
         kept = [[i for i in range(row + 1) if i not in change.positions] for row in rows]
         return torch.stack([lm.model(input_ids=query.token_ids[ids][None]).logits[0, -1].softmax(-1) for ids in kept])[
             None
@@ -100,7 +100,7 @@ def slowly(lm, query, table, change):
     for changed in change.rows(table[list(change.positions)]):
         inputs = table.clone()
         inputs[list(change.positions)] = changed
-        logits = lm.model(inputs_embeds=inputs[None] * lm.embedding_scale, use_cache=False).logits[0]
+        logits = lm.model(inputs_embeds=inputs[None] * lm.abilities.embedding_scale, use_cache=False).logits[0]
         samples.append(logits[rows].softmax(-1))
     return torch.stack(samples)
 
@@ -127,7 +127,7 @@ def test_equals_whole_sequences_in_every_family(family):
 
 
 def test_packs_wherever_attention_goes_through_the_registry():
-    assert {family for family in FAMILIES if not tiny(family).packs} == {"falcon", "mamba"}
+    assert {family for family in FAMILIES if not tiny(family).abilities.packs} == {"falcon", "mamba"}
 
 
 @some_families
@@ -157,15 +157,15 @@ def test_prompts_that_run_side_by_side_have_the_numbers_of_each_alone(family):
         changes = some_changes(query, targets=len(query.target_ids))
         return (yield Ask(query, changes, read))
 
-    together = run_all(lm, [steps(*pair) for pair in zip(prompts, reads, strict=True)])
+    together = run_many(lm, [steps(*pair) for pair in zip(prompts, reads, strict=True)])
     for found, prompt, read in zip(together, prompts, reads, strict=True):
         assert_all_close(found, run_one(tiny(family), steps(prompt, read)), atol=2e-5)
 
 
 def test_half_precision_stays_close_to_float32():
     exact, half = tiny("llama"), wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
-    assert half.packs
-    assert wrap(tiny_model("gemma3").bfloat16(), tiny_tokenizer()).packs
+    assert half.abilities.packs
+    assert wrap(tiny_model("gemma3").bfloat16(), tiny_tokenizer()).abilities.packs
     queries = [query_of(lm, PROMPT, target=7) for lm in (exact, half)]
     expected, found = (
         distributions(lm, q, some_changes(q, targets=1)) for lm, q in zip((exact, half), queries, strict=True)
@@ -188,7 +188,7 @@ def test_only_what_follows_a_change_is_run():
 def test_how_often_methods_run_the_model(method, passes):
     """Besides the prompt."""
     lm, calls = tiny("llama"), []
-    assert lm.packs
+    assert lm.abilities.packs
     handle = lm.model.register_forward_pre_hook(lambda *_: calls.append(1))
     att = attribute(lm, PROMPT, method=method, target=5)
     handle.remove()
@@ -268,7 +268,7 @@ def test_every_removal_is_the_change_of_its_name():
     assert not rows("zero", (2, 4)).any()
     torch.testing.assert_close(rows("mean", (2, 4)), table[: len(lm.tokenizer)].mean(0).expand(1, 2, -1))
     assert remover(query, "delete")((4, 2), None).positions == (2, 4)
-    assert remover(query, "delete")((4, 2), None).deletes
+    assert remover(query, "delete")((4, 2), None).rows is None
     assert remover(query, "hidden")((4, 2), (0,)).hidden
     vectors = torch.randn(4, len(query.token_ids), DIM, generator=torch.Generator().manual_seed(3))
     noisy = embeddings + 2 * embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", DIM) * vectors
@@ -465,7 +465,7 @@ def test_an_error_ends_one_generator_and_the_others_go_on():
     assert_all_close(outcomes[4], expected)
     assert sorted(closed) == [0, 0, 1, 2, 3, 4]
     with pytest.raises(ZeroDivisionError):
-        run_all(lm, [steps(0), steps(3)])
+        run_many(lm, [steps(0), steps(3)])
 
 
 def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypatch):
@@ -530,7 +530,7 @@ def test_generators_open_at_once_are_limited_and_results_come_in_order(monkeypat
         done.append(number)
         return float(found[0])
 
-    assert run_all(lm, (steps(number) for number in range(5))) == [run_one(lm, steps_of(query, n)) for n in range(5)]
+    assert run_many(lm, [steps(number) for number in range(5)]) == [run_one(lm, steps_of(query, n)) for n in range(5)]
 
 
 def steps_of(query, number):

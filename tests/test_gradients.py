@@ -45,7 +45,7 @@ class Plain:
     def __init__(self, lm, *, score="prob", foil=None):
         with torch.random.fork_rng():
             self.model = copy.deepcopy(lm.model).double().eval()
-        self.scale, self.score, self.foil = lm.embedding_scale, score, foil
+        self.scale, self.score, self.foil = lm.abilities.embedding_scale, score, foil
 
     def rows(self, ids):
         return self.model.get_input_embeddings()(ids).detach() / self.scale

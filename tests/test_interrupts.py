@@ -68,7 +68,7 @@ def interrupted(call, number):
 
 def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     lm = careless()
-    assert lm.packs
+    assert lm.abilities.packs
     before = state_of(lm.model)
 
     def call():

@@ -42,10 +42,10 @@ SIZES = [
 def test_embedding_scale_is_what_the_module_puts_on_its_table(family):
     lm = tiny(family)
     expected = math.sqrt(32) if family.startswith("gemma") else 1.0
-    assert lm.embedding_scale == pytest.approx(expected, rel=1e-6)
+    assert lm.abilities.embedding_scale == pytest.approx(expected, rel=1e-6)
     ids = torch.arange(20)
     table = lm.model.get_input_embeddings().weight
-    torch.testing.assert_close(lm.embed(ids), table[ids] * lm.embedding_scale)
+    torch.testing.assert_close(lm.embed(ids), table[ids] * lm.abilities.embedding_scale)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -136,7 +136,7 @@ def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
             torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
     lm = wrap(model, tiny_tokenizer())
     long = " and ".join([PROMPT] * 4)
-    assert not lm.packs
+    assert not lm.abilities.packs
     for method in ("occlusion", noiser.Noiser(samples=3)):
         together = noiser.attribute(lm, [PROMPT, long], method=method)
         for prompt, found in zip([PROMPT, long], together, strict=True):
@@ -195,7 +195,7 @@ def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
 
         handle = lm.model.register_forward_pre_hook(stop)
         try:
-            assert lm.packs
+            assert lm.abilities.packs
             break
         except error:
             continue
@@ -212,7 +212,7 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     expected = noiser.attribute(lm, PROMPT, method="occlusion").scores
     other = wrap(lm.model, tiny_tokenizer())
     failing_when_packed(other, error("no positions of this kind"), monkeypatch)
-    assert not other.packs
+    assert not other.abilities.packs
     torch.testing.assert_close(
         noiser.attribute(other, PROMPT, method="occlusion").scores, expected, atol=1e-6, rtol=1e-4
     )
@@ -311,7 +311,7 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(d
         layer.mlp.down_proj.register_forward_pre_hook(coarse)
     lm = wrap(model, tiny_tokenizer())
     with pytest.warns(UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"):
-        assert not lm.packs
+        assert not lm.abilities.packs
     att = noiser.attribute(lm, PROMPT, method="occlusion")
     slopes = noiser.attribute(lm, PROMPT, method=noiser.IntegratedGradients(n_steps=4))
     ids = torch.tensor([tiny_tokenizer()(PROMPT)["input_ids"]])

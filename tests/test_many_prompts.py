@@ -66,7 +66,7 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("family", ["gemma3", "falcon", *(pytest.param(f, marks=pytest.mark.slow) for f in SOME)])
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
-    assert lm.packs is (family != "falcon")
+    assert lm.abilities.packs is (family != "falcon")
     options = {"method": METHODS[method], "max_new_tokens": 2}
     assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
 
@@ -77,7 +77,7 @@ def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, pa
     expected = one_by_one(tiny("gemma3"), PROMPTS, **options)
     monkeypatch.setattr("noiser.engine.engine.AT_ONCE", most)
     lm = noiser.wrap(tiny("gemma3").model, tiny("gemma3").tokenizer, batch_tokens=batch_tokens)
-    assert lm.packs
+    assert lm.abilities.packs
     passes.clear()
     found = noiser.attribute(lm, tuple(PROMPTS), **options)
     for one, other in zip(found, expected, strict=True):

@@ -24,7 +24,7 @@ from metrics_for_tests import (
     valid_units,
     with_scores,
 )
-from noiser.engine import run_all
+from noiser.explain.attribute import run_many
 from noiser.metrics import METRICS, Case, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
 from noiser.metrics.case import reference_scores
 from noiser.metrics.erasure import SHARES
@@ -398,7 +398,7 @@ def test_many_prompts_side_by_side_and_small_passes_change_nothing(family):
         return found
 
     state = torch.get_rng_state()
-    together = run_all(lm, [every(lm, att) for _, att in pairs])
+    together = run_many(lm, [every(lm, att) for _, att in pairs])
     assert torch.equal(torch.get_rng_state(), state)
     for (_, att), found in zip(pairs, together, strict=True):
         assert found == pytest.approx(run(small, every(small, att)), abs=1e-4, nan_ok=True)

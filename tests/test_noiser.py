@@ -37,7 +37,7 @@ def expected(lm, att, *, steps, samples, row=0, last_probe=False, foil=None):
             query.prompt_tokens - 1 + row,
             att.targets[row].token_id,
             embedding_noise(lm, samples, max(map(len, units))),
-            scale=lm.embedding_scale,
+            scale=lm.abilities.embedding_scale,
             steps=steps,
             last_probe=last_probe,
             foil=foil,
@@ -169,7 +169,9 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
         for i, unit in enumerate(att.units):
             (position,) = unit.token_indices
             k = 1.5 * table[query.token_ids[position]].norm() / expected_norm("l2", 32)
-            p = reference.mean_distribution(lm.model, query.token_ids, (position,), noise, k, lm.embedding_scale, row)
+            p = reference.mean_distribution(
+                lm.model, query.token_ids, (position,), noise, k, lm.abilities.embedding_scale, row
+            )
             distance = math.sqrt(1 - float((clean * p).sqrt().sum().clamp(max=1)))
             assert float(att.scores[0, i]) == pytest.approx(distance, abs=1e-4)
 

@@ -38,7 +38,7 @@ def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
                 query.logit_positions[row],
                 query.target_ids[row],
                 noise,
-                scale=lm.embedding_scale,
+                scale=lm.abilities.embedding_scale,
                 steps=steps,
                 last_probe=profile == "authors",
             )

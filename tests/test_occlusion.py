@@ -10,7 +10,6 @@ import torch
 
 import noiser
 from methods_for_tests import asked, predict
-from noiser.engine.baselines import baseline_row
 from noiser.errors import ParameterError
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -88,14 +87,14 @@ def test_baselines_are_rows_of_the_table(family):
         "mean": table[: len(lm.tokenizer)].mean(0),
     }
     for name, row in expected.items():
-        torch.testing.assert_close(baseline_row(lm, name), row, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(lm.baseline_row(name), row, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["pad", "unk", "mean"])
 def test_occlusion_puts_the_baseline_where_the_unit_was(name):
     lm = with_special_tokens("gemma3", pad_token="</s>", unk_token="a")
     att = noiser.attribute(lm, PROMPT, method=noiser.Occlusion(baseline=name))
-    assert_whole_sequences_say_so(lm, att, baseline=baseline_row(lm, name))
+    assert_whole_sequences_say_so(lm, att, baseline=lm.baseline_row(name))
 
 
 def test_the_mean_leaves_out_rows_that_belong_to_no_token():
@@ -103,7 +102,7 @@ def test_the_mean_leaves_out_rows_that_belong_to_no_token():
     model.resize_token_embeddings(400, mean_resizing=False)
     with torch.no_grad():
         model.get_input_embeddings().weight[len(tiny_tokenizer()) :] = 1e6
-    assert baseline_row(noiser.wrap(model, tiny_tokenizer()), "mean").abs().max() < 1
+    assert noiser.wrap(model, tiny_tokenizer()).baseline_row("mean").abs().max() < 1
 
 
 def test_a_baseline_that_the_tokenizer_lacks():
@@ -114,7 +113,7 @@ def test_a_baseline_that_the_tokenizer_lacks():
     beyond.tokenizer.add_tokens([f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"])
     beyond.tokenizer.unk_token = "<late>"
     with pytest.raises(ParameterError, match=r"unk_token, whose id 4\d\d the embedding table does not have"):
-        baseline_row(beyond, "unk")
+        beyond.baseline_row("unk")
 
 
 # ---- random -----------------------------------------------------------------------------------------------------

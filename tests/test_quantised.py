@@ -38,8 +38,8 @@ def by_torchao(family, name, **options):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_int8_weights_give_nearly_the_scores_of_float(family):
     lm, plain = by_torchao(family, "Int8WeightOnlyConfig")
-    assert lm.embedding_scale == pytest.approx(plain.embedding_scale)
-    assert lm.packs == plain.packs
+    assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale)
+    assert lm.abilities.packs == plain.abilities.packs
     assert lm.identity.dtype == "float32, Int8Tensor"
     for method in [*WITHOUT_GRADIENTS, *WITH_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3)]:
         found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
@@ -66,7 +66,7 @@ def test_noise_on_a_quantised_table_is_on_the_rows_that_it_stands_for():
         "gemma3", "IntxWeightOnlyConfig", filter_fn=lambda module, _: isinstance(module, nn.Embedding)
     )
     assert type(lm.model.get_input_embeddings().weight).__name__ != "Parameter"
-    assert lm.embedding_scale == pytest.approx(plain.embedding_scale, rel=1e-3)
+    assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale, rel=1e-3)
     assert (lm.embedding_dim, lm.vocabulary_size) == (plain.embedding_dim, plain.vocabulary_size)
     method = noiser.Noiser(bounding="relative", samples=3)
     found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
@@ -127,7 +127,7 @@ def packed():
 def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, method):
     lm, _ = packed
     assert {weight.dtype for weight in lm.model.parameters()} == {torch.float32, torch.uint8}
-    assert lm.packs
+    assert lm.abilities.packs
     assert lm.dtype == torch.float32
     found, expected = (noiser.attribute(each, PROMPT, method=method) for each in packed)
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-3)

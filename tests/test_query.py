@@ -135,7 +135,7 @@ class Says:
         tokenizer = self.lm.tokenizer
         self.length = len(tokenizer(prompt)["input_ids"])
         self.ids = [i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-        assert self.lm.packs
+        assert self.lm.abilities.packs
         self.lm.model.register_forward_hook(self.say)
 
     def say(self, model, args, out):

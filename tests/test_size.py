@@ -13,24 +13,24 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_140,
+    "": 1_143,
     "attribution": 1_873,
     "bench": 1_615,
     "cli": 958,
     "data": 902,
-    "engine": 1_881,
+    "engine": 1_827,
     "evaluation": 670,
-    "explain": 1_820,
+    "explain": 1_809,
     "integrations": 747,
     "judges": 754,
     "methods": 2_109,
-    "metrics": 1_833,
-    "model": 2_152,
+    "metrics": 1_830,
+    "model": 2_142,
     "report": 1_087,
     "server": 1_276,
     "text": 1_102,
 }
-ALL, FILES = 21_919, 174
+ALL, FILES = 21_844, 173
 AROUND = {"tests": 19_438, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words

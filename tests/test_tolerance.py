@@ -34,7 +34,7 @@ def by_hand(family: str, att, unit_index: int, k: float):
     for vectors in noise:
         embeddings = lm.model.get_input_embeddings()(torch.tensor(ids)).detach().clone()
         for vector, position in zip(vectors, att.units[unit_index].token_indices, strict=False):
-            embeddings[position] += k * lm.embedding_scale * vector
+            embeddings[position] += k * lm.abilities.embedding_scale * vector
         found.append(lm.model(inputs_embeds=embeddings[None]).logits[0].softmax(-1))
     first = len(ids) - len(att.targets) - 1
     return torch.stack(found)[:, first : first + len(att.targets)].detach()

@@ -64,7 +64,7 @@ def test_measures_the_factor_of_the_embeddings(family, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
     folder = save_tiny(family, tmp_path / family)
     served, local = noiser.load_model(f"vllm:{folder}", device="cpu"), noiser.load_model(folder, device="cpu")
-    assert served.embedding_scale == pytest.approx(local.embedding_scale, rel=1e-6)
+    assert served.abilities.embedding_scale == pytest.approx(local.abilities.embedding_scale, rel=1e-6)
     torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
 
 

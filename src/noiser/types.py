@@ -31,6 +31,9 @@ SpanUnit = Literal["spans"]
 CitedUnit = Literal["auto", "source", "sentence"]
 """What is cited: sources, sentences of them, or sources first and then sentences of those that matter."""
 
+Baseline = Literal["zero", "pad", "unk", "mean"]
+"""A row that stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
+
 RemovalName = Literal["zero", "pad", "unk", "mean", "noise", "delete", "hidden"]
 """How units are removed: their rows become zeros, the padding or unknown token's row, or the mean row, or get noise;
 they are taken out of the text; or later tokens do not attend to them."""

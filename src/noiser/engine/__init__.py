@@ -1,8 +1,7 @@
 """Requests in, answers out: methods and metrics yield requests, and an engine runs the model."""
 
-from noiser.engine.baselines import BASELINES as BASELINES
-from noiser.engine.baselines import Baseline as Baseline
 from noiser.engine.changes import ABSENCES as ABSENCES
+from noiser.engine.changes import BASELINES as BASELINES
 from noiser.engine.changes import REMOVALS as REMOVALS
 from noiser.engine.changes import Absence as Absence
 from noiser.engine.changes import Change as Change
@@ -17,7 +16,6 @@ from noiser.engine.changes import set_rows as set_rows
 from noiser.engine.engine import Ask as Ask
 from noiser.engine.engine import Engine as Engine
 from noiser.engine.engine import ask as ask
-from noiser.engine.engine import run_all as run_all
 from noiser.engine.engine import run_one as run_one
 from noiser.engine.game import Game as Game
 from noiser.engine.game import StoredGame as StoredGame
@@ -43,3 +41,4 @@ from noiser.engine.scores import ScoreName as ScoreName
 from noiser.engine.scores import effect_of as effect_of
 from noiser.engine.scores import leads as leads
 from noiser.engine.scores import score_of as score_of
+from noiser.types import Baseline as Baseline

@@ -75,7 +75,7 @@ def backward(
         if is_out_of_memory(error):
             raise
         raise _no_backward(lm, f"a layer's backward pass failed ({type(error).__name__}: {error})") from error
-    found = found.float() * size.to(found.device) * lm.embedding_scale
+    found = found.float() * size.to(found.device) * lm.abilities.embedding_scale
     if not torch.isfinite(found).all():
         raise NumericalError(
             f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); expected finite numbers. "

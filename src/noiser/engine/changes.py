@@ -13,8 +13,9 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine.query import Query
-from noiser.types import RemovalName
+from noiser.types import Baseline, RemovalName
 
+BASELINES: tuple[str, ...] = get_args(Baseline)
 REMOVALS: tuple[str, ...] = get_args(RemovalName)
 
 Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]  # a removal without noise
@@ -47,11 +48,6 @@ class Change:
     samples: int = 1
     hidden: bool = False
     targets: Sequence[int] | None = None
-
-    @property
-    def deletes(self) -> bool:
-        """Whether the tokens are taken out."""
-        return self.rows is None and not self.hidden
 
 
 def replace(positions: Iterable[int], row: Float[Tensor, " dim"], targets: Sequence[int] | None = None) -> Change:

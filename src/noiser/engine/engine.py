@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from noiser.engine.changes import Change
 from noiser.engine.inside import answer_inside
-from noiser.engine.query import Prefill, Query, Request, Spent, Steps
+from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context
-from noiser.model.runtime import on_the_cpu
+from noiser.model.runtime import own_defaults
 from noiser.types import Progress
 
 T = TypeVar("T")
@@ -45,14 +45,18 @@ class Ask(Request):
 
 @dataclass(eq=False)
 class _Work(Generic[T]):
-    """A generator, and the answer to its request as far as it has come."""
+    """A generator with those it waits for, the innermost last, and the answer to its request as far as it has come."""
 
     number: int
-    steps: Steps[T]
-    request: Request | None = None
+    steps: list[Steps[Any]]
+    request: Any = None
     found: list[Tensor] = field(default_factory=list[Tensor])
     left: int = 0
     error: Exception | None = None
+
+    def close(self) -> None:
+        for steps in reversed(self.steps):
+            steps.close()
 
 
 @dataclass(eq=False)
@@ -65,7 +69,6 @@ class _Item:
     stop: int
     wanted: Sequence[int]
     tokens: Sequence[tuple[int, ...]]
-    query: Query | None = None
     change: Change | None = None
     targets: Sequence[int] = ()
     index: int = 0
@@ -96,7 +99,8 @@ class Engine:
         coming, working = enumerate(works), dict[int, _Work[T]]()
         try:
             while True:
-                ready = [_Work(*one) for one in islice(coming, AT_ONCE - len(working))]
+                new = islice(coming, AT_ONCE - len(working))
+                ready = [_Work[T](number, [steps]) for number, steps in new]
                 working |= {work.number: work for work in ready}
                 if not working:
                     return
@@ -110,7 +114,7 @@ class Engine:
                         yield work.number, outcome[0]
         finally:
             for work in working.values():
-                work.steps.close()
+                work.close()
 
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
         """Sends a generator its answer; its result or error if it ends, else its next sequences are in the queue."""
@@ -119,59 +123,25 @@ class Engine:
             while True:
                 if work.error:
                     raise work.error
-                work.request = request = work.steps.send(answer if work.request else None)
-                if not isinstance(request, Ask | Prefill):  # the model answers at once
-                    spent: Spent = request.query.spent  # pyright: ignore
-                    before = spent.token_forwards
+                work.request = request = _next_request(work.steps, answer if work.request else None)
+                if isinstance(request, Ask | Prefill):
+                    items = _items(self.lm, work)
+                    count = len(request.changes) if isinstance(request, Ask) else 1
+                    answer = work.found = [torch.zeros(0, 1, dtype=torch.float64)] * count  # where no target is read
+                    work.left = len(items)
+                    if items:
+                        self._queue.extend(sorted(items, key=lambda item: -item.start))
+                        return None
+                else:  # the model answers at once
+                    before = request.query.spent.token_forwards
                     answer, work.found = answer_inside(self.lm, request), []
-                    self._report(spent.token_forwards - before)
-                    continue
-                items = self._items(work, request)
-                count = 1 if isinstance(request, Prefill) else len(request.changes)
-                answer = work.found = [torch.zeros(0, 1, dtype=torch.float64)] * count  # where no target is read
-                work.left = len(items)
-                if items:
-                    self._queue.extend(sorted(items, key=lambda item: -item.start))
-                    return None
+                    self._report(request.query.spent.token_forwards - before)
         except StopIteration as stop:
             return (stop.value,)
         except Exception as error:  # of one generator: the others go on
-            work.steps.close()
+            work.close()
             query = getattr(work.request, "query", None)
             return (_too_large(self.lm, len(query.token_ids)) if query and is_out_of_memory(error) else error,)
-
-    def _items(self, work: _Work[T], request: Ask | Prefill) -> list[_Item]:
-        if isinstance(request, Prefill):
-            context, start = request.context, request.context.done if self.lm.packs else 0
-            return [_Item(work, context, start, len(context.inputs), request.positions, request.tokens)]
-        query, items = request.query, list[_Item]()
-        for index, change in enumerate(request.changes):
-            targets = range(len(query.target_spans)) if change.targets is None else change.targets
-            if targets:
-                tokens = [ids for target in targets for ids in query.exact[target]]
-                start, stop, wanted = self._extent(query, change, targets)
-                place, last = (query.context, start, stop, wanted), change.samples
-                items.append(_Item(work, *place, tokens, query, change, targets, index, last=last))
-        return items
-
-    def _extent(self, query: Query, change: Change, targets: Sequence[int]) -> tuple[int, int, list[int]]:
-        """The first position of a changed sequence that must run, the one after the last, and those that are read."""
-        if (change.rows and not self.lm.takes_embeddings) or (change.hidden and not self.lm.packs):
-            raise UnsupportedModelError(
-                f"Tokens can be taken out of {self.lm.identity.name} ({type(self.lm.model).__name__}), but not "
-                f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
-                "noiser.Occlusion(baseline='delete')."
-            )
-        positions, wanted = change.positions, [row for target in targets for row in query.target_rows[target]]
-        if change.deletes:  # a token that is taken out is read where the last before it stands
-            wanted = [row - bisect_right(positions, row) for row in wanted]
-        if -1 in wanted:
-            raise ParameterError(
-                f"Deleting {len(positions)} tokens leaves none before a target to predict it from. Remove units in "
-                "another way, such as 'zero', or give the prompt as chat messages, whose template stays."
-            )
-        first = max(positions[0] + 1, query.sources_stop) if change.hidden else positions[0]
-        return (min(first, *wanted) if self.lm.packs else 0), max(wanted) + 1, wanted
 
     # ---- one pass ---------------------------------------------------------------------------------------------------
 
@@ -202,8 +172,9 @@ class Engine:
             for work in works:
                 work.error = error
             return works
-        for spent in {item.query.spent for item in items if item.query}:
-            spent.add(sum(item.size for item in items if item.query and item.query.spent is spent))
+        changed = [item for item in items if item.change]
+        for spent in {item.work.request.query.spent for item in changed}:
+            spent.add(sum(item.size for item in changed if item.work.request.query.spent is spent))
         self._report(sum(item.size for item in items))
         return [item.work for item, part in zip(items, logits, strict=True) if self._take(item, part)]
 
@@ -228,8 +199,8 @@ class Engine:
 
     def _take(self, item: _Item, logits: Tensor) -> bool:
         """Stores what was run; whether the generator has all of its answer."""
-        work, query, change, request = item.work, item.query, item.change, item.work.request
-        if not (query and change and isinstance(request, Ask)):
+        work, change, request = item.work, item.change, item.work.request
+        if not change:
             work.found[0] = logits[0].to(torch.float32, copy=True)  # a copy: the other prompts' logits are let go
             return True
         item.parts.append(logits)
@@ -238,9 +209,10 @@ class Engine:
         logits = logits if len(item.parts) == 1 else torch.cat(item.parts)
         item.parts.clear()
         try:
-            check_finite(logits.amax(-1, keepdim=True), self.lm.dtype)
-            of_targets = zip(logits.split([len(query.ids[g]) for g in item.targets], 1), item.targets, strict=True)
-            values = [request.read(part, query.clean_of[g], query.ids[g]) for part, g in of_targets]
+            check_finite(self.lm, logits.amax(-1, keepdim=True))
+            ids, clean = request.query.ids, request.query.clean_of
+            of_targets = zip(logits.split([len(ids[g]) for g in item.targets], 1), item.targets, strict=True)
+            values = [request.read(part, clean[g], ids[g]) for part, g in of_targets]
             work.found[item.index] = torch.stack(values).double().cpu()
         except Exception as error:  # of the reading: it ends this generator
             work.error = error
@@ -251,6 +223,60 @@ class Engine:
         self._done += tokens
         if self.progress:
             self.progress(self._done, self._done + sum(item.size for item in self._queue))
+
+
+def _next_request(steps: list[Steps[Any]], answer: Any) -> Any:
+    """Sends the innermost generator an answer; the next request. Raises StopIteration with the outermost's result."""
+    raised: Exception | None = None
+    while True:
+        try:
+            request = steps[-1].throw(raised) if raised else steps[-1].send(answer)
+        except Exception as error:
+            steps.pop()
+            if not steps:
+                raise
+            answer, raised = (error.value, None) if isinstance(error, StopIteration) else (None, error)
+        else:
+            if not isinstance(request, Generator):
+                return request
+            steps.append(request)
+            answer = raised = None
+
+
+def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
+    """The sequences that answer a generator's request."""
+    if isinstance(work.request, Prefill):
+        (context, wanted, tokens), start = (
+            vars(work.request).values(),
+            work.request.context.done if lm.abilities.packs else 0,
+        )
+        return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
+    query, items = work.request.query, list[_Item]()
+    for index, change in enumerate(work.request.changes):
+        targets = range(len(query.target_spans)) if change.targets is None else change.targets
+        if not targets:
+            continue
+        if (change.rows and not lm.takes_embeddings) or (change.hidden and not lm.abilities.packs):
+            raise UnsupportedModelError(
+                f"Tokens can be taken out of {lm.identity.name} ({type(lm.model).__name__}), but not "
+                f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
+                "noiser.Occlusion(baseline='delete')."
+            )
+        positions, wanted = change.positions, [row for target in targets for row in query.target_rows[target]]
+        first = positions[0]
+        if change.hidden:
+            first = max(first + 1, query.sources_stop)
+        elif not change.rows:  # a token that is taken out is read where the last before it stands
+            wanted = [row - bisect_right(positions, row) for row in wanted]
+        if -1 in wanted:
+            raise ParameterError(
+                f"Deleting {len(positions)} tokens leaves none before a target to predict it from. Remove units in "
+                "another way, such as 'zero', or give the prompt as chat messages, whose template stays."
+            )
+        place = query.context, min(first, *wanted) if lm.abilities.packs else 0, max(wanted) + 1, wanted
+        tokens = [ids for target in targets for ids in query.exact[target]]
+        items.append(_Item(work, *place, tokens, change, targets, index, last=change.samples))
+    return items
 
 
 def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
@@ -265,8 +291,8 @@ def _branch(lm: LanguageModel, item: _Item) -> Branch:
     context, change, start, stop = item.context, item.change, item.start, item.stop
     if change is None:
         inputs = context.inputs[start:stop][None]
-        return Branch(context, start, inputs, item.wanted, record=lm.packs, tokens=item.tokens)
-    if change.deletes:
+        return Branch(context, start, inputs, item.wanted, record=lm.abilities.packs, tokens=item.tokens)
+    if not (change.rows or change.hidden):
         gone = set(change.positions)
         kept = list(islice((i for i in range(start, len(context.inputs)) if i not in gone), stop - start))
         return Branch(context, start, context.inputs[kept][None], item.wanted, tokens=item.tokens)
@@ -279,32 +305,13 @@ def _branch(lm: LanguageModel, item: _Item) -> Branch:
     return Branch(context, start, inputs, item.wanted, change.positions if change.hidden else (), tokens=item.tokens)
 
 
-@contextmanager
-def own_defaults() -> Generator[None]:
-    """Within it new tensors are float32 on the CPU and no inference tensors, whatever the caller has set."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with on_the_cpu(), torch.inference_mode(False):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-def run_all(lm: LanguageModel, works: Iterable[Steps[T]], progress: Progress | None = None) -> list[T]:
-    """What generators return, in their order. Raises the first error that one of them ends with."""
-    results = dict[int, T]()
-    with closing(Engine(lm, progress).run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
-        for number, outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-            results[number] = outcome
-    return [results[number] for number in sorted(results)]
-
-
 def run_one(lm: LanguageModel, steps: Steps[T], progress: Progress | None = None) -> T:
-    """What one generator returns."""
-    return run_all(lm, [steps], progress)[0]
+    """What one generator returns. Raises the error that it ends with."""
+    with closing(Engine(lm, progress).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
+        ((_, outcome),) = outcomes
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def ask(lm: LanguageModel, request: Request) -> Any:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.engine.changes import Remove
+from noiser.engine.changes import Change, Remove
 from noiser.engine.engine import Ask
 from noiser.engine.query import Query, Steps
 from noiser.engine.scores import Read, ScoreName
@@ -95,7 +95,9 @@ class Game(StoredGame):
                 for end in set(ends):
                     shared.setdefault((end, run[: bisect_right(run, end)]), run)
             runs[run][g] = key
-        changes = [self._remove(positions, sorted(targets)) for positions, targets in runs.items()]
+        changes: list[Change] = []
+        for positions, targets in runs.items():
+            changes.append(self._remove(positions, sorted(targets)))
         found: list[Tensor] = yield Ask(self.query, changes, self._read)
         for targets, values in zip(runs.values(), found, strict=True):
             for g, value in zip(sorted(targets), values.mean(1).tolist(), strict=True):

@@ -92,7 +92,7 @@ def _slopes(
         embeddings = query.context.inputs[start:stop].repeat(len(inputs), 1, 1)
         for sequence, (_, one) in zip(embeddings, inputs, strict=True):
             inside = [i - start for i in one.positions if i < stop]
-            sequence[inside] = (one.rows()[: len(inside)] * lm.embedding_scale).to(sequence)
+            sequence[inside] = (one.rows()[: len(inside)] * lm.abilities.embedding_scale).to(sequence)
         options = query.context.continued(start, len(inputs)) if start else {}
         heads = target_logits(lm, query, embeddings.requires_grad_(), targets, start, **options)
         for target, logits in zip(targets, heads, strict=True):
@@ -117,7 +117,7 @@ def target_logits(
     spans = [query.target_spans[target] for target in targets]
     positions = [query.logit_positions[token] - start for span in spans for token in span]
     logits = lm.output(embeddings, positions=positions, **options).logits.float()
-    check_finite(logits.detach().softmax(-1), lm.dtype)
+    check_finite(lm, logits.detach().softmax(-1))
     return list(logits.split([len(span) for span in spans], 1))
 
 

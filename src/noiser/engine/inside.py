@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.backward import backward, differentiable
-from noiser.engine.baselines import Baseline
 from noiser.engine.gradients import Input, differentiate, score_at, target_logits
 from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
@@ -20,6 +19,7 @@ from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps
 from noiser.model.language_model import LanguageModel
+from noiser.types import Baseline
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def relevance(lm: LanguageModel, request: Relevance) -> tuple[Tensor, Tensor]:
             if path is not None:
                 reference, at = embeddings.clone(), list(path.positions)
                 start = query.baseline(path.baseline)
-                reference[:, at] = (start * lm.embedding_scale).to(reference)
+                reference[:, at] = (start * lm.abilities.embedding_scale).to(reference)
                 moved[at] -= start
                 moved[[i for i in range(len(moved)) if i not in set(at)]] = 0
                 with torch.no_grad():

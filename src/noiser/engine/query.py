@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from noiser.engine.baselines import baseline_row
 from noiser.engine.scores import SCORES, Read, ScoreName, score_of
 from noiser.errors import NoiserError, PromptError, TargetError
 from noiser.model.language_model import LanguageModel, check_finite
@@ -29,7 +27,7 @@ from noiser.text import (
     make_units,
     token_texts,
 )
-from noiser.types import ModelIdentity, Prompt, Source, Span
+from noiser.types import ModelIdentity, Prompt, Source, Span, Target
 
 T = TypeVar("T")
 
@@ -38,8 +36,11 @@ class Request:
     """Something that an engine answers."""
 
 
-Steps = Generator[Request, Any, T]
-"""A question, method or metric at work: yields requests, is sent their answers, returns its result."""
+Steps = Generator["Request | Generator[Any, Any, Any]", Any, T]
+"""A question, method or metric at work: yields requests, is sent their answers, returns its result.
+
+It may also yield other steps, whose result is the answer; their errors are raised where they were yielded.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +68,6 @@ class Spent:
         self.passes += passes
 
 
-class CleanStats(NamedTuple):
-    """Probability (of a span the geometric mean) and rank from 1 (of a span the largest) of targets and foil."""
-
-    probabilities: list[float]
-    ranks: list[int]
-    foil_probability: float | None
-    foil_rank: int | None
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Query:
     """One attribution's question, in tokens.
@@ -89,10 +81,10 @@ class Query:
         logit_positions: for each of these tokens, the position whose logits predict it.
         target_spans: for each target the indices of its tokens in `target_ids`.
         target_unit: name of that segmentation: "token", "word", "sentence", "all" or "spans".
-        target_texts: the targets as text.
+        targets: texts, ids, probabilities and ranks without a change.
         units: the parts of the input that get a score.
         unit: name of the segmentation, or "spans".
-        foil_id: token id that the (only) target, a token, is contrasted with, or None.
+        foil: the token that the (only) target, a token, is contrasted with, or None; `foil_id` is its id.
         sources: documents in the prompt.
         of: the number that is explained, in place of the targets' probabilities; or None.
         model: the model that is asked.
@@ -118,10 +110,10 @@ class Query:
     logit_positions: tuple[int, ...]
     target_spans: tuple[tuple[int, ...], ...]
     target_unit: str
-    target_texts: tuple[str, ...]
+    targets: tuple[Target, ...]
     units: tuple[Span, ...]
     unit: str
-    foil_id: int | None = None
+    foil: Target | None = None
     sources: tuple[Source, ...] = ()
     of: Objective | None = None
     model: ModelIdentity
@@ -130,6 +122,8 @@ class Query:
     baseline: Callable[[str], Tensor] = field(repr=False)
     spent: Spent = field(default_factory=Spent)
 
+    foil_id: int | None = field(init=False)
+    target_texts: tuple[str, ...] = field(init=False)
     device: torch.device = field(init=False)
     embedding_dim: int = field(init=False)
     token_ids: Int[Tensor, " length"] = field(init=False, repr=False)
@@ -142,9 +136,11 @@ class Query:
     def __post_init__(self) -> None:
         inputs, spans = self.context.inputs, self.target_spans
         rows = [tuple(self.logit_positions[token] for token in span) for span in spans]
-        foil = () if self.foil_id is None else (self.foil_id,)
+        foil = (self.foil.token_id,) if self.foil else ()
         last = torch.tensor([max(unit.token_indices) for unit in self.units], device="cpu")
         vars(self).update(
+            foil_id=foil[0] if foil else None,
+            target_texts=tuple(target.text for target in self.targets),
             device=inputs.device,
             embedding_dim=inputs.shape[1],
             token_ids=torch.tensor(self.encoding.token_ids),
@@ -167,13 +163,6 @@ class Query:
         """For each unit, the indices of the targets that it stands before."""
         return [tuple(g for g, seen in enumerate(column) if seen) for column in self.causal_mask.T.tolist()]
 
-    @property
-    def skipped_ids(self) -> list[tuple[int, ...]]:
-        """For each target, the continuation's tokens between the target before and this one."""
-        starts = [self.prompt_tokens, *(rows[-1] + 2 for rows in self.target_rows)]
-        rows = zip(starts, self.target_rows, strict=False)
-        return [self.encoding.token_ids[start : positions[0] + 1] for start, positions in rows]
-
     def score(self, name: ScoreName) -> Read:
         """The score by name, of the target against its foil if there is one, or the query's own number."""
         return score_of(name, self.foil_id, self.of)
@@ -182,15 +171,6 @@ class Query:
         """A score without any change, float64 on the CPU."""
         values = [read(clean[None], clean, ids)[0] for clean, ids in zip(self.clean_of, self.ids, strict=True)]
         return torch.stack(values).double().cpu()
-
-    def stats(self) -> CleanStats:
-        """The model's own view of targets and foil, as plain numbers."""
-        probabilities, rows = self.read_clean(SCORES["prob"]).tolist(), zip(self.clean_of, self.ids, strict=True)
-        ranks = [1 + int((log_p > log_p.gather(-1, ids[:, None])).sum(-1).max()) for log_p, ids in rows]
-        if self.foil_id is None:
-            return CleanStats(probabilities, ranks, None, None)
-        foil = self.clean[0, self.foil_id]
-        return CleanStats(probabilities, ranks, float(foil.exp()), 1 + int((self.clean[0] > foil).sum()))
 
     def with_units(self, units: Sequence[Span]) -> Query:
         """The same question with other units."""
@@ -228,7 +208,7 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
     context = lm.context((*encoding.token_ids, *ahead[:-1]))
     exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
     logits = yield Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
-    check_finite(logits[0].softmax(-1), lm.dtype)
+    check_finite(lm, logits[0].softmax(-1))
 
     def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return max(readings, key=lambda reading: float(first_row[reading[0]]))
@@ -279,6 +259,7 @@ def query_of(
     spans: Sequence[Sequence[int]],
     *,
     logits: Float[Tensor, "tokens vocab"],
+    foil_id: int | None = None,
     **fields: Any,
 ) -> Query:
     """The query about some of a continuation's tokens.
@@ -290,16 +271,25 @@ def query_of(
         ids: the continuation, up to the last token that is explained.
         spans: for each target the positions of its tokens, counted from the beginning of the prompt.
         logits: of the whole continuation's tokens.
+        foil_id: the token that the (only) target is contrasted with.
         fields: the other fields of the query.
     """
     begin, positions = len(encoding.token_ids), [position for span in spans for position in span]
-    clean, numbers = logits[[position - begin for position in positions]].log_softmax(-1), itertools.count()
-    check_finite(clean, lm.dtype)
+    clean = logits[[position - begin for position in positions]].log_softmax(-1)
+    check_finite(lm, clean)
     whole = extend(lm.tokenizer, encoding, ids)
-    tokens, texts = token_texts(lm.tokenizer, whole.token_ids[begin:]), list[str]()
+    texts, last, numbers, targets = token_texts(lm.tokenizer, ids), 0, list[tuple[int, ...]](), list[Target]()
     for span in spans:  # a single token as `token_texts` has it, several as the continuation reads there
+        first, stop, done = span[0] - begin, span[-1] + 1 - begin, sum(map(len, numbers))
         start, end = whole.offsets[span[0]][0], max(whole.offsets[position][1] for position in span)
-        texts.append(tokens[span[0] - begin] if len(span) == 1 else whole.text[start:end])
+        text = texts[first] if len(span) == 1 else whole.text[start:end]
+        numbers.append(tuple(range(done, done + len(span))))
+        found = _probability(clean[done : done + len(span)], ids[first:stop])
+        targets.append(Target(text, ids[first], *found, rest=ids[first + 1 : stop], before=ids[last:first]))
+        last = stop
+    foil = None
+    if foil_id is not None:
+        foil = Target(token_texts(lm.tokenizer, [foil_id])[0], foil_id, *_probability(clean[:1], [foil_id]))
     return Query(
         prompt=prompt,
         encoding=extend(lm.tokenizer, encoding, ids[:-1]),
@@ -307,13 +297,21 @@ def query_of(
         prompt_length=len(encoding.text),
         target_ids=tuple(ids[position - begin] for position in positions),
         logit_positions=tuple(position - 1 for position in positions),
-        target_spans=tuple(tuple(itertools.islice(numbers, len(span))) for span in spans),
-        target_texts=tuple(texts),
+        target_spans=tuple(numbers),
+        targets=tuple(targets),
+        foil=foil,
         model=lm.identity,
         clean=clean,
-        baseline=cache(partial(baseline_row, lm)),
+        baseline=cache(lm.baseline_row),
         **fields,
     )
+
+
+def _probability(log_p: Float[Tensor, "tokens vocab"], ids: Sequence[int]) -> tuple[float, int]:
+    """The geometric mean of the probabilities of tokens, and the largest of their ranks, from 1."""
+    at = torch.tensor(ids, device=log_p.device)
+    ranks = 1 + (log_p > log_p.gather(-1, at[:, None])).sum(-1)
+    return float(SCORES["prob"](log_p[None], log_p, at)), int(ranks.max())
 
 
 def _greedy(
@@ -326,7 +324,7 @@ def _greedy(
     """
     ids, rows = list[int](), list[Tensor]()
     while True:
-        check_finite(row.softmax(-1), lm.dtype)
+        check_finite(lm, row.softmax(-1))
         token = int(row.argmax())
         if ids and _ends(lm, [*ids, token], question.stop):
             break

@@ -56,15 +56,15 @@ def attributed(
 ) -> Steps[tuple[Query, Attribution]]:
     """The query of an item and its attribution, unless that is known."""
     if known:
-        return (yield from restore(lm, known)), known
+        return (yield restore(lm, known)), known
     check_answers(method, lm.identity.name, lm.looks_inside)
     if question.unit == "spans":
         if not item.spans:
             raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
         question = dataclasses.replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
     asked = {"prompt": item.prompt, "target": item.target, "foil": item.foil, "sources": item.sources}
-    query = yield from prepare(lm, dataclasses.replace(question, **asked))
-    attribution = yield from attribution_of(lm, query, method, seed)
+    query: Query = yield prepare(lm, dataclasses.replace(question, **asked))
+    attribution: Attribution = yield attribution_of(lm, query, method, seed)
     return query.with_units(attribution.units), attribution
 
 
@@ -136,7 +136,7 @@ def measure_block(
 
 
 def _again(asked: Callable[[Item, int], Steps[tuple[Query, Attribution]]], item: Item, seed: int) -> Steps[Attribution]:
-    return (yield from asked(item, seed))[1]
+    return (yield asked(item, seed))[1]
 
 
 def _timed(
@@ -170,4 +170,4 @@ def _measured(
 def says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:
     """Whether every token of the answer is the model's greedy choice."""
     query = run_one(lm, prepare(lm, Question(prompt=prompt, target=answer)))
-    return all(rank == 1 for rank in query.stats().ranks)
+    return all(target.rank == 1 for target in query.targets)

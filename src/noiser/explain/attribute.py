@@ -17,8 +17,7 @@ from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
 from noiser.question import Objective, Question
-from noiser.text import token_texts
-from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, Target, TargetUnit, Unit
+from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
 T = TypeVar("T")
@@ -123,12 +122,12 @@ def attribute(
 
 def attribution(lm: LanguageModel, question: Question, method: Method, seed: int = 0) -> Steps[Attribution]:
     """The attribution of one question, as a generator for `noiser.engine.Engine`."""
-    query = yield from prepare(lm, question)
+    query: Query = yield prepare(lm, question)
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and getattr(lm.tokenizer, "chat_template", None):
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
         warnings.warn(f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}", stacklevel=2)
-    return (yield from attribution_of(lm, query, method, seed))
+    return (yield attribution_of(lm, query, method, seed))
 
 
 def attribution_of(
@@ -138,15 +137,8 @@ def attribution_of(
     if query.unit == "auto":
         units, scores = yield from refine(method, query, seed, rule)
     else:
-        units, scores = query.units, (yield from scored(method, query, seed))
-    clean = query.stats()
+        units, scores = query.units, (yield scored(method, query, seed))
     name, parameters = describe(method)
-    ids = [tuple(query.target_ids[token] for token in span) for span in query.target_spans]
-    columns = zip(query.target_texts, ids, clean.probabilities, clean.ranks, query.skipped_ids, strict=True)
-    foil = None
-    if query.foil_id is not None and clean.foil_probability is not None and clean.foil_rank is not None:
-        (text,) = token_texts(lm.tokenizer, [query.foil_id])
-        foil = Target(text, query.foil_id, clean.foil_probability, clean.foil_rank)
     frozen, prompt = query.encoding.frozen, query.prompt
     facts = {
         **vars(query.spent),
@@ -160,15 +152,12 @@ def attribution_of(
         prompt_length=query.prompt_length,
         scores=scores.scores,
         units=units,
-        targets=tuple(
-            Target(text, ids[0], probability, rank, rest=ids[1:], before=before)
-            for text, ids, probability, rank, before in columns
-        ),
+        targets=query.targets,
         thresholds=scores.thresholds,
         k_min=scores.k_min,
         stderr=scores.stderr,
         pairs=scores.pairs,
-        foil=foil,
+        foil=query.foil,
         unit=query.unit,
         target_unit=query.target_unit,
         method=name,

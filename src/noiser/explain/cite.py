@@ -174,6 +174,6 @@ def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
 
 def _default(lm: LanguageModel) -> Occlusion:
     """`METHOD`, as far as the model can do it."""
-    if lm.looks_inside and lm.packs:
+    if lm.looks_inside and lm.abilities.packs:
         return METHOD
     return replace(METHOD, baseline="zero" if lm.takes_embeddings else "delete")

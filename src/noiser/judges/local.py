@@ -106,7 +106,7 @@ class LocalJudge:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
             logits = self.lm.output(self.lm.embed(ids), positions=[ids.shape[1] - 1]).logits[:, 0].float()
-        check_finite(logits.softmax(-1), self.lm.dtype)
+        check_finite(self.lm, logits.softmax(-1))
         firsts = logits.topk(width).indices.to(ids.device)
         begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)
         rest = self._generate(begun, _WORD_TOKENS - 1)

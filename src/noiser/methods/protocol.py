@@ -158,7 +158,7 @@ def _value(text: str) -> Any:
 def scored(method: Method, query: Query, seed: int = 0) -> Steps[Scores]:
     """The scores of a method, with random numbers of a seed. Raises ParameterError for a function of another form."""
     steps: Any = method(query, torch.Generator().manual_seed(seed))
-    scores = (yield from steps) if isinstance(steps, Generator) else steps
+    scores = (yield steps) if isinstance(steps, Generator) else steps
     if not isinstance(scores, Scores):
         raise ParameterError(
             f"The method {getattr(method, '__name__', type(method).__name__)} returned a {type(scores).__name__}; a "

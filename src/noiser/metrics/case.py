@@ -151,16 +151,16 @@ class Case(Settings):
         foil, valid = self.query.foil_id, self.scores.isnan().numpy().tobytes()
         key = (what, self.att.text, targets, foil, tokens, valid)
         if key not in self.cache:
-            self.cache[key] = yield from steps()
+            self.cache[key] = yield steps()
         return self.cache[key]
 
     def own_and_random(
         self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[T]]
     ) -> Steps[tuple[T, T]]:
         """What is measured of the attribution's scores, and of random ones, which is cached."""
-        own = yield from measure(self.scores[None])
+        own: T = yield measure(self.scores[None])
         key = (what, settings, self.seed, self.draws)
-        return own, (yield from self.cached(key, lambda: measure(reference_scores(self, "random"))))
+        return own, (yield self.cached(key, lambda: measure(reference_scores(self, "random"))))
 
 
 Reference = Literal["random", "permuted", "position"]

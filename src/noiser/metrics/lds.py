@@ -38,7 +38,7 @@ def _log_odds(case: Case, kept: list[Bool[Tensor, "masks units"]]) -> Steps[list
 def _measure(case: Case) -> Steps[Measured]:
     """The correlation of the scores, and of shuffled ones."""
     kept = masks_of(case, case.masks or 64)
-    odds = yield from _log_odds(case, kept)
+    odds: list[Float64[Tensor, " masks"]] = yield _log_odds(case, kept)
     scores = torch.cat([case.scores[None], reference_scores(case, "permuted")]).double().nan_to_num()
     found: list[Tensor] = []
     for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):

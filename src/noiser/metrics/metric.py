@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from noiser.engine import Steps
 from noiser.errors import ParameterError
@@ -140,17 +140,11 @@ def check_read(metrics: Collection[Metric], settings: Mapping[str, Any]) -> None
         )
 
 
-def ended(found: T | Steps[T]) -> Steps[T]:
-    """The result of a generator, or of a function that has returned it already."""
-    if isinstance(found, Generator):
-        return (yield from cast("Steps[T]", found))
-    return cast("T", found)
-
-
 def measured(case: Case, metric: Metric) -> Steps[Measured]:
     """The columns that a metric measures of a case."""
     if metric.measure is not None:
-        return (yield from ended(metric.measure(case)))
+        found = metric.measure(case)
+        return (yield found) if isinstance(found, Generator) else found
     assert metric.measure_all is not None
     (columns,) = metric.measure_all([case])
     if isinstance(columns, Exception):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.attribution import Attribution
 from noiser.engine import Steps
 from noiser.errors import ParameterError
 from noiser.metrics.case import Case
-from noiser.metrics.metric import Measured, Metric, Scale, ended, mean_of_columns
+from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 
 
 def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
@@ -36,7 +38,8 @@ def _measure(case: Case) -> Steps[Measured]:
 
     if case.reattribute is None:
         raise ParameterError("This attribution cannot be made again; expected a prompt, to be attributed twice.")
-    one, other = case.att, (yield from ended(case.reattribute(case.att.seed + 1)))
+    one, again = case.att, case.reattribute(case.att.seed + 1)
+    other: Attribution = (yield again) if isinstance(again, Generator) else again
     if (one.text, one.units, len(one.targets)) != (other.text, other.units, len(other.targets)):
         raise ParameterError("Both runs must be about the same prompt, units and targets. Change only the seed.")
     found: list[tuple[float, float]] = []

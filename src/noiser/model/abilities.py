@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,13 @@ _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "acce
 
 @dataclass(kw_only=True)
 class Abilities:
-    """How a model can be run; see `LanguageModel`."""
+    """How a model can be run.
+
+    Attributes:
+        embedding_scale: the factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma.
+        packs: whether sequences of different lengths run end to end in one pass.
+        batches: whether a sequence has the same numbers whatever else is in its batch.
+    """
 
     embedding_scale: float
     packs: bool
@@ -35,29 +42,32 @@ def find_abilities(lm: Any) -> Abilities:
         UnsupportedModelError: the model reads the tokens that follow, as BERT does, or more than their embeddings.
     """
     ids = _probe(lm).to(lm.device)
-    half = len(ids) // 2
-    both = torch.stack([ids, torch.cat([ids[:half], ids[:half]])])  # with another second half
+    both = torch.stack([ids, torch.cat([ids[:4], ids[:4]])])  # with another second half
     logits = lm.model(input_ids=both, use_cache=False).logits[:, -len(ids) :]  # learned prompts have rows in front
     scale = _embedding_scale(lm.model.get_input_embeddings())
     if not bool(logits[0].isfinite().all()):  # damaged weights are reported where they are used
         return Abilities(embedding_scale=scale, packs=False)
-    if not logits_agree(logits[1, :half], logits[0, :half], lm.dtype):
+    agree, kind = partial(logits_agree, dtype=lm.dtype), type(lm.model).__name__
+
+    def run(*sequences: Tensor) -> Tensor:
+        return lm.output(torch.stack(sequences), positions=range(8)).logits
+
+    if not agree(logits[1, :4], logits[0, :4]):
         raise UnsupportedModelError(
-            f"{type(lm.model).__name__} predicts a token from those that follow it too, as masked language models do. "
-            "Take a causal language model, or load this one with `is_decoder=True` where it was trained as a decoder."
+            f"{kind} predicts a token from those that follow it too, as masked language models do. Take a causal "
+            "language model, or load this one with `is_decoder=True` where it was trained as a decoder."
         )
     inputs = lm.embed(both)
-    if not _agrees(lambda: logits_agree(lm.output(inputs, positions=range(8)).logits, logits, lm.dtype)):
+    if not _works(lambda: agree(run(*inputs), logits)):
         raise UnsupportedModelError(
-            f"{type(lm.model).__name__} does not predict from embeddings what it predicts from their tokens, as models "
-            "with embeddings of their own in every layer do. Take another model."
+            f"{kind} does not predict from embeddings what it predicts from their tokens, as models with embeddings of "
+            "their own in every layer do. Take another model."
         )
-    other = 4 * inputs[0].flip(0)
-    other[:half] = 0
-    pairs = [torch.stack(pair) for pair in ((inputs[0], other), (inputs[0], inputs[0]), (other, other))]
-    mixed, one, two = (lm.output(pair, positions=range(8)).logits for pair in pairs)
-    batches = logits_agree(mixed, torch.stack([one[0], two[1]]), lm.dtype, closely=True)
-    packs = batches and _agrees(lambda: _packs(lm, inputs[0], logits[0]))
+    one, other = inputs[0], 4 * inputs[0].flip(0)
+    other[:4] = 0
+    alone = torch.stack([run(one, one)[0], run(other, other)[1]])
+    batches = agree(run(one, other), alone, closely=True)
+    packs = batches and _works(lambda: _packs(lm, one, logits[0]))
     return Abilities(embedding_scale=scale, packs=packs, batches=batches)
 
 
@@ -68,7 +78,7 @@ def _probe(lm: Any) -> Tensor:
     return torch.tensor([next((i for i in (*range(first, size), 0) if i not in pads), first) for first in ids])
 
 
-def _agrees(trial: Callable[[], bool]) -> bool:
+def _works(trial: Callable[[], bool]) -> bool:
     """The result of a trial; False where a library says that the architecture does not work so."""
     try:
         return trial()
@@ -84,23 +94,19 @@ def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor,
     from transformers import DynamicCache
 
     rotary: Mapping[str, Any] = setting(lm.model.config, "rope_parameters", Mapping) or {}
-    if any(
-        kind.get("rope_type") in ("longrope", "dynamic")
-        for kind in (rotary, *rotary.values())
-        if isinstance(kind, Mapping)
-    ):
-        return False  # as in Phi-3, all tokens are rotated by the largest position of a pass
+    kinds = [
+        kind["rope_type"] for kind in (rotary, *rotary.values()) if isinstance(kind, Mapping) and "rope_type" in kind
+    ]
+    if {"longrope", "dynamic"} & {*kinds}:  # as in Phi-3, all tokens are rotated by the largest position of a pass
+        return False
     layers = DynamicCache(config=lm.model.config).layers
     declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(layers)}
-    context, length, windows = Context(inputs, 1.0), len(inputs), dict[int, int | None]()
-    (first,) = packed_logits(lm, [Branch(context, 0, inputs[None], range(length), record=True)], windows)
-    branches = [Branch(context, start, inputs[start:].expand(n, -1, -1), [length - 1]) for start, n in ((5, 2), (2, 3))]
-    packed = [first[0, -1], *(row[0] for part in packed_logits(lm, branches) for row in part)]
-    return (
-        windows == declared
-        and logits_agree(first[0], expected, lm.dtype)
-        and logits_agree(torch.stack(packed), expected[-1].expand(len(packed), -1), lm.dtype)
-    )
+    context, windows = Context(inputs, 1.0), dict[int, int | None]()
+    (first,) = packed_logits(lm, [Branch(context, 0, inputs[None], range(8), record=True)], windows)
+    branches = [Branch(context, start, inputs[start:].expand(n, -1, -1), [7]) for start, n in ((5, 2), (2, 3))]
+    rows = torch.cat([part[:, 0] for part in packed_logits(lm, branches)])
+    found, right = torch.cat([first[0], rows]), torch.cat([expected, expected[-1:].expand(len(rows), -1)])
+    return windows == declared and logits_agree(found, right, lm.dtype)
 
 
 def setting(config: Any, name: str, kind: Any = int) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import held
+from noiser.model.runtime import held, put, unhook
 
 INSTALLED = "_output_capturing_hooks_installed"
 """transformers' mark on a model whose hooks collect weights."""
@@ -38,7 +38,8 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
     with lm.running(attention="eager"):
         undo = held(lm.model).undo
         for module in lm.model.modules():  # hooks that transformers installs to collect the weights are taken out again
-            undo.append(partial(_unhook, module, {*module._forward_hooks}, INSTALLED in vars(module)))
+            undo.append(partial(unhook, module._forward_hooks, {*module._forward_hooks}))
+            put(vars(module), INSTALLED, INSTALLED in vars(module), undo)
             module.register_forward_hook(average, prepend=True)  # before the hooks that collect
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
@@ -49,10 +50,3 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
             "attn_implementation='eager'."
         )
     return [weights[0].float().mean(0) for weights in layers]
-
-
-def _unhook(module: Any, before: set[int], installed: bool) -> None:
-    for key in [key for key in module._forward_hooks if key not in before]:
-        del module._forward_hooks[key]
-    if not installed:
-        vars(module).pop(INSTALLED, None)

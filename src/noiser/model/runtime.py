@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from noiser.model.products import forward_of, is_plain
+from noiser.model.products import PLAIN, forward_of
 
 Undo = list[Callable[[], object]]
 """Functions that put things back, the newest last. Each may be called twice."""
@@ -61,9 +61,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def on_the_cpu() -> contextlib.AbstractContextManager[object]:
-    """Puts tensors that name no device on the CPU, whatever `torch.set_default_device` says."""
-    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+@contextlib.contextmanager
+def own_defaults() -> Generator[None]:
+    """Within it new tensors are float32 on the CPU and no inference tensors, whatever the caller has set."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextlib.contextmanager
@@ -82,7 +89,7 @@ def running(model: Any, *, gradients: bool = False, attention: Attention | str |
     lock, undo = held(model)
     within = lock._is_owned()
     # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
-    with lock, on_the_cpu(), torch.inference_mode(False):
+    with lock, own_defaults():
         torch.set_grad_enabled(gradients)
         if not within:
             _put_back(undo, 0)
@@ -109,11 +116,12 @@ def put(place: Any, name: Any, value: Any, undo: Undo) -> None:
 def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False) -> None:
     """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or before them."""
     hooks = module._forward_pre_hooks if before else module._forward_hooks
-    held(model).undo.append(partial(_unhook, hooks, {*hooks}))
+    held(model).undo.append(partial(unhook, hooks, {*hooks}))
     (module.register_forward_pre_hook if before else module.register_forward_hook)(hook)
 
 
-def _unhook(hooks: dict[int, Any], kept: set[int]) -> None:
+def unhook(hooks: dict[int, Any], kept: set[int]) -> None:
+    """Removes the hooks but some, by their numbers."""
     for key in hooks.keys() - kept:
         hooks.pop(key, None)
 
@@ -150,7 +158,7 @@ def _freeze(model: nn.Module, undo: Undo) -> None:
     for state in map(vars, model.modules()):
         for place in (state["_parameters"], state["_buffers"]):
             for name, tensor in [*place.items()]:
-                if is_plain(tensor) and tensor.is_inference():
+                if type(tensor) in PLAIN and tensor.is_inference():
                     same: Any = torch.from_dlpack(tensor.detach())
                     put(place, name, nn.Parameter(same, False) if isinstance(tensor, nn.Parameter) else same, undo)
                 elif tensor is not None and tensor.requires_grad and tensor.is_leaf:

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from noiser.model.abilities import Abilities
 from noiser.model.language_model import LanguageModel
 from noiser.model.loading import Options, Place, explained
 from noiser.model.packing import Branch
+from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
 BATCH_TOKENS = 2**15
 """The most tokens of one call of a backend, which makes batches of its own: enough to keep eight cards at work."""
 
-
-class Sequenced(NamedTuple):
-    """A sequence of embeddings or token ids, and the ascending positions at which the next token is predicted.
-
-    For each row `tokens` has ids whose log-probabilities must be exact; none for all.
-    """
-
-    inputs: Float[Tensor, "length dim"] | Int[Tensor, " length"]
-    rows: Sequence[int]
-    tokens: Sequence[tuple[int, ...]] = ()
-
-
 Backend = Any
-"""The program that runs a model elsewhere: `predict` returns logits [rows, vocab] of each `Sequenced`."""
+"""The program that runs a model elsewhere: `predict` returns logits [copies, wanted, vocab] of each `Branch`."""
 
 
 class ServedNetwork(nn.Module):
@@ -49,11 +38,11 @@ class ServedNetwork(nn.Module):
 
     get_output_embeddings = get_input_embeddings
 
-    def forward(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
-        """Float32 logits at the rows of each sequence; -inf for rows of the table that belong to no token."""
+    def forward(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+        """Float32 logits of each branch; -inf for rows of the table that belong to no token."""
         size = self.embedding.num_embeddings
-        found = [logits[:, :size].float() for logits in self.backend.predict(sequences)]
-        return [nn.functional.pad(each, (0, size - each.shape[1]), value=-torch.inf) for each in found]
+        found = [logits[..., :size].float() for logits in self.backend.predict(branches)]
+        return [nn.functional.pad(each, (0, size - each.shape[-1]), value=-torch.inf) for each in found]
 
 
 class ServedModel(LanguageModel):
@@ -89,13 +78,12 @@ class ServedModel(LanguageModel):
         network.config, network.generation_config = config, generation_config
         super().__init__(network, tokenizer, batch_tokens=BATCH_TOKENS)
         self.takes_embeddings, self.identity, self.context_length = table is not None, identity, context_length
-        self._abilities = Abilities(embedding_scale=scale, packs=False)
+        self.abilities = Abilities(embedding_scale=scale, packs=False)
 
     def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of all branches, from one call of the backend."""
-        with self.running():
-            logits = iter(self.model([Sequenced(x, b.wanted, b.tokens) for b in branches for x in b.inputs]))
-        return [torch.stack([next(logits) for _ in branch.inputs]) for branch in branches]
+        with running(self.model):
+            return self.model(branches)
 
 
 def read_settings(place: Place, options: Options) -> tuple[Any, Any]:

@@ -19,7 +19,8 @@ from torch import Tensor
 from noiser.checks import check_count
 from noiser.errors import DependencyError, ModelError, ParameterError
 from noiser.model.loading import Options, find
-from noiser.model.served import Sequenced, ServedModel, read_settings
+from noiser.model.packing import Branch
+from noiser.model.served import ServedModel, read_settings
 from noiser.types import ModelIdentity
 
 try:
@@ -41,7 +42,7 @@ class ServerBackend:
     logprobs: int
     concurrency: int
 
-    def predict(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
+    def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "one rows vocab"]]:
         """Log-probabilities, exact for the tokens that were asked for and for the most probable ones.
 
         The rest of the probability is spread evenly over all other tokens.
@@ -50,31 +51,31 @@ class ServerBackend:
             ModelError: a request failed for good; those that were waiting are not sent.
         """
         with ThreadPoolExecutor(self.concurrency) as pool:
-            waiting = [pool.submit(self._rows, sequence) for sequence in sequences]
+            waiting = [pool.submit(self._rows, branch) for branch in branches]
             try:
                 return [each.result() for each in waiting]
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _rows(self, sequence: Sequenced) -> Float[Tensor, "rows vocab"]:
-        ids = sequence.inputs.flatten().long().tolist()[: sequence.rows[-1] + 1]
-        tokens = sequence.tokens or [()] * len(sequence.rows)
-        found = self._score([*ids, *tokens[-1][:1]])
-        rows: list[Tensor] = []
-        for row, wanted in zip(sequence.rows, tokens, strict=True):
+    def _rows(self, branch: Branch) -> Float[Tensor, "one rows vocab"]:
+        ids = branch.inputs.flatten().long().tolist()[: branch.wanted[-1] + 1]
+        tokens, rows = branch.tokens or [()] * len(branch.wanted), list[Tensor]()
+        found = self.score([*ids, *tokens[-1][:1]])
+        for row, wanted in zip(branch.wanted, tokens, strict=True):
             sent = {**found[row]}
             for token in wanted:
                 if token not in sent:
-                    sent |= self._score([*ids[: row + 1], token])[row]
+                    sent |= self.score([*ids[: row + 1], token])[row]
             rows.append(spread(sent, self.vocabulary_size))
-        return torch.stack(rows)
+        return torch.stack(rows)[None]
 
-    def _score(self, ids: list[int]) -> list[dict[int, float]]:
+    def score(self, ids: list[int]) -> list[dict[int, float]]:
         """After every token, log-probabilities of the token that follows and of the most probable ones."""
-        more = {"prompt_logprobs": self.logprobs, "return_tokens_as_token_ids": True}
+        where, top = f"The server at {self.endpoint.address}", self.logprobs
+        more = {"prompt_logprobs": top, "return_tokens_as_token_ids": True}
         try:
             answer = self.client.completions.create(
-                model=self.model, prompt=ids, max_tokens=1, temperature=0, logprobs=self.logprobs, extra_body=more
+                model=self.model, prompt=ids, max_tokens=1, temperature=0, logprobs=top, extra_body=more
             )
         except openai.OpenAIError as error:
             raise _unanswered(self.endpoint, error) from error
@@ -83,16 +84,15 @@ class ServerBackend:
             rows = [{int(i): each["logprob"] for i, each in row.items()} for row in choice["prompt_logprobs"][1:]]
             last = choice["logprobs"]["top_logprobs"][0].items()
             rows.append({int(name.removeprefix("token_id:")): value for name, value in last})
-            fit = all(is_distribution([*row.values()], self.vocabulary_size, self.logprobs) for row in rows)
+            fit = all(is_distribution([*row.values()], self.vocabulary_size, top) for row in rows)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(
-                f"The server at {self.endpoint.address} does not send prompt_logprobs of token ids. Use vLLM's: vllm "
-                "serve MODEL."
+                f"{where} does not send prompt_logprobs of token ids. Use vLLM's: vllm serve MODEL."
             ) from error
         if not fit:
             raise ModelError(
-                f"The server at {self.endpoint.address} sends log-probabilities that are not a distribution's, as "
-                "placeholders are. Use vLLM's server, without a logits processor."
+                f"{where} sends log-probabilities that are not a distribution's, as placeholders are. Use vLLM's "
+                "server, without a logits processor."
             )
         return [{token: value for token, value in row.items() if token < self.vocabulary_size} for row in rows]
 
@@ -170,7 +170,7 @@ def load_server(
     place = find(tokenizer or card.get("root") or card["id"], options.revision)
     tokens, generation = read_settings(place, options)
     backend = ServerBackend(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
-    backend.predict([Sequenced(torch.tensor([0, 1]), [1])])  # a server that cannot be used is refused now
+    backend.score([0, 1])  # a server that cannot be used is refused now
     length = card.get("max_model_len")
     return ServedModel(
         backend,

@@ -16,7 +16,8 @@ from noiser.errors import DependencyError, ModelError, ParameterError, Unsupport
 from noiser.files import parse_json
 from noiser.model.abilities import setting
 from noiser.model.loading import Options, explained, find, revision_of
-from noiser.model.served import Sequenced, ServedModel, read_settings
+from noiser.model.packing import Branch
+from noiser.model.served import ServedModel, read_settings
 from noiser.types import ModelIdentity
 
 WORKER = "noiser.model.vllm_worker"
@@ -39,17 +40,19 @@ class VllmBackend:
         self.llm = llm
         self._numbers = itertools.count()
 
-    def predict(self, sequences: Sequence[Sequenced]) -> list[Float[Tensor, "rows vocab"]]:
+    def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them.
 
         Raises:
             ModelError: vLLM has stopped, or not all logits came back.
         """
-        cut = [one.inputs[: row + 1] for one in sequences for row in one.rows]
-        logits = torch.cat([self._logits(cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
-        return list(logits.split([len(one.rows) for one in sequences]))
+        cut = [each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted]
+        logits = torch.cat([self.logits(cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
+        parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+        return [part.unflatten(0, (len(b.inputs), -1)) for part, b in zip(parts, branches, strict=True)]
 
-    def _logits(self, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
+    def logits(self, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
+        """Logits after sequences of embeddings [length, dim] or token ids [length]."""
         from vllm import SamplingParams  # pyright: ignore
 
         prompts = [
@@ -165,8 +168,7 @@ def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab di
     scales = [1.0, table.shape[1] ** 0.5, *filter(None, declared)]
     rows = table[ids]
     inputs = [ids, *(rows * torch.tensor(scale, dtype=rows.dtype) for scale in scales)]
-    found = torch.cat(backend.predict([Sequenced(each, [len(ids) - 1]) for each in inputs]))
-    roots = found.float().softmax(-1).sqrt()
+    roots = backend.logits(inputs).float().softmax(-1).sqrt()
     distances = ((roots[1:] - roots[0]).square().sum(-1) / 2).sqrt()
     best = int(distances.argmin())
     if not distances[best] <= PROBE:

@@ -160,9 +160,9 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
     >>> owners("to play", [(0, 3), (3, 7)], [(0, 2)])
     [0, None]
     """
-    starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    found: list[int | None] = []
-    for start, end in (visible_part(text, *piece) for piece in pieces):
+    starts, ends, found = [start for start, _ in spans], [end for _, end in spans], list[int | None]()
+    for piece in pieces:
+        start, end = visible_part(text, *piece)
         near = range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else ()
         shares = {min(end, ends[i]) - max(start, starts[i]): i for i in reversed(near)}
         found.append(shares[max(shares)] if shares else None)
