@@ -39,11 +39,11 @@ CHEAP = {
 }
 # What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's attention is its own.
 MAY_REFUSE = {
-    *((name, "mamba") for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift")),
-    ("attn_lrp", "falcon"),
+    *((name, "mamba") for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift", "flow")),
+    *((name, "falcon") for name in ("attn_lrp", "flow")),
 }
 # What compares whole distributions, or reads no prediction, has no place for a pair of tokens.
-NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout"}
+NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout", "flow"}
 
 each_method = pytest.mark.parametrize("name", METHOD_NAMES)
 

@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_143,
-    "attribution": 1_873,
+    "": 1_145,
+    "attribution": 1_898,
     "bench": 1_615,
     "cli": 958,
     "data": 902,
-    "engine": 1_827,
+    "engine": 1_863,
     "evaluation": 670,
-    "explain": 1_809,
+    "explain": 1_978,
     "integrations": 747,
     "judges": 754,
-    "methods": 2_109,
+    "methods": 2_192,
     "metrics": 1_830,
-    "model": 2_142,
+    "model": 2_319,
     "report": 1_087,
     "server": 1_276,
     "text": 1_102,
 }
-ALL, FILES = 21_844, 173
-AROUND = {"tests": 19_438, "benchmarks": 2_000}
+ALL, FILES = 22_336, 176
+AROUND = {"tests": 19_720, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -28,6 +28,7 @@ AutoUnit = Literal["auto"]
 SpanUnit = Literal["spans"]
 """The spans that an example names are its units."""
 
+Accuracy = Literal["fast", "accurate"]
 CitedUnit = Literal["auto", "source", "sentence"]
 """What is cited: sources, sentences of them, or sources first and then sentences of those that matter."""
 

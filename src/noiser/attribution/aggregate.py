@@ -38,7 +38,10 @@ def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
         stderr=None if att.stderr is None or spread is None else _by_group(att.stderr, groups, spread),
         pairs=(),
         thresholds=None if att.thresholds is None else _by_group(att.thresholds, groups, REDUCTIONS["min"]),
-        info={**att.info, "aggregated": {"from": att.unit, "reduce": reduce}},
+        info={
+            **{name: value for name, value in att.info.items() if name != "check"},  # of other scores
+            "aggregated": {"from": att.unit, "reduce": reduce},
+        },
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -59,6 +59,25 @@ def provenance(*attributions: Attribution) -> str:
         rest = (f"{att.model.name}{revision} ({att.model.dtype})", unit, f"seed {att.seed}")
         methods.setdefault(" · ".join(map(label, rest)), []).append(label(method_text(att)))
     return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
+
+
+def checks(*attributions: Attribution) -> list[str]:
+    """What `check=` found, in words: a sentence for each attribution that was checked, safe to show."""
+    found = [(name, att.info.get("check")) for name, att in zip(headings(attributions), attributions, strict=True)]
+    return [(f"{name}: " if len(found) > 1 else "") + check_text(check) for name, check in found if check]
+
+
+def check_text(check: Mapping[str, Any]) -> str:
+    """A check's result in words."""
+    units, (rho, low, high) = label(str(check["units"])), check["mean"]
+    if rho != rho:
+        return f"Scores or predictions did not vary when {units} were removed, so the scores could not be checked."
+    count = len(check["lds"])
+    mean = f", mean over {count} targets" if count > 1 else ""
+    numbers = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]{mean}; {check['masks']} random removals"
+    if low > 0:
+        return f"These scores predict what happens when {units} are removed: {numbers}."
+    return f"It is not shown that these scores predict what happens when {units} are removed: {numbers}."
 
 
 def method_text(att: Attribution, *, version: bool = True) -> str:

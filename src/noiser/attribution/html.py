@@ -18,6 +18,7 @@ from noiser.attribution.arcs import arcs
 from noiser.attribution.display import (
     check_comparable,
     check_targets,
+    checks,
     dark_ink,
     headings,
     label,
@@ -86,7 +87,7 @@ def _card(attributions: Sequence[Attribution], identifier: str, targets: Sequenc
         f'<section class="t{index}">{_section(attributions, row, most)}</section>' for index, row in enumerate(rows, 1)
     )
     chooser = _chooser([label(first.targets[row].text) for row in rows], identifier)
-    feet = "".join(map(_footer, attributions))
+    feet = "".join(f"<p>{escape(text)}</p>" for text in checks(*attributions)) + "".join(map(_footer, attributions))
     return f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div><footer>{feet}</footer></div>'
 
 

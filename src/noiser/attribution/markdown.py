@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from noiser.attribution.display import provenance, visible
+from noiser.attribution.display import checks, provenance, visible
 from noiser.attribution.heatmap import heat_map
 from noiser.attribution.heatmap import table as numbers_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def markdown(att: Attribution) -> str:
     """A table of the scores for each target, and where they come from."""
     sections = [_section(att, row) for row in range(len(att.targets))]
-    return "\n\n".join([*sections, _escaped(provenance(att))]) + "\n"
+    return "\n\n".join([*sections, *map(_escaped, checks(att)), _escaped(provenance(att))]) + "\n"
 
 
 def _section(att: Attribution, row: int) -> str:

@@ -20,6 +20,7 @@ from noiser.attribution.display import (
     DARK_PAPER,
     Colour,
     check_comparable,
+    checks,
     dark_ink,
     headings,
     label,
@@ -91,6 +92,7 @@ def sections(
     if most and count > most:
         yield Text()
         yield _line(f"… {count - most} more targets; to_html() and to_markdown() show all", "dim")
+    yield from map(_line, checks(*attributions))
     yield _line(provenance(*attributions), "dim")
 
 

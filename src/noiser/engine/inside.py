@@ -17,9 +17,14 @@ from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
+from noiser.model.abilities import logits_agree
 from noiser.model.attention import attention_maps
 from noiser.model.language_model import LanguageModel
+<<<<<<< HEAD
 from noiser.types import Baseline
+=======
+from noiser.model.moves import moved_shares
+>>>>>>> 5a7527d (Flow: attention followed from the answer to the prompt in one pass; check= says whether scores can be believed; cite(accuracy="fast"))
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,18 @@ class Attentions(Request):
 
 
 @dataclass(frozen=True, eq=False)
+class Moves(Request):
+    """The request for the parts of each residual that attention moves; see `noiser.model.moves`.
+
+    The answer has [rows, length] for each layer, first to last: rows from position `first` on. Or it is the
+    UnsupportedModelError that says why the model's attention cannot be followed.
+    """
+
+    query: Query
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
 class Call(Request):
     """The request to call another library that runs the model by itself; the function's result is the answer.
 
@@ -102,10 +119,28 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
         case Attentions():
             request.query.spent.add(len(request.query.token_ids))
             return attention_maps(lm, request.query.token_ids)
+        case Moves():
+            return moves(lm, request)
         case Call():
             return request.function(lm, request.query)
         case _:
             raise AssertionError(f"no engine answers {request!r}")
+
+
+def moves(lm: LanguageModel, request: Moves) -> list[Tensor] | UnsupportedModelError:
+    """The answer to `Moves`."""
+    query = request.query
+    try:
+        shares, logits, run = moved_shares(lm, query.context, request.first, query.logit_positions)
+    except UnsupportedModelError as error:
+        return error
+    query.spent.add(run)
+    if logits_agree(logits.log_softmax(-1), query.clean, lm.dtype):
+        return shares
+    return UnsupportedModelError(
+        f"{type(lm.model).__name__} predicts otherwise when its attention is followed, as models with biases of their "
+        "own in attention do. Take another method, such as 'occlusion'."
+    )
 
 
 def integrals(lm: LanguageModel, request: Integrals) -> tuple[Tensor, Tensor]:

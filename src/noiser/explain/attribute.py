@@ -8,9 +8,10 @@ from contextlib import closing
 from typing import Any, TypeGuard, TypeVar
 
 from noiser.attribution import Attribution
-from noiser.checks import check_seed, plain
+from noiser.checks import check_count, check_seed, plain
 from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
+from noiser.explain.check import checked
 from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method, scored
@@ -38,6 +39,7 @@ def attribute(
     seed: int | Sequence[int] = 0,
     special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
+    check: int = 0,
     progress: Progress | bool | None = None,
     **unknown: Any,
 ) -> Any:
@@ -75,6 +77,8 @@ def attribute(
             script does. None: as the method's profile says, which is "frozen" unless it is "authors".
         of: the number to explain in place of the targets' probabilities: a function from log-probabilities at a
             target's tokens to one number per sample, such as `noiser.objectives.entropy`. `info["of"]` names it.
+        check: number of further inputs without random units, such as 8, that tell whether the scores can be believed
+            on this prompt. `info["check"]` has how well they predict these inputs, and every display says it.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
             on a terminal or in a notebook, after a second; False: none.
         unknown: refused, with the place where hyper-parameters belong.
@@ -90,6 +94,7 @@ def attribute(
         >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
     """
     check_model(lm)
+    masks = check_count("check", check, least=0)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
     for key, value in unknown.items():
@@ -110,7 +115,7 @@ def attribute(
     for index, fields in enumerate(for_each(len(given), **own) if many else [own]):
         number = check_seed(fields.pop("seed"))
         question = Question(prompt=given[index] if many else given, **fields, **shared)
-        works.append(attribution(lm, question, made, number))
+        works.append(attribution(lm, question, made, number, masks))
         if many:
             try:
                 lm.encode(question.prompt)  # all are tokenised before anything runs
@@ -120,14 +125,27 @@ def attribute(
         return run_many(lm, works, told) if many else run_one(lm, works[0], told)
 
 
+<<<<<<< HEAD
 def attribution(lm: LanguageModel, question: Question, method: Method, seed: int = 0) -> Steps[Attribution]:
     """The attribution of one question, as a generator for `noiser.engine.Engine`."""
     query: Query = yield prepare(lm, question)
+=======
+def attribution(
+    lm: LanguageModel, question: Question, method: Method, seed: int = 0, masks: int = 0
+) -> Steps[Attribution]:
+    """The attribution of one question, checked with some masks, as a generator for `noiser.engine.Engine`."""
+    query = yield from prepare(lm, question)
+>>>>>>> 5a7527d (Flow: attention followed from the answer to the prompt in one pass; check= says whether scores can be believed; cite(accuracy="fast"))
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and getattr(lm.tokenizer, "chat_template", None):
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
         warnings.warn(f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}", stacklevel=2)
+<<<<<<< HEAD
     return (yield attribution_of(lm, query, method, seed))
+=======
+    att = yield from attribution_of(lm, query, method, seed)
+    return (yield from checked(lm, query, att, masks)) if masks else att
+>>>>>>> 5a7527d (Flow: attention followed from the answer to the prompt in one pass; check= says whether scores can be believed; cite(accuracy="fast"))
 
 
 def attribution_of(

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.display import label, provenance
+from noiser.attribution.display import checks, label, provenance
 from noiser.attribution.markdown import escaped_line
 from noiser.attribution.pairs import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, to_jsonable, validated
@@ -25,6 +25,7 @@ from noiser.explain.citations_html import fragment, page
 from noiser.explain.sentences import Citation, Quote, Sentence, SourcePair, title_length
 from noiser.files import json_text, write_text
 from noiser.numbers import number_format
+from noiser.registry import unversioned
 from noiser.types import Prompt, Source
 
 if TYPE_CHECKING:
@@ -159,13 +160,19 @@ class Citations:
     @property
     def footnotes(self) -> list[str]:
         """How to read it, and where the numbers come from; safe to show."""
-        kind = _NATS.get(str(self.attribution.parameters.get("score")), "")
+        att = self.attribution
+        kind = _NATS.get(str(att.parameters.get("score")), "")
+        score = f"A score is what the sentence loses without the source{kind and f', in nats of {kind}'}."
+        if unversioned(att.method) == "flow":
+            score = "A score is the share of the sentence that attention brings from the source."
+        fell_back = att.info.get("fell_back")
         return [
             "[1]: written under the influence of this source; not checked against it.",
-            f"A score is what the sentence loses without the source{kind and f', in nats of {kind}'}. Cited: at least "
-            f"{self.least_share:.0%} of the positive scores. From memory: less than {self.memory:g} nats lost without "
-            "all sources.",
-            provenance(self.attribution),
+            f"{score} Cited: at least {self.least_share:.0%} of the positive scores. From memory: less than "
+            f"{self.memory:g} nats lost without all sources.",
+            *checks(att),
+            *([f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"] if fell_back else []),
+            provenance(att),
         ]
 
     def __repr__(self) -> str:

@@ -7,22 +7,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
-from noiser.checks import check_choice, check_probability, check_seed, plain
+from noiser.attribution import Attribution
+from noiser.attribution.display import check_text
+from noiser.checks import check_choice, check_count, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
-from noiser.errors import ParameterError, TargetError
+from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
+from noiser.explain.check import checked, mean_of
 from noiser.explain.citations import Citations
 from noiser.explain.progress import shown
 from noiser.explain.refine import MIN_SHARE, SplitRule
-from noiser.methods import Method, Occlusion, make_method
+from noiser.methods import Flow, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel
 from noiser.question import Question
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
-from noiser.types import CitedUnit, Progress, Prompt, Prompts, Sources, TargetUnit
+from noiser.types import Accuracy, CitedUnit, Progress, Prompt, Prompts, Sources, TargetUnit
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
 become zeros; from a text server it is taken out."""
+
+FAST = Flow()
+"""What `accuracy="fast"` scores sources with."""
+
+MASKS = 8
+"""Random halves of the sources that check fast scores."""
 
 MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
@@ -37,6 +46,7 @@ def cite(
     question: Prompt | Prompts,
     sources: Sources | Sequence[Sources],
     *,
+    accuracy: Accuracy = "accurate",
     method: str | Method | None = None,
     answer: str | Sequence[str | int | None] | None = None,
     target_unit: TargetUnit = "sentence",
@@ -46,6 +56,7 @@ def cite(
     memory: float | None = None,
     least_share: float = LEAST_SHARE,
     contrast: bool = True,
+    check: int = 0,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Any:
@@ -62,6 +73,9 @@ def cite(
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
+        accuracy: "accurate": every source is hidden, see above. "fast": attention is followed in one pass (`FAST`), and
+            a check of 8 random halves of the sources says whether that predicts what hiding does; where it does not,
+            or the model's attention cannot be followed, sources are hidden as in "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
@@ -75,6 +89,7 @@ def cite(
         memory: see above, in nats; None for `MEMORY`.
         least_share: a source is cited if it has this share of a sentence's positive scores.
         contrast: whether the model is also asked without the sources.
+        check: as for `noiser.attribute`; "fast" has 8 unless more are given.
         seed: of all random numbers.
         progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
             questions. None and False as for `noiser.attribute`.
@@ -83,12 +98,26 @@ def cite(
         NoiserError: the prompt, a source or the answer is empty or too long, or an argument is outside its domain.
     """
     check_choice("unit", unit, get_args(CitedUnit))
+    check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)
+    masks = max(check_count("check", check, least=0), MASKS if accuracy == "fast" else 0)
+    if accuracy == "fast" and method is not None:
+        raise ParameterError(f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out.")
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
     chosen = _default(lm) if method is None else make_method(method)
     settings = _Settings(
-        chosen, target_unit, max_new_tokens, template, unit, memory, least_share, contrast, check_seed(seed)
+        accuracy,
+        chosen,
+        target_unit,
+        max_new_tokens,
+        template,
+        unit,
+        memory,
+        least_share,
+        contrast,
+        masks,
+        check_seed(seed),
     )
     asked: Any = plain(question)
     own: dict[str, Any] = {"sources": plain(sources), "answer": answer}
@@ -102,6 +131,7 @@ def cite(
 class _Settings(NamedTuple):
     """The arguments of `cite` that all questions share."""
 
+    accuracy: Accuracy
     method: Method
     target_unit: TargetUnit
     max_new_tokens: int
@@ -110,6 +140,7 @@ class _Settings(NamedTuple):
     memory: float | None
     least_share: float
     contrast: bool
+    masks: int
     seed: int
 
 
@@ -147,7 +178,7 @@ def citations(
     losses = yield from _losses(query, removal)
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
     rule = SplitRule(min(settings.least_share, MIN_SHARE), relied, "sentence")
-    attribution = yield from attribution_of(lm, query, settings.method, settings.seed, rule)
+    attribution = yield from _scores(lm, query, settings, rule)
     alone, other = settings.contrast and without_sources(asked, template, read, query.sources), None
     if alone:
         other = yield from prepare(lm, Question(prompt=alone, target_unit="all", **writing))
@@ -161,6 +192,27 @@ def citations(
         memory=memory,
         least_share=settings.least_share,
     )
+
+
+def _scores(lm: LanguageModel, query: Query, settings: _Settings, rule: SplitRule) -> Steps[Attribution]:
+    """The scores, checked; where fast ones cannot be had or fail the check, accurate ones, and why."""
+    failed: dict[str, Any] = {}
+    if settings.accuracy == "fast" and lm.looks_inside:
+        try:
+            found = yield from attribution_of(lm, query, FAST, settings.seed, rule)
+        except UnsupportedModelError as error:
+            failed = {"fell_back": str(error)}
+        else:
+            found = yield from checked(lm, query, found, settings.masks)
+            relied = rule.targets or ()
+            lds = [found.info["check"]["lds"][row] for row in relied]
+            if not relied or mean_of(lds, settings.masks)[1] > 0:
+                return found
+            failed = {"fell_back": check_text(found.info["check"])}
+    found = yield from attribution_of(lm, query, settings.method, settings.seed, rule)
+    if failed:
+        return replace(found, info={**found.info, **failed})
+    return (yield from checked(lm, query, found, settings.masks)) if settings.masks else found
 
 
 def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:

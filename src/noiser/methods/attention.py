@@ -59,9 +59,14 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _attentions(query: Query) -> Attentions:
+    refuse_contrast(query)
+    return Attentions(query)
+
+
+def refuse_contrast(query: Query) -> None:
+    """Raises ParameterError for a foil or a number of the caller's own, which attention knows nothing of."""
     if query.of is not None or query.foil_id is not None:
         raise ParameterError(
             "Attention weights are the same whatever is explained: leave out the foil, or the function of your own "
             "(of=), or use a method that reads the prediction, such as 'occlusion'."
         )
-    return Attentions(query)

@@ -1,0 +1,92 @@
+"""The check: whether an attribution's scores predict, on this prompt, what happens when some units are removed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from noiser.attribution import Attribution
+from noiser.engine import Absence, Game, Query, Steps, remover
+from noiser.metrics.stability import spearman
+from noiser.model.language_model import LanguageModel
+
+_WIDTH = 1.96  # standard errors on each side, for 95 %
+_MOST = 0.99  # a correlation that counts in a mean
+
+
+def checked(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Steps[Attribution]:
+    """The attribution with a check of some masks in `info["check"]`."""
+    return replace(att, info={**att.info, "check": (yield from check(lm, query, att, masks))})
+
+
+def check(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Steps[dict[str, Any]]:
+    """LDS of the scores over a few random masks, per target, with its 95 % interval.
+
+    Each mask keeps each unit with probability 1/2; all targets share the masks. Sources are hidden where the model can
+    do it, so that only the text after them runs again; other units become zero rows, or are deleted. LDS is Spearman's
+    rank correlation of the summed scores of the units that are kept with the target's log odds.
+
+    Args:
+        lm: the model.
+        query: that the attribution answers.
+        att: whose scores are checked.
+        masks: how many inputs are run.
+
+    Returns:
+        `masks`, `removal` and `token_forwards`; `units`, a word for what is removed; `lds`, `low` and `high`, a number
+        per target, NaN where either side does not vary; and `mean`, the three numbers for the mean over targets.
+    """
+    hides = bool(query.sources) and lm.looks_inside and lm.packs
+    removal: Absence = "hidden" if hides else "zero" if lm.takes_embeddings else "delete"
+    before = query.spent.token_forwards
+    rng = torch.Generator().manual_seed(att.seed ^ 0x5EED)  # other masks than those of methods with this seed
+    kept = torch.rand(masks, len(att.units), generator=rng) < 0.5
+    asked = query.with_units(att.units)
+    values = yield from Game(asked, "logit", remover(asked, removal), ~att.scores.isnan())(kept)
+    sums = att.scores.double().nan_to_num() @ kept.double().T
+    found = [float(spearman(one[None], other)) for one, other in zip(sums, values, strict=True)]
+    ends = [interval(rho, masks) for rho in found]
+    return {
+        "masks": masks,
+        "removal": removal,
+        "units": "sources" if query.sources else _plural(att.unit),
+        "lds": found,
+        "low": [low for low, _ in ends],
+        "high": [high for _, high in ends],
+        "mean": mean_of(found, masks),
+        "token_forwards": query.spent.token_forwards - before,
+    }
+
+
+def interval(rho: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a rank correlation of n pairs, by Fisher's z with Bonett and Wright's (2000) variance.
+
+    A correlation of 1 among few pairs is what one a little lower often gives: it counts as half a step below 1, where
+    a step is two neighbours exchanged.
+
+    >>> [round(end, 2) for end in interval(0.8, 8)]
+    [0.09, 0.97]
+    """
+    if n < 4:
+        return -1.0, 1.0
+    most = 1 - 6 / (n * (n * n - 1))
+    rho = max(min(rho, most), -most)  # NaN stays NaN
+    width = _WIDTH * math.sqrt((1 + rho * rho / 2) / (n - 3))
+    return math.tanh(math.atanh(rho) - width), math.tanh(math.atanh(rho) + width)
+
+
+def mean_of(found: Sequence[float], n: int) -> tuple[float, float, float]:
+    """The mean of correlations that share their masks, and its 95 % interval, as wide as that of one; or NaN."""
+    known = [math.atanh(max(-_MOST, min(_MOST, rho))) for rho in found if not math.isnan(rho)]
+    if not known:
+        return math.nan, math.nan, math.nan
+    rho = math.tanh(sum(known) / len(known))
+    return rho, *interval(rho, n)
+
+
+def _plural(unit: str) -> str:
+    return {"auto": "units", "spans": "spans"}.get(unit, f"{unit}s")
