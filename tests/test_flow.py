@@ -105,7 +105,7 @@ def test_equals_the_slow_computation(family):
                 torch.testing.assert_close(
                     float(att.scores[g, u]), float(expected[list(unit.token_indices)].sum()), atol=1e-5, rtol=1e-3
                 )
-    assert att.info["token_forwards"] == (len(query.token_ids) - first if lm.packs else len(query.token_ids))
+    assert att.info["token_forwards"] == (len(query.token_ids) - first if lm.abilities.packs else len(query.token_ids))
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon"])

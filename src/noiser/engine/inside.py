@@ -20,11 +20,8 @@ from noiser.errors import UnsupportedModelError
 from noiser.model.abilities import logits_agree
 from noiser.model.attention import attention_maps
 from noiser.model.language_model import LanguageModel
-<<<<<<< HEAD
-from noiser.types import Baseline
-=======
 from noiser.model.moves import moved_shares
->>>>>>> 5a7527d (Flow: attention followed from the answer to the prompt in one pass; check= says whether scores can be believed; cite(accuracy="fast"))
+from noiser.types import Baseline
 
 
 @dataclass(frozen=True)

@@ -125,27 +125,17 @@ def attribute(
         return run_many(lm, works, told) if many else run_one(lm, works[0], told)
 
 
-<<<<<<< HEAD
-def attribution(lm: LanguageModel, question: Question, method: Method, seed: int = 0) -> Steps[Attribution]:
-    """The attribution of one question, as a generator for `noiser.engine.Engine`."""
-    query: Query = yield prepare(lm, question)
-=======
 def attribution(
     lm: LanguageModel, question: Question, method: Method, seed: int = 0, masks: int = 0
 ) -> Steps[Attribution]:
     """The attribution of one question, checked with some masks, as a generator for `noiser.engine.Engine`."""
-    query = yield from prepare(lm, question)
->>>>>>> 5a7527d (Flow: attention followed from the answer to the prompt in one pass; check= says whether scores can be believed; cite(accuracy="fast"))
+    query: Query = yield prepare(lm, question)
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and getattr(lm.tokenizer, "chat_template", None):
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
         warnings.warn(f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}", stacklevel=2)
-<<<<<<< HEAD
-    return (yield attribution_of(lm, query, method, seed))
-=======
-    att = yield from attribution_of(lm, query, method, seed)
-    return (yield from checked(lm, query, att, masks)) if masks else att
->>>>>>> 5a7527d (Flow: attention followed from the answer to the prompt in one pass; check= says whether scores can be believed; cite(accuracy="fast"))
+    att: Attribution = yield attribution_of(lm, query, method, seed)
+    return (yield checked(lm, query, att, masks)) if masks else att
 
 
 def attribution_of(

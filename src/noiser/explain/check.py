@@ -40,7 +40,7 @@ def check(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Step
         `masks`, `removal` and `token_forwards`; `units`, a word for what is removed; `lds`, `low` and `high`, a number
         per target, NaN where either side does not vary; and `mean`, the three numbers for the mean over targets.
     """
-    hides = bool(query.sources) and lm.looks_inside and lm.packs
+    hides = bool(query.sources) and lm.looks_inside and lm.abilities.packs
     removal: Absence = "hidden" if hides else "zero" if lm.takes_embeddings else "delete"
     before = query.spent.token_forwards
     rng = torch.Generator().manual_seed(att.seed ^ 0x5EED)  # other masks than those of methods with this seed

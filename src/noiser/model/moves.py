@@ -157,10 +157,10 @@ def moved_shares(
         UnsupportedModelError: no attention of the model runs through transformers' AttentionInterface, or its layers
             are built in a way that the shares do not describe.
     """
-    begin = min(first, context.done) if lm.packs else 0
+    begin = min(first, context.done) if lm.abilities.packs else 0
     moves = _Watch(context, begin, first)
     own = {"position_ids": torch.arange(begin, len(context.inputs), device=context.inputs.device)[None]}
-    with lm.running(attention=Attention(moves.attend, masked=not lm.packs)):
+    with lm.running(attention=Attention(moves.attend, masked=not lm.abilities.packs)):
         undo = held(lm.model).undo
         undo += [handle.remove for handle in moves.watch(lm.model)]
         try:
