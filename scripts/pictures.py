@@ -6,13 +6,10 @@ Needs the built-in models, matplotlib, and Chromium by playwright. `web.png` nee
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,77 +19,55 @@ from PIL import Image
 
 import noiser
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+from server_processes import free_port, running  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
 ANNA = "Anna, who left Germany as a child and now lives in Lisbon, speaks fluent"
 LOGPROB = noiser.Occlusion(score="logprob")
+MIRA = ["Mira keeps the lute in the attic.", "Tobias keeps the drum in the barn."]
+MIRA = [*MIRA, MIRA[0], "It rains in the hills."]
+TWICE = " ".join(MIRA) + "\nQuestion: Where does Mira keep the lute?\nAnswer: Mira keeps the lute in the"
+BANK = [
+    {"role": "system", "content": "You are the assistant of a bank. Be brief."},
+    {"role": "user", "content": "The machine at the station swallowed my card. What happened to my card?"},
+]
+MUSEUM = [
+    ("opening hours", "The museum opens at nine and closes at six. Tickets cost eight euros."),
+    ("rules", "On Mondays the museum is closed. Dogs have to wait outside."),
+    ("café", "The café on the first floor sells soup and cake. It closes at five."),
+]
+LUTES = "Mira has two lutes. Jonas has one drum. Mira buys one more lute. How many lutes does Mira have?"
+STEPS = " Mira had two lutes. She bought one more. Two and one are three. So Mira has three lutes."
+SENTENCES = {"unit": "sentence", "method": LOGPROB}
+OTHER_LIBRARIES = "captum:ShapleyValueSampling", "inseq:integrated_gradients"
+OTHERS = "attn_lrp", "last_attention", "position"
+TICKET = "How much does a ticket cost, and where can I eat?"
+SMOL = "smollm2-135m-instruct"
 
-
-def foil() -> None:
-    """Why this and not that."""
-    _html("foil", _ask(ANNA, foil=" German").to_html(), 760)
-
-
-def twice() -> None:
-    """A fact that stands twice: one unit at a time, and several."""
-    sources = ["Mira keeps the lute in the attic.", "Tobias keeps the drum in the barn."]
-    sources = [*sources, sources[0], "It rains in the hills."]
-    prompt = " ".join(sources) + "\nQuestion: Where does Mira keep the lute?\nAnswer: Mira keeps the lute in the"
-    _plot("twice", *(_ask(prompt, sources=sources, unit="source", method=method) for method in (LOGPROB, "joint")))
-
-
-def chat() -> None:
-    """A chat by sentences."""
-    messages = [
-        {"role": "system", "content": "You are the assistant of a bank. Be brief."},
-        {"role": "user", "content": "The machine at the station swallowed my card. What happened to my card?"},
-    ]
-    lm = _model("smollm2-135m-instruct")
-    att = noiser.attribute(lm, messages, unit="sentence", max_new_tokens=30, target_unit="all", method=LOGPROB)
-    _html("chat", att.to_html(), 760)
-
-
-def citations() -> None:
-    """An answer with its sources."""
-    lm, sources = (
-        _model("smollm2-135m-instruct"),
-        [
-            ("opening hours", "The museum opens at nine and closes at six. Tickets cost eight euros."),
-            ("rules", "On Mondays the museum is closed. Dogs have to wait outside."),
-            ("café", "The café on the first floor sells soup and cake. It closes at five."),
-        ],
-    )
-    found = noiser.cite(lm, "How much does a ticket cost, and where can I eat?", sources, max_new_tokens=60)
-    _html("citations", found.to_html(), 860)
-
-
-def figure() -> None:
-    """Two methods below each other."""
-    _plot(
-        "figure", *(_ask("LeBron James professionally plays the sport of", method=each) for each in ("joint", LOGPROB))
-    )
-
-
-def neighbours() -> None:
-    """Methods of three libraries."""
-    methods = "joint", "captum:ShapleyValueSampling", "inseq:integrated_gradients"
-    _plot("neighbours", *(_ask("The Eiffel Tower stands in the city of", method=method) for method in methods))
-
-
-def through() -> None:
-    """Paths through a reasoning chain."""
-    prompt = "Mira has two lutes. Jonas has one drum. Mira buys one more lute. How many lutes does Mira have?"
-    steps = " Mira had two lutes. She bought one more. Two and one are three. So Mira has three lutes."
-    att = _ask(prompt, target=steps, unit="sentence", target_unit="sentence", method=LOGPROB)
-    _html("through", att.through().to_html(targets=[-1]), 860)
+# Pages in HTML with their widths, and prompts with the methods of a figure.
+PAGES: dict[str, tuple[int, Callable[[], str]]] = {
+    "foil": (760, lambda: _ask(ANNA, foil=" German").to_html()),
+    "chat": (760, lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES).to_html()),
+    "citations": (860, lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60).to_html()),
+    "through": (
+        860,
+        lambda: _ask(LUTES, target=STEPS, target_unit="sentence", **SENTENCES).through().to_html(targets=[-1]),
+    ),
+}
+FIGURES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
+    "twice": (TWICE, [LOGPROB, "joint"], {"sources": MIRA, "unit": "source"}),
+    "figure": ("LeBron James professionally plays the sport of", ["joint", LOGPROB], {}),
+    "neighbours": ("The Eiffel Tower stands in the city of", ["joint", *OTHER_LIBRARIES], {}),
+    "methods": (ANNA, ["joint", "noiser", LOGPROB, *OTHERS], {"target": " Portuguese"}),
+}
 
 
 def web() -> None:
-    """The page after a question with a foil."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "noiser", "serve", "--port", str(port)])
-    query = "?prompt=The+keys+to+the+old+cabinet&target=+are&foil=+is&unit=word"
+    """The page after a question with a foil, a click on a word and the chart."""
+    query, port = "?prompt=The+keys+to+the+old+cabinet&target=+are&foil=+is&unit=word", free_port()
 
     def click(page: Any) -> None:
         page.locator("#after").wait_for(timeout=500_000)  # with the model loaded; then once more
@@ -102,18 +77,9 @@ def web() -> None:
         page.locator("#chart svg").wait_for(timeout=500_000)
         page.set_viewport_size({"width": 1180, "height": 1200})
         page.evaluate("scrollTo(0, 0)")
-        time.sleep(2)
 
-    try:
+    with running([sys.executable, "-m", "noiser", "serve", "--port", str(port)], port, path=""):
         _shot("web", f"http://127.0.0.1:{port}/{query}", 1180, click)
-    finally:
-        server.terminate()
-
-
-def methods() -> None:
-    """One prompt by six methods."""
-    chosen = "joint", "noiser", LOGPROB, "attn_lrp", "last_attention", "position"
-    _plot("methods", *(_ask(ANNA, target=" Portuguese", method=method) for method in chosen))
 
 
 def insertion() -> None:
@@ -148,34 +114,32 @@ def _model(name: str = "gemma-3-270m") -> noiser.LanguageModel:
     return noiser.load_model(name)
 
 
-def _ask(prompt: str, **question: Any) -> noiser.Attribution:
-    return noiser.attribute(_model(), prompt, **{"unit": "word"} | question)
+def _ask(prompt: Any, model: str = "gemma-3-270m", **question: Any) -> noiser.Attribution:
+    return noiser.attribute(_model(model), prompt, **{"unit": "word"} | question)
 
 
-def _plot(name: str, first: noiser.Attribution, *others: noiser.Attribution) -> None:
+def _plot(name: str) -> None:
+    prompt, methods, question = FIGURES[name]
+    first, *others = (_ask(prompt, method=method, **question) for method in methods)
     first.plot(*others).savefig(IMAGES / f"{name}.png", dpi=160)
     _shrink(name)
 
 
-def _html(name: str, page: str, width: int) -> None:
+def _page(name: str) -> None:
+    width, html = PAGES[name]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
-        path.write_text(page, encoding="utf-8")
+        path.write_text(html(), encoding="utf-8")
         _shot(name, path.as_uri(), width)
 
 
 def _shot(name: str, address: str, width: int, before: Callable[[Any], None] | None = None) -> None:
-    from playwright.sync_api import Error, sync_playwright
+    from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 100}, device_scale_factor=2)
-        for _ in range(100):  # until the server listens
-            try:
-                page.goto(address)
-                break
-            except Error:
-                time.sleep(1)
+        page.goto(address)
         if before:
             before(page)
         page.screenshot(path=IMAGES / f"{name}.png", full_page=True)
@@ -189,10 +153,9 @@ def _shrink(name: str) -> None:
     Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
-PICTURES = foil, twice, chat, citations, figure, neighbours, through, methods, insertion, web
-
 if __name__ == "__main__":
-    for picture in PICTURES:
-        if picture.__name__ in (sys.argv[1:] or [each.__name__ for each in PICTURES]):
-            print(picture.__name__)
-            picture()
+    drawn: dict[str, Callable[[], None]] = {name: partial(_page, name) for name in PAGES}
+    drawn |= {name: partial(_plot, name) for name in FIGURES} | {"insertion": insertion, "web": web}
+    for chosen in sys.argv[1:] or drawn:
+        print(chosen)
+        drawn[chosen]()
