@@ -16,6 +16,7 @@ from golden.make import stored
 from noiser.bench import Store, run_bench
 
 numbers_of_all = cache(stored)
+pytestmark = pytest.mark.usefixtures("unchecked")  # shapes are checked everywhere else
 
 
 def parts():

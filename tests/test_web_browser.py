@@ -81,7 +81,6 @@ def ask(page, prompt=PROMPT, method="occlusion"):
     field(page, "prompt").fill(prompt)
     field(page, "methods").select_option(method)
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#after")).to_be_hidden()
     done(page)
 
 
@@ -219,7 +218,6 @@ def test_all_of_it_with_the_keyboard(visit):
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Ask"
     page.keyboard.press("Enter")
-    expect(page.locator("#after")).to_be_hidden()
     done(page)
     for _ in range(20):
         page.keyboard.press("Tab")
