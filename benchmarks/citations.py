@@ -167,7 +167,7 @@ def truth_rows(lm: LanguageModel, category: str, sentences: int, seed: int, meth
     """Rows of each method, one for each prompt that counts."""
     examples = [example for example in draw(category, sentences, seed) if example.meta["sentences"] == sentences]
     said = noiser.attribute(lm, [example.prompt for example in examples], method="position")
-    alone = noiser.attribute(lm, [str(example.without) for example in examples], method="position")
+    alone = noiser.attribute(lm, [example.without[0] for example in examples], method="position")
     right, known = (
         [_answers(att, example.target) for att, example in zip(atts, examples, strict=True)] for atts in (said, alone)
     )

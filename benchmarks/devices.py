@@ -67,10 +67,7 @@ SHAPES: dict[str, transformers.PretrainedConfig] = {
     ),
 }
 
-METHODS: dict[str, Method] = {
-    "noiser, one scoring pass": noiser.Noiser(bounding=0.05),
-    "occlusion": noiser.Occlusion(),
-}
+METHODS: dict[str, Method] = {"noiser, one scoring pass": noiser.Noiser(bounding=0.05), "occlusion": noiser.Occlusion()}
 
 
 def random_model(config: transformers.PretrainedConfig, tokenizer: Any, device: str, dtype: str) -> LanguageModel:
@@ -130,14 +127,7 @@ def longest(lm: LanguageModel, limit: int, first: int = 1024) -> dict[str, Any]:
 
 
 def measured(
-    shape: str,
-    tokenizer: Any,
-    device: str,
-    dtype: str,
-    prompts: Sequence[str],
-    top: float,
-    *,
-    limit: int | None = None,
+    shape: str, tokenizer: Any, device: str, dtype: str, prompts: Sequence[str], top: float, *, limit: int | None = None
 ) -> list[Any]:
     """All rows of one shape; none but the first where the weights do not fit."""
     common: dict[str, Any] = {"model": shape, "precision": dtype}

@@ -1,13 +1,14 @@
 """Development games: every input that the units of a prompt make, run once, to try estimators without a model.
 
     NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
-    python benchmarks/games.py GAMES.jsonl table
+    python benchmarks/games.py GAMES.jsonl table          # or: pairs
 
 With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is predicted of each: of
 the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves out), tokens being units, and of planted
 facts of another seed than the data set's, with their six sentences as units. A prompt counts if the model gives its
 answer (and not without the gold sentences) and it has at most 11 units. `table` runs methods on the stored values,
-with several seeds.
+with several seeds. `pairs` asks for the pair of gold sentences: whether `joint` names it rightly, and whether it has
+the most extreme interaction, with the right sign, by estimators of shapiq; intervals are Wilson's over prompts.
 
 *rank*: the area of mass-matched curves by rank minus that of random ranks, with whole units kept or removed, exactly.
 *LDS*: rank correlation over all inputs of the summed scores of the kept units with the log odds. *Erasure*: the
@@ -32,9 +33,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float64
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import binomtest, rankdata, spearmanr
 from torch import Tensor
 
 import noiser
@@ -89,7 +91,7 @@ def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
     units = len(games["prob"].units)
     if units > MOST_UNITS or not says(games["prob"]):
         return None
-    if example.without and says(noiser.Game(lm, example.without)):
+    if any(says(noiser.Game(lm, other)) for other in example.without):
         return None
     values = {name: game(subsets(units))[0].abs().tolist() for name, game in games.items()}
     stored = {name: [float(f"{number:.6g}") for number in row] for name, row in values.items()}
@@ -115,8 +117,8 @@ class Played:
     prob: Float64[Tensor, " inputs"]
     hellinger: Float64[Tensor, " inputs"]
 
-    def scores(self, method: Any, seed: int) -> Float64[Tensor, " units"]:
-        """The scores of a method that removes units."""
+    def play(self, method: Any, seed: int) -> Any:
+        """What a method that removes units returns."""
         name = "logit" if method.score == "root" else method.score
         values = {"prob": self.prob, "logprob": self.prob.log(), "logit": self.prob.logit()}[name]
         keys = [(0, row.tobytes()) for row in subsets(self.units).numpy()]
@@ -126,7 +128,7 @@ class Played:
         try:
             raise AssertionError(f"{next(steps)} is not stored")
         except StopIteration as stop:
-            return stop.value.scores[0].double()
+            return stop.value
 
     def measures(self, scores: Float64[Tensor, " units"]) -> dict[str, float]:
         """The columns of the table."""
@@ -172,7 +174,7 @@ def read(path: Path) -> Iterator[tuple[dict[str, Any], Played]]:
     """Each line that counts: its names, and its game."""
     for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         if "units" in row:
-            numbers = {name: torch.tensor(row.pop(name), dtype=torch.float64) for name in ("prob", "hellinger")}
+            numbers = {name: torch.tensor(row.pop(name, ()), dtype=torch.float64) for name in ("prob", "hellinger")}
             yield row, Played(row["units"], tuple(row["gold"]), **numbers)
 
 
@@ -184,7 +186,7 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
         column = f"{row['set']}, {row['model']}"
         counts[column] += 1
         for name, method in methods.items():
-            found[name][column] += [game.measures(game.scores(method, seed)) for seed in range(seeds)]
+            found[name][column] += [game.measures(game.play(method, seed).scores[0].double()) for seed in range(seeds)]
     lines: list[list[str]] = [["", *(f"{of} ({count})" for of, count in counts.items())], ["---"] * (1 + len(counts))]
     for name, columns in found.items():
         means = ({key: statistics.mean(one[key] for one in rows) for key in rows[0]} for rows in columns.values())
@@ -193,15 +195,66 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+KINDS = {"twice": "either", "combined": "together"}
+PAIRS: dict[str, Any] = {"joint, 8 n": noiser.Joint(), "joint, 8 n + 10": noiser.Joint(pairs=10)}
+PEERS = {"KernelSHAPIQ": "k-SII", "SHAPIQ": "SII", "PermutationSamplingSII": "SII", "SPEX": "FBII", "ProxySPEX": "FBII"}
+"""Estimators of shapiq and the index that each estimates, of p^¼; of log odds, fewer pairs were found."""
+
+
+def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> bool:
+    """Whether the gold pair is named rightly, or has the most extreme interaction."""
+    gold, bits = tuple(sorted(game.gold)), 1 << np.arange(game.units)
+    if way in PAIRS:
+        return (gold, kind) in [(pair.units, pair.kind) for pair in game.play(PAIRS[way], seed).pairs]
+    from shapiq import approximator
+
+    made = getattr(approximator, way)(n=game.units, max_order=2, index=PEERS[way], random_state=seed)
+    values = made.approximate(budget, lambda kept: (game.prob**0.25).numpy()[np.atleast_2d(kept) @ bits])
+    every = {
+        pair: values[pair] * (1 if kind == "together" else -1) for pair in itertools.combinations(range(game.units), 2)
+    }
+    return max(every, key=every.__getitem__) == gold and every[gold] > 0
+
+
+def pairs_table(path: Path, seeds: int) -> str:
+    """Markdown with a row per way. Of facts in two parts those count of which leaving out either halves p."""
+    games: dict[str, list[tuple[str, Played]]] = defaultdict(list)
+    false: dict[str, list[int]] = defaultdict(list)
+    for row, game in read(path):
+        halved = [2 * game.prob[2**game.units - 1 - (1 << unit)] <= game.prob[-1] for unit in game.gold]
+        if row["set"] in KINDS and (row["set"] == "twice" or all(halved)):
+            games[f"{row['set']}, {row['model']}"].append((KINDS[row["set"]], game))
+        if row["set"] == "once":
+            false[row["model"]] += [len(game.play(PAIRS["joint, 8 n + 10"], seed).pairs) for seed in range(seeds)]
+    head = " | ".join(f"{name} ({len(some)})" for name, some in games.items())
+    lines = [f"| | {head} |", "|---" * (len(games) + 1) + "|"]
+    for way, budget in [*((way, 0) for way in PAIRS), *itertools.product(PEERS, (50, 60))]:
+        cells: list[str] = []
+        for some in games.values():
+            try:
+                hits = [found_by(way, budget, kind, game, seed) for kind, game in some for seed in range(seeds)]
+            except (ImportError, ValueError) as error:
+                cells.append(type(error).__name__)
+                continue
+            low, high = binomtest(round(sum(hits) / seeds), len(some)).proportion_ci(method="wilson")
+            cells.append(f"{statistics.mean(hits):.2f} [{low:.2f}, {high:.2f}]")
+        lines.append(f"| {way}{f', {budget} inputs' * bool(budget)} | {' | '.join(cells)} |")
+    means = {model: statistics.mean(counts) for model, counts in false.items()}
+    return "\n".join([*lines, "", f"Pairs on prompts with one fact: {means}"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("games", type=Path)
-    parser.add_argument("command", choices=("play", "table"))
+    parser.add_argument("command", choices=("play", "table", "pairs"))
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     parser.add_argument("--seeds", type=int, default=5)
     chosen = parser.parse_args()
-    if chosen.command == "table":
-        print(table(chosen.games, METHODS, chosen.seeds))
+    if chosen.command != "play":
+        pairs = chosen.command == "pairs"
+        print(pairs_table(chosen.games, chosen.seeds) if pairs else table(chosen.games, METHODS, chosen.seeds))
         return
     lines = chosen.games.read_text(encoding="utf-8").splitlines() if chosen.games.exists() else []
     done = {(row["model"], row["id"]) for row in map(json.loads, lines)}

@@ -47,9 +47,7 @@ COMPARED = {
     ),
     "deeplift": Compared({}, ("deeplift", {})),
     "integrated_gradients": Compared(
-        {"n_steps": 50},
-        ("integrated_gradients", {"n_steps": 50}),
-        ("LayerIntegratedGradients", {"n_steps": 50}),
+        {"n_steps": 50}, ("integrated_gradients", {"n_steps": 50}), ("LayerIntegratedGradients", {"n_steps": 50})
     ),
     "sequential_integrated_gradients": Compared({"n_steps": 10}, ("sequential_integrated_gradients", {"n_steps": 10})),
     "occlusion": Compared({}, ("occlusion", {}), ("FeatureAblation", {})),

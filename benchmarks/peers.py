@@ -45,8 +45,6 @@ SENTENCES = 6
 WAYS: dict[str, tuple[str, ...]] = {
     "context-cite": ("ContextCite",),
     "shapiq": ("KernelSHAP", "PermutationSamplingSV"),
-    "captum": ("FeatureAblation", "ShapleyValueSampling"),
-    "inseq": ("occlusion", "integrated_gradients"),
     "lxt": ("AttnLRP",),
     "flashtrace": ("FlashTrace",),
     "noiser": ("joint", "context_cite", "kernel_shap", "shapley_sampling", "occlusion", "attn_lrp"),
@@ -179,43 +177,6 @@ def shapiq(loaded: Loaded) -> Scorer:
     return score
 
 
-def captum(loaded: Loaded) -> Scorer:
-    """Deletes sentences, parts of a text template; log p of the target."""
-    from captum.attr import FeatureAblation, LLMAttribution, ShapleyValueSampling, TextTemplateInput
-
-    kinds = {"FeatureAblation": FeatureAblation, "ShapleyValueSampling": ShapleyValueSampling}
-
-    def score(question: Question, way: str) -> Sequence[float]:
-        template = " ".join(["{}"] * len(question.spans)) + question.rest.replace("{", "{{").replace("}", "}}")
-        text = TextTemplateInput(template, question.sentences)
-        # An order takes as many evaluations as there are sentences.
-        more = {"n_samples": BUDGET // len(question.spans)} if way == "ShapleyValueSampling" else {}
-        method = LLMAttribution(kinds[way](loaded.model), loaded.tokenizer)
-        result = method.attribute(text, target=question.target, use_cached_outputs=False, **more)
-        return result.seq_attr.tolist()
-
-    return score
-
-
-def inseq(loaded: Loaded) -> Scorer:
-    """Token by token, summed over a sentence; integrated gradients in as many steps as there are evaluations."""
-    import inseq
-
-    models = {way: inseq.load_model(loaded.model, way, tokenizer=loaded.tokenizer) for way in WAYS["inseq"]}
-
-    def score(question: Question, way: str) -> Sequence[float]:
-        _, offsets, _ = loaded.encode(question)
-        steps = {"n_steps": BUDGET} if way == "integrated_gradients" else {}
-        out = models[way].attribute(
-            question.prompt, question.prompt + question.target, show_progress=False, pretty_progress=False, **steps
-        )
-        tokens = out.sequence_attributions[0].target_attributions
-        tokens = tokens.norm(dim=-1) if tokens.dim() == 3 else tokens
-        return question.per_sentence(tokens[: len(offsets), 0].tolist(), offsets)
-
-    return score
-
-
 def lxt(loaded: Loaded) -> Scorer:
     """AttnLRP of the target's logit, one pass forwards and one back, summed over a sentence."""
 
@@ -277,7 +238,7 @@ class Ours:
 
 def work(peer: str, folder: str) -> None:
     """Answers lines of stdin, [question, way], by lines of stdout that begin with "= "."""
-    options: dict[str, Any] = {"attn_implementation": "eager"} if peer in ("flashtrace", "inseq") else {}
+    options: dict[str, Any] = {"attn_implementation": "eager"} if peer == "flashtrace" else {}
     if peer == "lxt":  # before the model is made
         from lxt.efficient import monkey_patch
         from transformers import AutoConfig

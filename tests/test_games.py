@@ -27,7 +27,7 @@ def test_methods_give_on_a_game_what_they_give_on_its_model():
     game = games.Played(row["units"], tuple(row["gold"]), **numbers)
     for method in (noiser.Occlusion(), noiser.Joint(), noiser.ContextCite(samples=9)):
         expected = noiser.attribute(lm, PROMPT, method=method, seed=1).scores[0].double()
-        torch.testing.assert_close(game.scores(method, seed=1), expected, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(game.play(method, seed=1).scores[0].double(), expected, rtol=1e-3, atol=1e-5)
     clean = noiser.attribute(lm, PROMPT, method="random").targets[0].probability
     assert (row["prob"][-1], row["hellinger"][-1]) == pytest.approx((clean, 0), rel=1e-4, abs=1e-9)
     assert min(row["hellinger"][:-1]) > 0
@@ -69,3 +69,15 @@ def test_the_stored_games_are_whole_and_make_the_table():
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
     documented = (ROOT / "design" / "estimator.md").read_text(encoding="utf-8")
     assert all(cell in documented for cell in cells if cell)
+
+
+@pytest.mark.parametrize("kind", ["together", "either"])
+@pytest.mark.parametrize("way", ["joint, 8 n", "KernelSHAPIQ"])
+def test_the_gold_pair_is_found_in_a_game_that_is_nothing_else(kind, way):
+    pytest.importorskip("shapiq")
+    first, second = games.subsets(4)[:, :2].T
+    prob = 0.05 + 0.9 * ((first & second) if kind == "together" else (first | second)).double()
+    game = games.Played(4, (0, 1), prob, torch.empty(0))
+    assert games.found_by(way, 16, kind, game, seed=0)
+    wrong = {"together": "either", "either": "together"}[kind]
+    assert not games.found_by(way, 16, wrong, game, seed=0)
