@@ -88,14 +88,11 @@ def one_by_one(lm, query, changes):
 
 
 def slowly(lm, query, table, change):
-    rows = [
-        query.logit_positions[g] for g in (range(len(query.target_ids)) if change.targets is None else change.targets)
-    ]
+    rows = [row for g, row in enumerate(query.logit_positions) if change.targets is None or g in change.targets]
     if not (change.rows or change.hidden):
         kept = [[i for i in range(row + 1) if i not in change.positions] for row in rows]
-        return torch.stack([lm.model(input_ids=query.token_ids[ids][None]).logits[0, -1].softmax(-1) for ids in kept])[
-            None
-        ]
+        last = [lm.model(input_ids=query.token_ids[ids][None]).logits[0, -1] for ids in kept]
+        return torch.stack(last).softmax(-1)[None]
     samples = []
     for changed in change.rows(table[list(change.positions)]):
         inputs = table.clone()
@@ -536,6 +533,35 @@ def test_generators_open_at_once_are_limited_and_results_come_in_order(monkeypat
 def steps_of(query, number):
     found = yield Ask(query, [replace((1 + number,), torch.zeros(DIM))], SCORES["prob"])
     return pytest.approx(float(found[0]), rel=1e-5)
+
+
+def test_steps_may_yield_other_steps():
+    """Their result is the answer, their error is raised where they were yielded, and an error of the model ends all."""
+    lm, ended = tiny("llama"), []
+    query = query_of(lm, PROMPT)
+
+    def inner(positions, error=None):
+        try:
+            (found,) = yield Ask(query, [delete(positions)], SCORES["prob"])
+            if error:
+                raise error
+            return float(found)
+        finally:
+            ended.append("inner")
+
+    def outer(one, other):
+        try:
+            with pytest.raises(ValueError, match="Caught"):
+                yield inner((1,), ValueError("Caught"))
+            return (yield inner(one)), (yield inner(other))
+        finally:
+            ended.append("outer")
+
+    assert run_one(lm, outer((1,), (2, 3))) == (run_one(lm, inner((1,))), run_one(lm, inner((2, 3))))
+    ended.clear()
+    with pytest.raises(ParameterError, match="leaves none before a target"):
+        run_one(lm, outer(range(len(query.token_ids)), (1,)))
+    assert ended == ["inner", "inner", "outer"]
 
 
 def test_targets_that_are_not_named_are_not_read():

@@ -213,17 +213,13 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     other = wrap(lm.model, tiny_tokenizer())
     failing_when_packed(other, error("no positions of this kind"), monkeypatch)
     assert not other.abilities.packs
-    torch.testing.assert_close(
-        noiser.attribute(other, PROMPT, method="occlusion").scores, expected, atol=1e-6, rtol=1e-4
-    )
+    found = noiser.attribute(other, PROMPT, method="occlusion").scores
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_a_vocabulary_of_one_token_is_refused():
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.LlamaConfig(
-            vocab_size=1, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-        )
-    )
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=1, **sizes))
     with pytest.raises(UnsupportedModelError, match="has a vocabulary of 1; expected at least two tokens"):
         wrap(model, tiny_tokenizer())
 
@@ -339,16 +335,12 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_generate_says_is_explained(name):
-    model, tokenizer, prompt = (
-        tiny_model("qwen2").eval(),
-        tiny_tokenizer(),
-        "The quick brown fox jumps over the lazy dog",
-    )
+    model, tokenizer = tiny_model("qwen2").eval(), tiny_tokenizer()
+    prompt = "The quick brown fox jumps over the lazy dog"
     model.generation_config = transformers.GenerationConfig(**{"eos_token_id": 1, "pad_token_id": 1, **SETTINGS[name]})
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[
-        0, ids.shape[1] :
-    ]
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    said = whole[0, ids.shape[1] :]
     att = noiser.attribute(noiser.wrap(model, tokenizer), prompt, method="random", max_new_tokens=12)
     found = [target.token_id for target in att.targets]
     assert found == said.tolist()[: len(found)]
