@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import jaxtyped
@@ -34,7 +35,11 @@ class _Finder:
         if name.partition(".")[0] != self.package:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
+        if (
+            spec is not None
+            and type(spec.loader) is SourceFileLoader
+            and b"jaxtyping" in Path(spec.origin).read_bytes()
+        ):
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
@@ -44,8 +49,7 @@ class _Loader(SourceFileLoader):
         raise OSError("Code with checks is neither read from __pycache__ nor kept there.")
 
     def source_to_code(self, data, path, *, _optimize=-1):
-        tree = ast.fix_missing_locations(_Decorated().visit(ast.parse(data)))
-        return compile(tree, path, "exec", dont_inherit=True, optimize=_optimize)
+        return compile(_Decorated().visit(ast.parse(data)), path, "exec", dont_inherit=True, optimize=_optimize)
 
 
 class _Decorated(ast.NodeTransformer):
@@ -66,13 +70,13 @@ class _Decorated(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node):
         if self._has_arrays(node.args, node.returns):
-            node.decorator_list.append(_decorator())
+            node.decorator_list.append(_decorator(node))
         return node  # without what is inside
 
     def visit_ClassDef(self, node):
         fields = (each.annotation for each in node.body if isinstance(each, ast.AnnAssign))
         if self._has_arrays(*fields) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
-            node.decorator_list.insert(0, _decorator())
+            node.decorator_list.insert(0, _decorator(node))
         return self.generic_visit(node)
 
     def _has_arrays(self, *nodes) -> bool:
@@ -80,5 +84,8 @@ class _Decorated(ast.NodeTransformer):
         return any(name.id in self.arrays for name in names)
 
 
-def _decorator() -> ast.expr:
-    return ast.parse("__import__('checking').checked", mode="eval").body
+def _decorator(place: ast.AST) -> ast.expr:
+    found = ast.parse("__import__('checking').checked", mode="eval").body
+    for node in ast.walk(found):
+        ast.copy_location(node, place)
+    return found

@@ -27,6 +27,12 @@ settings.register_profile("explore", settings.get_profile("noiser"), derandomize
 settings.load_profile("noiser")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Examples in docstrings are of the package; those of tests are not looked for."""
+    return [found for found in (yield) if type(found).__name__ != "DoctestModule"]
+
+
 @pytest.fixture
 def unchecked():
     """Turns the type checking off, to see what a user gets who passes a wrong type."""

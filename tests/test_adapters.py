@@ -8,22 +8,19 @@ import torch
 import noiser
 from tiny import tiny_model, tiny_tokenizer
 
-peft = pytest.importorskip("peft", reason="PEFT is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
 PROMPT = "The quick brown fox jumps over the lazy dog."
+LORA = {"r": 4, "init_lora_weights": False}
 
 
-def adapted(family, config):
+def adapted(family, kind="LoraConfig", **options):
     """The head gets weights of its own, so that an adapter of the embedding table can be merged without it."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
     torch.manual_seed(0)
     model = tiny_model(family, spread=0.1).eval()
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
-    return peft.get_peft_model(model, config).eval()
-
-
-def lora(**options):
-    return peft.LoraConfig(r=4, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    return peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", **options)).eval()
 
 
 @torch.no_grad()
@@ -35,18 +32,17 @@ def predicted(model, ids, gone=()):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("kind", "options"),
     [
-        lora(target_modules=["q_proj", "v_proj"]),
-        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
-        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+        ("LoraConfig", LORA | {"target_modules": ["q_proj", "v_proj"]}),
+        ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+        ("PrefixTuningConfig", {"num_virtual_tokens": 4}),
     ],
-    ids=["lora", "prompt tuning", "prefix tuning"],
 )
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_the_adapted_model_is_explained(config, tokens):
+def test_the_adapted_model_is_explained(kind, options, tokens):
     """A learned prompt stands before the tokens, and its rows before those of their logits."""
-    model = adapted("llama", config)
+    model = adapted("llama", kind, **options)
     att = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion", max_new_tokens=tokens)
     ids = [*tiny_tokenizer()(PROMPT)["input_ids"]]
     for target, scores in zip(att.targets, att.scores, strict=True):
@@ -60,7 +56,7 @@ def test_the_adapted_model_is_explained(config, tokens):
 
 
 def test_the_head_runs_where_it_is_needed_alone():
-    model, rows = adapted("llama", lora(target_modules=["q_proj"])), []
+    model, rows = adapted("llama", **LORA, target_modules=["q_proj"]), []
     lm = noiser.wrap(model, tiny_tokenizer())
     lm.abilities.packs = False
     model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[-1].shape[1]))
@@ -71,7 +67,7 @@ def test_the_head_runs_where_it_is_needed_alone():
 
 def test_rows_of_an_adapted_embedding_table_keep_their_scale():
     """Gemma multiplies its embeddings by sqrt(d); the adapter adds to the rows before that."""
-    model = adapted("gemma3", lora(target_modules=["embed_tokens"]))
+    model = adapted("gemma3", **LORA, target_modules=["embed_tokens"])
     lm = noiser.wrap(model, tiny_tokenizer())
     assert lm.abilities.embedding_scale == pytest.approx(32**0.5, rel=1e-6)
     merged = noiser.wrap(model.merge_and_unload(), tiny_tokenizer())

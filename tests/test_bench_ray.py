@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,17 @@ from noiser.bench import run_bench
 from noiser.bench.executors import RayActors
 from noiser.errors import RunError
 
-ray = pytest.importorskip("ray", reason='Ray is not installed; pip install "noiser[ray]"')
-
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not about us
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed; pip install "noiser[ray]"'),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own warnings are not about us
+]
 
 
 @pytest.fixture(scope="module")
 def cluster():
     """A cluster whose head has no cores for work, and two nodes of one core."""
+    import ray
     from ray.cluster_utils import Cluster as LocalCluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -46,6 +51,8 @@ class Waiting:
         assert threads == 1
 
     def work(self, job):
+        import ray
+
         name, folder = job
         node = ray.get_runtime_context().get_node_id()
         (Path(folder) / f"{name}-{node}").write_text(str(os.getpid()))
@@ -67,6 +74,8 @@ def test_a_plan_gives_the_same_rows(tmp_path, cluster):
 
 
 def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
+    import ray
+
     executor = RayActors(Waiting, None)
     assert executor.workers == 2
     here, killed = ray.get_runtime_context().get_node_id(), []
@@ -94,7 +103,7 @@ def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
 
 
 def test_a_wrong_address(monkeypatch):
-    ray.shutdown()
+    import_module("ray").shutdown()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(RunError, match=r"Cannot reach the Ray cluster at 127\.0\.0\.1:1"):
         RayActors(Waiting, None)

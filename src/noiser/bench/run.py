@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -95,7 +96,8 @@ def run_bench(
             threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
             chosen = Processes(partial(make, threads), workers or 1)
         try:
-            return _Run(wanted, drawn, store, chosen, progress).work(retry_errors=retry_errors)
+            run = _Run(wanted, drawn, store, chosen, progress or (lambda _done, _total, _job: None))
+            return run.work(retry_errors=retry_errors)
         finally:
             chosen.close()
 
@@ -138,18 +140,15 @@ def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mappin
     )
 
 
+@dataclass(frozen=True)
 class _Run:
     """A plan at work in its folder."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        drawn: Mapping[str, Drawn],
-        store: Store,
-        executor: Inline | Processes | RayActors,
-        progress: RunProgress | None,
-    ) -> None:
-        self.plan, self.drawn, self.store, self.executor, self.progress = plan, drawn, store, executor, progress
+    plan: Plan
+    drawn: Mapping[str, Drawn]
+    store: Store
+    executor: Inline | Processes | RayActors
+    tell: RunProgress
 
     def sample(self, model: str, data: str, limit: int | None) -> tuple[Sampled, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
@@ -169,7 +168,7 @@ class _Run:
                 answers |= done.answers
             found = found.extended({sampled.id: answers[sampled.id] for sampled in following}, limit)
             self._keep(found)
-            self._report(0, 0, f"{model}, {data}: {found.right} right of {found.checked}")
+            self.tell(0, 0, f"{model}, {data}: {found.right} right of {found.checked}")
         self._keep(found)
         return sample(drawn, found, limit)
 
@@ -202,7 +201,7 @@ class _Run:
         jobs = [*self.jobs(retry_errors=retry_errors)]
         total = sum(len(examples) for job in jobs for examples in job.missing.values())
         rows, errors, lost = 0, 0, list[str]()
-        self._report(0, total, "")
+        self.tell(0, total, "")
         for job, done in self.executor.run(map(self._with_attributions, jobs)):
             name = ", ".join(job[:3])
             if isinstance(done, RunError):
@@ -211,7 +210,7 @@ class _Run:
             self._check_model(job.model, done)
             self.store.add(done.rows, done.texts)
             rows, errors = rows + len(done.rows), errors + sum(row.error is not None for row in done.rows)
-            self._report(rows, total, name)
+            self.tell(rows, total, name)
         return Outcome(rows, errors, tuple(lost))
 
     def _with_attributions(self, job: Job) -> Job:
@@ -219,10 +218,6 @@ class _Run:
         keys = [Key(job.model, job.data, job.method, ATTRIBUTION, each.id) for each in job.examples]
         stored = {key.example: self.store.text(key).get(ATTRIBUTION) for key in keys}
         return job._replace(attributions={example: att for example, att in stored.items() if att})
-
-    def _report(self, done: int, total: int, job: str) -> None:
-        if self.progress is not None:
-            self.progress(done, total, job)
 
     def _check_model(self, label: str, done: Done) -> None:
         """Records the model. Raises StoredFileError where stored rows are about another one."""

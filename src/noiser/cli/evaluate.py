@@ -86,19 +86,17 @@ def _show(results: dict[str, Evaluation], output: o.Output) -> None:
     from noiser.evaluation import differences
     from noiser.files import json_text
 
-    first, *others = results.values()
-    if not others:
-        page = html_page("Evaluation", _STYLE, first.to_html())
-        output.write({"text": lambda: str(first), "json": first.dumps, "html": lambda: page})
-        return
-    gaps: Any = differences(results)
-    title = f"{next(iter(results))} minus each other method, prompt by prompt; p_holm is corrected for all lines"
-    tables = "".join(each.to_html() for each in results.values())
-    page = html_page("Evaluation", _STYLE, f"{tables}<p>{escape(title)}</p>{gaps.to_html(index=False, border=0)}")
-    text = "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)])
-    evaluations = {name: each.to_dict() for name, each in results.items()}
-    both = json_text(to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")}))
-    output.write({"text": lambda: text, "json": lambda: both, "html": lambda: page})
+    (name, first), *others = results.items()
+    tables, text, record = [each.to_html() for each in results.values()], str(first), first.to_dict()
+    if others:
+        gaps: Any = differences(results)
+        title = f"{name} minus each other method, prompt by prompt; p_holm is corrected for all lines"
+        tables.append(f"<p>{escape(title)}</p>{gaps.to_html(index=False, border=0)}")
+        text = "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)])
+        evaluations = {name: each.to_dict() for name, each in results.items()}
+        record = to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")})
+    page = html_page("Evaluation", _STYLE, "".join(tables))
+    output.write({"text": lambda: text, "json": lambda: json_text(record), "html": lambda: page})
 
 
 def _load(name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None) -> list[Any]:

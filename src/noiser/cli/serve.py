@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,12 +42,9 @@ def serve(
         raise DependencyError(f"The page needs {error.name}.", "app") from error
     names = model or ["gemma-3-270m"]
 
-    def load(name: str) -> LanguageModel:
-        if name in names:
-            return loading.load(name)
-        # a revision, a device map or an argument is meant for the models that were named
-        others = dict.fromkeys(("device_map", "revision", "engine_arg", "chat_template_arg"))
-        return replace(loading, trust_remote_code=False, **others).load(name)
+    def load(name: str) -> LanguageModel:  # other options are meant for the models that were named
+        others = o.Loading(dtype=loading.dtype, device=loading.device)
+        return (loading if name in names else others).load(name)
 
     others: dict[str, Any] = {"allowed_hosts": allowed_host or (), "proxy": proxy}
     others |= {"upstream": upstream, "api_key_env": upstream_key_env}

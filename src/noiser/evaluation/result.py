@@ -140,20 +140,16 @@ class Evaluation:
         return corrected(gaps, self.primary)
 
     def _check_comparable(self, other: Evaluation) -> None:
-        ours, theirs = to_jsonable(self.settings), to_jsonable(other.settings)
-        shared = ours.keys() & theirs.keys() - {"seed", "parameters"}
-        pairs = {name: (ours[name], theirs[name]) for name in ours if name in shared}
-        if None in pairs["judge"]:
-            del pairs["judge"]
-        pairs["prompts"] = tuple(to_jsonable([record["prompt"] for record in one.records]) for one in (self, other))
-        for index, pair in enumerate(zip(self.rows["target"], other.rows["target"], strict=False)):
-            if self.model == other.model and all(pair):
-                pairs[f"target of prompt {index}"] = pair
-        for name, (mine, its) in pairs.items():
-            if mine != its:
-                raise ParameterError(
-                    f"The two evaluations differ: {name} is {mine!r:.80} and {its!r:.80}; expected the same."
-                )
+        of_one_model = self.model == other.model
+        ours, theirs = (
+            to_jsonable({**one.settings, "prompts": [record["prompt"] for record in one.records]})
+            | {f"target of prompt {i}": text for i, text in enumerate(one.rows["target"]) if of_one_model and text}
+            for one in (self, other)
+        )
+        for name in [name for name in ours if name in theirs and name not in ("seed", "parameters")]:
+            if ours[name] != theirs[name] and not (name == "judge" and None in (ours[name], theirs[name])):
+                both = f"{ours[name]!r:.80} and {theirs[name]!r:.80}"
+                raise ParameterError(f"The two evaluations differ: {name} is {both}; expected the same.")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""

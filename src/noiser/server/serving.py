@@ -19,8 +19,7 @@ from noiser.server.completions import Completion, completed
 from noiser.server.guard import Guard, refusal
 from noiser.server.jobs import Job, Models, ServerError
 from noiser.server.page import FACT, Answer, Ask, Measure, Tolerate
-from noiser.server.questions import Attribute, Cite, Evaluate
-from noiser.server.reference import reference_html
+from noiser.server.questions import Attribute, Cite, Evaluate, reference_html
 from noiser.server.writing import Upstream
 from noiser.version import __version__
 
