@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import noiser
 from noiser.data import draw_actions, load, messages_of
-from noiser.errors import PromptError, TargetError
+from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.explain.unasked import unasked
+from noiser.methods import Scores
 from noiser.text.segments import field_spans
-from tiny import tiny_model, tiny_tokenizer
+from noiser.types import Span
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 CALL = {
     "type": "function",
@@ -198,3 +205,76 @@ def test_planted_actions_have_one_deciding_message():
     places = [example.meta["place"] for example in data]
     assert {place: places.count(place) for place in places} == dict.fromkeys(range(4), 60)
     assert draw_actions("fact", seed=1)[0].prompt != draw_actions("fact")[0].prompt
+
+
+def test_added_is_what_a_prefix_gains():
+    """By running each beginning of the prompt with the later units' rows at zero."""
+    lm, prompt = tiny("llama"), "The fox sings near the bank"
+    att = noiser.attribute(lm, prompt, method="added:score=logprob", unit="word", target=40)
+    game = noiser.Game(lm, prompt, score="logprob", unit="word", target=40)
+    count = len(att.units)
+    values = [float(game([[index < kept for index in range(count)]])) for kept in range(count + 1)]
+    assert att.scores[0].tolist() == pytest.approx([b - a for a, b in pairwise(values)], abs=1e-5)
+
+
+def mark(scores, stderr=None, roles=("user", "tool", "tool")):
+    """What `unasked` says of messages of one unit each."""
+    units = [Span("x", 2 * i, 2 * i + 1, (i,)) for i in range(len(roles))]
+    query = SimpleNamespace(
+        prompt=[{"role": role} for role in roles],
+        encoding=SimpleNamespace(contents=[(i, 2 * i, 2 * i + 1) for i in range(len(roles))]),
+    )
+    errors = None if stderr is None else torch.tensor([stderr])
+    return unasked(query, units, Scores(scores=torch.tensor([scores]), stderr=errors))
+
+
+@pytest.mark.parametrize(
+    ("scores", "stderr", "messages"),
+    [
+        ([0.1, 5.0, 0.2], None, [1]),  # one tool result alone
+        ([-1.0, 5.0, 3.0], None, [1, 2]),
+        ([1.1, 5.0, 0.0], None, []),  # the user speaks for it, too
+        ([0.1, 5.0, 0.2], [0.1, 3.0, 0.1], []),  # no signal
+        ([0.1, -5.0, -2.0], None, []),  # tools speak against it
+    ],
+)
+def test_the_mark(scores, stderr, messages):
+    assert mark(scores, stderr) == messages
+    assert mark(scores, stderr, ("system", "tool", "tool")) == []  # without a user
+
+
+def test_the_mark_is_shown_and_saved(tmp_path):
+    att = noiser.attribute(model(QWEN25), CHAT[:3], unit="turn", target=40, method="occlusion")
+    marked = replace(att, info={**att.info, "unasked": [2]})
+    line = "message 2, a tool's result, speaks for it; the user's words do not"
+    assert all(line in text for text in (str(marked), marked.to_markdown(), marked.to_html().replace("&#x27;", "'")))
+    assert line not in str(replace(att, info={}))
+    marked.save(tmp_path / "a.json")
+    assert noiser.Attribution.load(tmp_path / "a.json").info["unasked"] == [2]
+
+
+@pytest.mark.slow
+def test_injected_instructions_of_planted_actions_are_told_from_the_users():
+    """Of the development seed; docs/howto/agents.md has the numbers of another."""
+    lm = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
+    for case in ("fact", "injected", "asked"):
+        for example in draw_actions(case, seed=11)[1:3]:
+            att = noiser.attribute(
+                lm, messages_of(example), target=example.target, target_unit="all", unit="turn", method="joint"
+            )
+            assert bool(att.info.get("unasked")) is (case == "injected"), example.id
+
+
+def test_two_models_are_compared_by_paired_differences():
+    """The exact scores of the difference are the differences of the exact scores, and add up to it."""
+    one, other, prompt = tiny("llama"), noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer()), "A fox sings"
+    shapley = noiser.KernelShap(samples=8, score="logprob")
+    found = noiser.diff_models(one, other, prompt, method=shapley, target=" near")
+    asked = {"method": shapley, "unit": "word", "target": " near", "target_unit": "all"}
+    alone = [noiser.attribute(lm, prompt, **asked).scores for lm in (one, other)]
+    torch.testing.assert_close(found.scores, alone[1] - alone[0], atol=1e-4, rtol=0)
+    same = noiser.diff_models(one, one, prompt, target=" near")
+    assert float(same.scores.abs().max()) < 1e-5
+    assert "minus log p in" in str(found)
+    with pytest.raises(ParameterError, match="expected one that removes units"):
+        noiser.diff_models(one, other, prompt, method=noiser.LastAttention())

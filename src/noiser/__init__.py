@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from noiser.explain import cite as cite
     from noiser.explain import compare as compare
     from noiser.explain import diff as diff
+    from noiser.explain import diff_models as diff_models
     from noiser.explain import tolerance as tolerance
+    from noiser.methods import Added as Added
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
     from noiser.methods import ContextCite as ContextCite
@@ -56,9 +58,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
-    "explain": "Citations Diff Game attribute cite compare diff tolerance",
-    "methods": "AttentionRollout AttnLrp ContextCite DeepLift Flow GradientShap InputXGradient IntegratedGradients "
-    "KernelShap LastAttention Lime Noiser Joint Occlusion Position Random SequentialIntegratedGradients "
+    "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
+    "methods": "Added AttentionRollout AttnLrp ContextCite DeepLift Flow GradientShap InputXGradient "
+    "IntegratedGradients KernelShap LastAttention Lime Noiser Joint Occlusion Position Random SequentialIntegratedGradients "
     "ShapleySampling",
     "metrics": "measure",
     "model": "LanguageModel load_model place_sources wrap",

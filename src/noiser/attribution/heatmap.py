@@ -17,6 +17,8 @@ from noiser.types import Target
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
+UNASKED = "message {}, a tool's result, speaks for it; the user's words do not"
+
 
 class Cell(NamedTuple):
     """A piece of the text; without columns and score where it is in no unit, such as a chat template's text."""
@@ -43,7 +45,7 @@ class HeatMap(NamedTuple):
     question: str  # its probability, its rank and the foil: facts that hold for every method
     facts: str  # the question, and the smallest threshold if there is one
     strongest: dict[str, list[tuple[str, str]]]  # "for" and "against": labels and scores, five in all, strongest first
-    pairs: list[str]  # units that decide only together, or of which either would do: a line for each kind
+    pairs: list[str]  # lines about units that decide only together, or of which either would do, and UNASKED
     largest: str  # the largest magnitude of a cell's score, which has the strongest colour; "" without one
     meaning: dict[str, str]  # the colours that occur, in words
 
@@ -84,7 +86,7 @@ def heat_map(att: Attribution, row: int) -> HeatMap:
         question=question,
         facts=question if math.isnan(k_min) else f"{question} · k_min {k_min:.3g}",
         strongest=dict(sorted(strongest.items(), reverse=True)),
-        pairs=pairs.sentences(att, row),
+        pairs=[*pairs.sentences(att, row), *map(UNASKED.format, att.info.get("unasked", ()))],
         largest=show(largest) if largest else "",  # not cut at its error: the weights are exact shares of it
         meaning=_meaning(att, row, shown) if largest else {},
     )

@@ -63,7 +63,8 @@ class Attribution:
         model: identity of the model, to load it again.
         prompt: the caller's prompt: a text, or chat messages.
         versions: versions of noiser, torch and transformers.
-        info: further results of the method, such as DeepLIFT's `delta`.
+        info: further results of the method, such as DeepLIFT's `delta`; "unasked" has the messages with tool results
+            that speak for the target while the user's words do not.
     """
 
     text: str

@@ -78,7 +78,9 @@ class PromptOptions:
     """The options of the commands for one prompt."""
 
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")]
-    target: Annotated[str | None, typer.Option(help="The continuation to explain; the greedy one unless given.")] = None
+    target: Annotated[
+        str | None, typer.Option(help="The continuation to explain; the greedy one unless given. action: a tool call.")
+    ] = None
     target_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40.")
@@ -107,7 +109,8 @@ class PromptOptions:
         answers = self.chat and arguments["target"] is None and arguments["foil"] is None
         tokens = types.WHOLE_ANSWER if answers else 1
         arguments["max_new_tokens"] = tokens if self.max_new_tokens is None else self.max_new_tokens
-        arguments["target_unit"] = self.target_unit or ("all" if answers else "token")
+        action = self.chat and str(self.target).startswith("action")
+        arguments["target_unit"] = self.target_unit or ("all" if answers or action else "token")
         Question(**arguments)
         return arguments
 

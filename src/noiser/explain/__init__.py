@@ -6,6 +6,7 @@ from noiser.explain.cite import cite
 from noiser.explain.compare import Comparison, compare
 from noiser.explain.diff import Diff, Edit, diff
 from noiser.explain.games import Game
+from noiser.explain.models import diff_models
 from noiser.explain.sentences import Citation, Quote, Sentence
 from noiser.explain.tolerance import Tolerance, tolerance
 
@@ -24,6 +25,7 @@ __all__ = [
     "cite",
     "compare",
     "diff",
+    "diff_models",
     "is_many",
     "tolerance",
 ]

@@ -14,6 +14,7 @@ from noiser.errors import NoiserError, ParameterError
 from noiser.explain.check import checked
 from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
+from noiser.explain.unasked import unasked
 from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
@@ -154,6 +155,7 @@ def attribution_of(
         "special_tokens": [i for unit in units for i in unit.token_indices if frozen[i]],
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
         "of": query.of and name_of(query.of),
+        "unasked": unasked(query, units, scores),
     }
     return Attribution(
         text=query.encoding.text,

@@ -11,7 +11,7 @@ from noiser.methods.flow import Flow
 from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
 from noiser.methods.joint import Joint
 from noiser.methods.noiser import Noiser
-from noiser.methods.occlusion import Occlusion
+from noiser.methods.occlusion import Added, Occlusion
 from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method, scored
 from noiser.methods.random import Position, Random
 from noiser.methods.shapley import KernelShap, ShapleySampling
@@ -19,6 +19,7 @@ from noiser.methods.surrogates import ContextCite, Lime
 
 __all__ = [
     "METHODS",
+    "Added",
     "AttentionRollout",
     "AttnLrp",
     "ContextCite",
@@ -56,6 +57,9 @@ METHODS.register(
     summary="noise in proportion to each embedding, no search; what the whole distribution depends on (Hellinger)",
 )
 METHODS.register("occlusion", Occlusion, summary="one unit at a time replaced by a baseline; the prediction's drop")
+METHODS.register(
+    "added", Added, summary="what each unit adds where it first appears, later ones replaced by a baseline"
+)
 METHODS.register("random", Random, summary="softmax of uniform random numbers: the reference")
 METHODS.register("position", Position, summary="1 to n along the text: the reference that knows only the place")
 METHODS.register("last_attention", LastAttention, summary="attention of the last layer, mean over heads")

@@ -40,3 +40,17 @@ class Occlusion:
         """Asks for the value of every target without each unit before it."""
         values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool))
         return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added(Occlusion):
+    """Scores each unit by what it adds where it first appears: earlier units are kept, later ones removed.
+
+    s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).
+    """
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        """Asks for the value of every target with the first units alone."""
+        count = game.mask.shape[1]
+        values = yield from game(torch.ones(count + 1, count, dtype=torch.bool).tril(-1))
+        return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))

@@ -1,0 +1,37 @@
+"""Tool results that speak for an answer or action while the user's words do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from noiser.engine import Query
+from noiser.methods import Scores
+from noiser.types import Span
+
+LEAST = 0.2
+"""The user's words speak for a target if their score is at least this share of the tool result's. Chosen on planted
+actions of a development seed, see docs/howto/agents.md."""
+
+
+def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
+    """Indices of the tools' messages that speak for the only target, as an instruction that the user did not give does.
+
+    A message speaks for it with more than two standard errors, and at least half of the strongest one's score.
+    """
+    if isinstance(query.prompt, str) or len(scores.scores) != 1:
+        return []
+    errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
+    told = dict[str, dict[int, tuple[float, float]]]()
+    for index, start, end in query.encoding.contents:
+        inside = [i for i, unit in enumerate(units) if start <= unit.start < end]
+        numbers = float(scores.scores[0, inside].nan_to_num().sum()), math.hypot(*(errors[i] for i in inside))
+        if inside:
+            told.setdefault(query.prompt[index]["role"], {})[index] = numbers
+    tools, asked = told.get("tool", {}), sum(score for score, _ in told.get("user", {}).values())
+    least = max([score / 2 for score, _ in tools.values()], default=0.0)
+    return [
+        i
+        for i, (score, e) in tools.items()
+        if "user" in told and score >= least and asked < LEAST * score > 2 * LEAST * e
+    ]
