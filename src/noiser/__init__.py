@@ -60,8 +60,8 @@ _NAMES = {
     "evaluation": "Evaluation evaluate",
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
     "methods": "Added AttentionRollout AttnLrp ContextCite DeepLift Flow GradientShap InputXGradient "
-    "IntegratedGradients KernelShap LastAttention Lime Noiser Joint Occlusion Position Random SequentialIntegratedGradients "
-    "ShapleySampling",
+    "IntegratedGradients KernelShap LastAttention Lime Noiser Joint Occlusion Position Random "
+    "SequentialIntegratedGradients ShapleySampling",
     "metrics": "measure",
     "model": "LanguageModel load_model place_sources wrap",
 }
