@@ -73,7 +73,7 @@ def desk(tmp_path, monkeypatch, registries):
 def chat_model():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = CHAT_TEMPLATE
-    return noiser.wrap(tiny_model("llama").eval(), tokenizer)
+    return noiser.wrap(tiny_model("llama", max_position_embeddings=1024).eval(), tokenizer)
 
 
 def has_here(page, language):

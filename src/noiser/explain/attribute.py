@@ -155,7 +155,7 @@ def attribution_of(
         "special_tokens": [i for unit in units for i in unit.token_indices if frozen[i]],
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
         "of": query.of and name_of(query.of),
-        "unasked": unasked(query, units, scores),
+        "unasked": None if isinstance(prompt, str) else unasked(query, units, scores),
     }
     return Attribution(
         text=query.encoding.text,

@@ -19,7 +19,7 @@ def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
 
     A message speaks for it with more than two standard errors, and at least half of the strongest one's score.
     """
-    if isinstance(query.prompt, str) or len(scores.scores) != 1:
+    if len(scores.scores) != 1:
         return []
     errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
     told = dict[str, dict[int, tuple[float, float]]]()
