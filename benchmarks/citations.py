@@ -146,6 +146,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "joint, zero rows": {"method": noiser.Joint()},
     "ARC-JSD": {"method": noiser.Occlusion(baseline="delete"), "of": jensen_shannon},
     "last attention": {"method": "last_attention"},
+    "rollout": {"method": "attention_rollout"},
+    "AttnLRP": {"method": "attn_lrp"},
+    "flow": {"method": "flow"},
+    "attention gradient": {"method": "attention_gradient"},
 }
 
 

@@ -39,8 +39,11 @@ CHEAP = {
 }
 # What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's attention is its own.
 MAY_REFUSE = {
-    *((name, "mamba") for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift", "flow")),
-    *((name, "falcon") for name in ("attn_lrp", "flow")),
+    *(
+        (name, "mamba")
+        for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift", "flow", "attention_gradient")
+    ),
+    *((name, "falcon") for name in ("attn_lrp", "flow", "attention_gradient")),
 }
 # What compares whole distributions, or reads no prediction, has no place for a pair of tokens.
 NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout", "flow"}

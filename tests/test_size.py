@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_147,
+    "": 1_148,
     "attribution": 1_901,
     "bench": 1_610,
     "cli": 955,
     "data": 902,
-    "engine": 1_860,
+    "engine": 1_929,
     "evaluation": 666,
     "explain": 2_090,
     "integrations": 747,
     "judges": 754,
-    "methods": 2_210,
+    "methods": 2_248,
     "metrics": 1_830,
-    "model": 2_319,
+    "model": 2_325,
     "report": 1_087,
     "server": 1_270,
     "text": 1_102,
 }
-ALL, FILES = 22_450, 177
-AROUND = {"tests": 19_846, "benchmarks": 2_000}
+ALL, FILES = 22_564, 178
+AROUND = {"tests": 19_901, "benchmarks": 2_000}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

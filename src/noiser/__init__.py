@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from noiser.explain import diff_models as diff_models
     from noiser.explain import tolerance as tolerance
     from noiser.methods import Added as Added
+    from noiser.methods import AttentionGradient as AttentionGradient
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
     from noiser.methods import ContextCite as ContextCite
@@ -59,7 +60,7 @@ _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
-    "methods": "Added AttentionRollout AttnLrp ContextCite DeepLift Flow GradientShap InputXGradient "
+    "methods": "Added AttentionGradient AttentionRollout AttnLrp ContextCite DeepLift Flow GradientShap InputXGradient "
     "IntegratedGradients KernelShap LastAttention Lime Noiser Joint Occlusion Position Random "
     "SequentialIntegratedGradients ShapleySampling",
     "metrics": "measure",

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.backward import backward, differentiable
+from noiser.engine.gates import Gates, gate_slopes
 from noiser.engine.gradients import Input, differentiate, score_at, target_logits
 from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
@@ -116,6 +117,8 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
         case Attentions():
             request.query.spent.add(len(request.query.token_ids))
             return attention_maps(lm, request.query.token_ids)
+        case Gates():
+            return gate_slopes(lm, request)
         case Moves():
             return moves(lm, request)
         case Call():

@@ -163,8 +163,8 @@ class Citations:
         att = self.attribution
         kind = _NATS.get(str(att.parameters.get("score")), "")
         score = f"A score is what the sentence loses without the source{kind and f', in nats of {kind}'}."
-        if unversioned(att.method) == "flow":
-            score = "A score is the share of the sentence that attention brings from the source."
+        if unversioned(att.method) == "attention_gradient":
+            score = "A score is how fast the sentence gains as attention to the source, nearly shut, opens."
         fell_back = att.info.get("fell_back")
         return [
             "[1]: written under the influence of this source; not checked against it.",

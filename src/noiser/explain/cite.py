@@ -17,7 +17,7 @@ from noiser.explain.check import checked, mean_of
 from noiser.explain.citations import Citations
 from noiser.explain.progress import shown
 from noiser.explain.refine import MIN_SHARE, SplitRule
-from noiser.methods import Flow, Method, Occlusion, make_method
+from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel
 from noiser.question import Question
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
@@ -27,7 +27,7 @@ METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
 become zeros; from a text server it is taken out."""
 
-FAST = Flow()
+FAST = AttentionGradient()
 """What `accuracy="fast"` scores sources with."""
 
 MASKS = 8
@@ -73,9 +73,9 @@ def cite(
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
-        accuracy: "accurate": every source is hidden, see above. "fast": attention is followed in one pass (`FAST`), and
-            a check of 8 random halves of the sources says whether that predicts what hiding does; where it does not,
-            or the model's attention cannot be followed, sources are hidden as in "accurate".
+        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run once, and once back
+            (`FAST`); a check of 8 random halves of the sources says whether that predicts what hiding does. Where it
+            does not, or the model cannot be read so, sources are hidden as in "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.

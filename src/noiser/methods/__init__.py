@@ -7,7 +7,7 @@ from functools import partial
 from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
 from noiser.methods.deeplift import DeepLift
-from noiser.methods.flow import Flow
+from noiser.methods.flow import AttentionGradient, Flow
 from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
 from noiser.methods.joint import Joint
 from noiser.methods.noiser import Noiser
@@ -20,6 +20,7 @@ from noiser.methods.surrogates import ContextCite, Lime
 __all__ = [
     "METHODS",
     "Added",
+    "AttentionGradient",
     "AttentionRollout",
     "AttnLrp",
     "ContextCite",
@@ -64,6 +65,9 @@ METHODS.register("random", Random, summary="softmax of uniform random numbers: t
 METHODS.register("position", Position, summary="1 to n along the text: the reference that knows only the place")
 METHODS.register("last_attention", LastAttention, summary="attention of the last layer, mean over heads")
 METHODS.register("attention_rollout", AttentionRollout, summary="attention multiplied through all layers")
+METHODS.register(
+    "attention_gradient", AttentionGradient, summary="slope of the prediction as attention to a unit opens; one pass"
+)
 METHODS.register("flow", Flow, summary="attention followed from the answer to the prompt, in one pass")
 METHODS.register("input_x_gradient", InputXGradient, summary="gradient times embedding")
 METHODS.register("integrated_gradients", IntegratedGradients, summary="gradient integrated from a baseline")

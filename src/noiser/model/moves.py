@@ -40,14 +40,7 @@ class _Watch:
         **options: Any,
     ) -> tuple[Float[Tensor, "one tokens heads dim_v"], None]:
         """Causal attention of the last tokens to all, as a function of transformers' registry."""
-        if self.begin:
-            clean = self.context.cache[int(module.layer_idx)]  # pyright: ignore
-            key, value = (
-                torch.cat([old[..., : self.begin, :].to(x), x], -2) for old, x in zip(clean, (key, value), strict=True)
-            )
-        distance = torch.arange(self.begin, self.begin + query.shape[-2])[:, None] - torch.arange(key.shape[-2])
-        seen = (distance >= 0) & (distance < (sliding_window or len(self.context.inputs)))
-        mask = torch.where(seen, 0.0, torch.finfo(query.dtype).min).to(query)[None, None]
+        key, value, mask, _ = continued(self.context, self.begin, module, query, key, value, sliding_window)
         mixed, weights = eager_of(module)(module, query, key, value, mask, **options)
         groups = query.shape[1] // value.shape[1]
         self.layer.weights = weights[0, :, self.first - self.begin :].float()
@@ -139,6 +132,19 @@ class _Layer:
         (gradient,) = torch.autograd.grad(out, projected, direction.to(out))
         mixed = self._rows(self.mixed.reshape(self.projected.shape))
         return gradient.float() * _ratio(projected.float(), mixed)
+
+
+def continued(
+    context: Context, begin: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, window: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys and values with the cached ones before `begin`; the mask; and how far each query is after each key."""
+    if begin:
+        clean = context.cache[int(module.layer_idx)]  # pyright: ignore
+        key, value = (torch.cat([old[..., :begin, :].to(x), x], -2) for old, x in zip(clean, (key, value), strict=True))
+    distance = torch.arange(begin, begin + query.shape[-2])[:, None] - torch.arange(key.shape[-2])
+    seen = (distance >= 0) & (distance < (window or len(context.inputs)))
+    mask = torch.where(seen, 0.0, torch.finfo(query.dtype).min).to(query)[None, None]
+    return key, value, mask, distance.to(query.device)
 
 
 def _ratio(after: Tensor, before: Tensor) -> Tensor:
