@@ -145,11 +145,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ContextCite, 32 hidden": {"method": noiser.ContextCite(samples=32, baseline="hidden")},
     "joint, zero rows": {"method": noiser.Joint()},
     "ARC-JSD": {"method": noiser.Occlusion(baseline="delete"), "of": jensen_shannon},
-    "last attention": {"method": "last_attention"},
-    "rollout": {"method": "attention_rollout"},
-    "AttnLRP": {"method": "attn_lrp"},
-    "flow": {"method": "flow"},
-    "attention gradient": {"method": "attention_gradient"},
+    **{name: {"method": name} for name in "last_attention attention_rollout attn_lrp flow attention_gradient".split()},
 }
 
 
