@@ -83,6 +83,8 @@ def test_one_object_has_what_the_stream_has(web):
     assert whole.choices[0].finish_reason == "length"
     assert (whole.citations, whole.usage) == (last.citations, last.usage)
     assert complete(web, documents=[]).citations == []
+    twice = [DOCUMENTS[0], DOCUMENTS[0] | {"id": "the same"}]
+    assert complete(web, documents=twice).choices[0].message.content
 
 
 def test_sampling_settings_are_the_given_ones_or_the_models(web, monkeypatch):
@@ -112,19 +114,22 @@ def test_a_model_that_cannot_chat_continues_a_text(web):
 
 
 def test_sentences_are_finished_when_a_word_follows():
-    pieces, given = [], []
+    pieces = []
     answer = Answer(pieces.append, ["###"])
-    waiting = threading.Thread(target=lambda: given.extend(answer.sentences(0)))
-    for piece in ["Dr", ". Hall", " left.", " It", "#", " rained"]:
-        answer.add(piece)
-    waiting.start()
-    waiting.join(10)
-    assert given == [(0, 14)]
-    answer.add("#")
-    answer.add("## Never")
+    sentences, more = answer.sentences(), threading.Event()
+
+    def write():
+        for piece in ["Dr", ". Hall", " left.", " It", "#", " rained"]:
+            answer.add(piece)
+        assert more.wait(30)
+        assert answer.add("#")
+        assert not answer.add("## Never")
+
+    with answer.written_by(write):
+        assert next(sentences) == [(0, 14)]
+        more.set()
+        assert list(sentences) == [[(14, 25)]]
     assert answer.text == "".join(pieces) == "Dr. Hall left. It# rained"
-    assert answer.sentences(14) == [(14, 25)]
-    assert answer.sentences(25) == []
 
 
 def test_tokens_of_a_part_of_an_answer():
@@ -134,11 +139,25 @@ def test_tokens_of_a_part_of_an_answer():
     assert [answer.ids_until(end) for end in (1, 4, 8)] == [(5,), (5, 6, 7), (5, 6, 7, 8)]
 
 
-def test_the_error_of_the_writer_is_raised_where_sentences_are_waited_for():
-    answer = Answer(lambda _: None)
-    answer.end(error=ModelError("gone"))
-    with pytest.raises(ModelError, match="gone"):
-        answer.sentences(0)
+def test_an_error_of_either_thread_ends_both():
+    answer, ended = Answer(), threading.Event()
+
+    def fails():
+        answer.add("The fox sings. It ")
+        raise ModelError("gone")
+
+    with pytest.raises(ModelError, match="gone"), answer.written_by(fails):
+        list(answer.sentences())
+
+    def goes_on():
+        while answer.add("fox "):
+            time.sleep(0.01)
+        ended.set()
+
+    answer = Answer()
+    with pytest.raises(ZeroDivisionError), answer.written_by(goes_on):
+        raise ZeroDivisionError
+    assert ended.is_set()
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------

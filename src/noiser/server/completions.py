@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -19,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from noiser.engine.query import check_length
 from noiser.errors import NoiserError
 from noiser.explain import Sentence, cite
+from noiser.model import LanguageModel
 from noiser.model.writing import write
 from noiser.server.jobs import Job, Models
 from noiser.server.questions import Message
 from noiser.server.writing import Answer, Upstream
 from noiser.text import encode_target, place_sources
+from noiser.types import Accuracy, Prompt
 
 Event = dict[str, Any]
 """One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
@@ -55,6 +56,7 @@ class Completion(BaseModel):
     model: str = Field("", description="A model of /v1/models; empty for the first.")
     messages: list[Message] = Field(description="The chat, whose last message gets the documents.")
     documents: list[Document] = Field([], description="Documents to answer from, with ids of your own.")
+    accuracy: Accuracy = Field("fast", description="Fast: in one pass, with a check. Accurate: documents are hidden.")
     stream: bool = Field(False, description="Whether the answer comes piece by piece, as server-sent events.")
     max_tokens: int | None = Field(None, ge=1, description="The longest answer.")
     max_completion_tokens: int | None = Field(None, ge=1, description="The same.")
@@ -75,54 +77,52 @@ class Completion(BaseModel):
 
     def run(self, models: Models, upstream: Upstream | None, tell: Callable[[Event], None], job: Job[None]) -> None:
         """Writes the answer and cites its sentences as they end; `tell` hears of every chunk."""
+        sources = [(document.title, document.text) for document in self.documents]
         with models.use(self.model, job) as lm:
             job.step("Writing")
             chunk = partial(_chunk, f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), lm.identity.name)
-            sources = [(document.title, document.text) for document in self.documents]
-            chat, asked = bool(getattr(lm.tokenizer, "chat_template", None)), plain_text(self.messages)
-            asked = self.messages if chat or asked is None else asked
-            read = lm.encode(prompt := place_sources(asked, sources) if sources else asked)
-            stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-            def hear(piece: str) -> None:
-                if not upstream:  # whose own chunks are passed on
-                    tell(chunk({"content": piece}))
-
-            def written() -> None:
-                try:
-                    if upstream:
-                        given = {name: getattr(self, name) for name in self.model_fields_set & _PASSED_ON}
-                        upstream.write({**given, "messages": prompt}, answer, tell, job)
-                    else:
-                        tell(chunk({"role": "assistant", "content": ""}))
-                        most = self.max_completion_tokens or self.max_tokens or _LONGEST
-                        check_length(lm, len(read.token_ids) + most)
-                        sampling: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
-                        answer.end(write(lm, read.token_ids, answer.add, max_new_tokens=most, **sampling))
-                        tell(chunk({}, answer.finish))
-                except BaseException as error:  # raised where sentences are waited for
-                    answer.end(error=error)
-
-            answer = Answer(hear, () if upstream else stops if chat else [*stops, "\n"])
-            writing = threading.Thread(target=written, name="noiser-writer", daemon=True)
-            writing.start()
-            citations, done = list[Event](), 0
-            options: dict[str, Any] = {"unit": "source", "contrast": False, "progress": job.progress}
-            try:
-                while spans := answer.sentences(done):
-                    done = spans[-1][1]
-                    if sources:
-                        ids = answer.ids_until(done) or encode_target(lm.tokenizer, read, answer.text[:done])
-                        found = cite(lm, asked, sources, answer=ids, target_unit=spans, **options)
-                        new = [self._shown(*pair) for pair in zip(spans, found.sentences, strict=True)]
-                        citations += new
-                        for citation in new:
-                            tell(chunk({}, citations=[citation]))
-            finally:
-                answer.end()  # stops the thread, if this one has failed
-                writing.join()
-            used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(answer.ids)}
+            chat, text = bool(getattr(lm.tokenizer, "chat_template", None)), plain_text(self.messages)
+            asked: Prompt = self.messages if chat or text is None else text
+            prompt = place_sources(asked, sources) if sources else asked
+            ids = lm.encode(prompt).token_ids
+            if upstream:
+                answer = Answer()  # the other server's chunks are passed on as they are
+                given = {name: getattr(self, name) for name in self.model_fields_set & _PASSED_ON}
+                writing = partial(upstream.write, {**given, "messages": prompt}, answer, tell, job)
+            else:
+                stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+                answer = Answer(lambda piece: tell(chunk({"content": piece})), stops if chat else [*stops, "\n"])
+                writing = partial(self._write, lm, ids, answer, tell, chunk)
+            options: dict[str, Any] = {"unit": "source", "contrast": False, "accuracy": self.accuracy}
+            options["progress"] = job.progress
+            citations = list[Event]()
+            with answer.written_by(writing):
+                for spans in answer.sentences() if sources else ():
+                    said = answer.ids_until(spans[-1][1]) or encode_target(
+                        lm.tokenizer, lm.encode(prompt), answer.text[: spans[-1][1]]
+                    )
+                    found = cite(lm, asked, sources, answer=said, target_unit=spans, **options).sentences
+                    new = [self._shown(*pair) for pair in zip(spans, found, strict=True)]
+                    citations += new
+                    for citation in new:
+                        tell(chunk({}, citations=[citation]))
+            used = {"prompt_tokens": len(ids), "completion_tokens": len(answer.ids)}
             tell(chunk({}, citations=citations, usage={**used, "total_tokens": sum(used.values())}))
+
+    def _write(
+        self,
+        lm: LanguageModel,
+        ids: Sequence[int],
+        answer: Answer,
+        tell: Callable[[Event], None],
+        chunk: Callable[..., Event],
+    ) -> None:
+        tell(chunk({"role": "assistant", "content": ""}))
+        most = self.max_completion_tokens or self.max_tokens or _LONGEST
+        check_length(lm, len(ids) + most)
+        sampling: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
+        answer.end(write(lm, ids, answer.add, max_new_tokens=most, **sampling))
+        tell(chunk({}, answer.finish))
 
     def _shown(self, span: tuple[int, int], sentence: Sentence) -> Event:
         """A sentence's citations, by the ids that were given."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.errors import DependencyError, ModelError
@@ -20,24 +21,46 @@ _GONE_ON = re.compile(r"\s*\S+\s")
 
 
 class Answer:
-    """The text so far. A thread writes, another waits for sentences, and `tell` hears of every piece at once.
+    """The text so far. One thread writes, another reads sentences, and `tell` hears of every piece at once.
 
     Args:
-        tell: called with each piece.
+        tell: called with each piece; None where nobody waits for it.
         stops: texts with which the answer ends; they are no part of it.
 
     Attributes:
-        text: what was told.
+        text: the text that was told.
         ids: its tokens, where they are known.
-        finish: "" while it is written, then why it ended: "stop" or "length".
+        finish: "" while it is written, then the reason why it ended: "stop" or "length".
     """
 
-    def __init__(self, tell: Callable[[str], None], stops: Sequence[str] = ()) -> None:
+    def __init__(self, tell: Callable[[str], object] | None = None, stops: Sequence[str] = ()) -> None:
         self.text, self.ids, self.finish = "", list[int](), ""
         self._tell, self._stops, self._held = tell, [stop for stop in stops if stop], ""
         self._lengths = list[tuple[int, int]]()
         self._error: BaseException | None = None
         self._news = threading.Condition()
+
+    @contextmanager
+    def written_by(self, write: Callable[[], None]) -> Generator[None]:
+        """Writes in a thread. An error of the thread is raised here; one within ends the answer, and so the thread."""
+
+        def work() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self.end(error=error)
+
+        thread = threading.Thread(target=work, name="noiser-writer", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            thread.join()
+        if self._error:
+            raise self._error
 
     def add(self, piece: str, ids: Sequence[int] = ()) -> bool:
         """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays back."""
@@ -64,23 +87,27 @@ class Answer:
         if count > 0:
             piece, self._held = self._held[:count], self._held[count:]
             self.text += piece
-            self._tell(piece)
+            if self._tell:
+                self._tell(piece)
             with self._news:
                 self._news.notify()
 
-    def sentences(self, done: int) -> list[tuple[int, int]]:
-        """Waits for sentences that end after the first `done` characters; none when the answer has ended before."""
-        with self._news:
-            while True:
-                ended, text = bool(self.finish), self.text
-                spans = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
-                if self._error:
-                    raise self._error
-                if not ended:
-                    spans = [span for span in spans if _GONE_ON.match(text, span[1])]
-                if spans or ended:
-                    return [span for span in spans if text[slice(*span)].strip()]
-                self._news.wait()
+    def sentences(self) -> Iterator[list[tuple[int, int]]]:
+        """Spans of sentences, as they end: those that ended since the last time."""
+        done = 0
+        while True:
+            with self._news:
+                while not (spans := self._ended_after(done)) and not self.finish:
+                    self._news.wait()
+            if self._error or not (spans := spans or self._ended_after(done)):
+                return
+            yield spans
+            done = spans[-1][1]
+
+    def _ended_after(self, done: int) -> list[tuple[int, int]]:
+        ended, text = bool(self.finish), self.text
+        spans = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
+        return [(a, b) for a, b in spans if (ended and text[a:b].strip()) or _GONE_ON.match(text, b)]
 
     def ids_until(self, end: int) -> tuple[int, ...]:
         """The tokens that write the first `end` characters; none where they are not known."""
