@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from noiser.engine.query import check_length
 from noiser.errors import NoiserError
-from noiser.explain import Sentence, cite
+from noiser.explain import Citation, Sentence, cite
+from noiser.explain.sentences import SourcePair
 from noiser.model import LanguageModel
 from noiser.model.writing import write
 from noiser.server.jobs import Job, Models
@@ -126,12 +127,17 @@ class Completion(BaseModel):
 
     def _shown(self, span: tuple[int, int], sentence: Sentence) -> Event:
         """A sentence's citations, by the ids that were given."""
-        sources = [
-            {"id": self.documents[c.number - 1].id, "score": c.score, "stderr": None if isnan(c.stderr) else c.stderr}
-            for c in sentence.citations
+
+        def numbers(one: Citation | SourcePair) -> Event:
+            return {"score": one.score, "stderr": None if isnan(one.stderr) else one.stderr}
+
+        ids = [document.id for document in self.documents]
+        sources = [{"id": ids[one.number - 1], **numbers(one)} for one in sentence.citations]
+        pairs = [
+            {"ids": [ids[n - 1] for n in pair.numbers], "kind": pair.kind, **numbers(pair)} for pair in sentence.pairs
         ]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
-        return {**place, "sources": sources, "from_memory": sentence.from_memory}
+        return {**place, "sources": sources, "from_memory": sentence.from_memory, "pairs": pairs}
 
 
 def plain_text(messages: Sequence[Message]) -> str | None:
