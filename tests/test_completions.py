@@ -54,14 +54,15 @@ def generated(family, messages, **settings):
     return lm.tokenizer.decode([token for token in found if token not in lm.end_tokens])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(web, family):
-    chunks = list(complete(web, stream=True, model=family))
+@pytest.mark.parametrize(("family", "accuracy"), [("llama", "accurate"), ("gemma3", "accurate"), ("gemma3", "fast")])
+def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(web, family, accuracy):
+    chunks = list(complete(web, stream=True, model=family, accuracy=accuracy))
     prompt = noiser.place_sources(QUESTION, SOURCES)
     text = generated(family, prompt, max_new_tokens=12, do_sample=False)
     assert text_of(chunks) == text
     assert [chunk.choices[0].finish_reason for chunk in chunks].count("length") == 1
-    cited = noiser.cite(chatty(family), QUESTION, SOURCES, max_new_tokens=12, unit="source", contrast=False)
+    options = {"unit": "source", "accuracy": accuracy, "contrast": False}
+    cited = noiser.cite(chatty(family), QUESTION, SOURCES, max_new_tokens=12, **options)
     assert cited.answer == text
     pieces = [each for chunk in chunks[:-1] for each in (chunk.model_extra or {}).get("citations", ())]
     assert pieces == chunks[-1].citations
@@ -71,6 +72,7 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         assert [source["id"] for source in found["sources"]] == [
             ("d-7", "d-9")[c.number - 1] for c in sentence.citations
         ]
+        assert (found["check"] is not None) == ("check" in cited.attribution.info)
         scores = [citation.score for citation in sentence.citations]
         assert [source["score"] for source in found["sources"]] == pytest.approx(scores, abs=1e-5)
     assert chunks[-1].usage.completion_tokens == 12

@@ -15,9 +15,10 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from noiser.attribution.store import to_jsonable
 from noiser.engine.query import check_length
 from noiser.errors import NoiserError
-from noiser.explain import Citation, Sentence, cite
+from noiser.explain import Citation, Citations, cite
 from noiser.explain.sentences import SourcePair
 from noiser.model import LanguageModel
 from noiser.model.writing import write
@@ -102,8 +103,8 @@ class Completion(BaseModel):
                     said = answer.ids_until(spans[-1][1]) or encode_target(
                         lm.tokenizer, lm.encode(prompt), answer.text[: spans[-1][1]]
                     )
-                    found = cite(lm, asked, sources, answer=said, target_unit=spans, **options).sentences
-                    new = [self._shown(*pair) for pair in zip(spans, found, strict=True)]
+                    found = cite(lm, asked, sources, answer=said, target_unit=spans, **options)
+                    new = [self._shown(found, row, span) for row, span in enumerate(spans)]
                     citations += new
                     for citation in new:
                         tell(chunk({}, citations=[citation]))
@@ -125,8 +126,9 @@ class Completion(BaseModel):
         answer.end(write(lm, ids, answer.add, max_new_tokens=most, **sampling))
         tell(chunk({}, answer.finish))
 
-    def _shown(self, span: tuple[int, int], sentence: Sentence) -> Event:
+    def _shown(self, found: Citations, row: int, span: tuple[int, int]) -> Event:
         """A sentence's citations, by the ids that were given."""
+        sentence, check = found.sentences[row], found.attribution.info.get("check")
 
         def numbers(one: Citation | SourcePair) -> Event:
             return {"score": one.score, "stderr": None if isnan(one.stderr) else one.stderr}
@@ -137,7 +139,9 @@ class Completion(BaseModel):
             {"ids": [ids[n - 1] for n in pair.numbers], "kind": pair.kind, **numbers(pair)} for pair in sentence.pairs
         ]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
-        return {**place, "sources": sources, "from_memory": sentence.from_memory, "pairs": pairs}
+        check = check and {name: to_jsonable(check[name][row]) for name in ("lds", "low", "high")}
+        about = {"from_memory": sentence.from_memory, "method": found.attribution.method, "check": check}
+        return {**place, "sources": sources, "pairs": pairs, **about}
 
 
 def plain_text(messages: Sequence[Message]) -> str | None:
