@@ -9,8 +9,8 @@ from noiser.question import Question
 
 
 def query_of(lm, prompt, **question):
-    """The query of a question."""
-    return run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
+    """The query of a question, a row per token unless another unit is named."""
+    return run_one(lm, prepare(lm, Question(prompt=prompt, **{"target_unit": "token"} | question)))
 
 
 def clean(query):

@@ -92,7 +92,7 @@ def test_perturbed_special_and_template_tokens_stay_alone(unit):
     tokenizer.chat_template = CHAT_TEMPLATE
     lm = noiser.wrap(tiny("llama").model, tokenizer)
     for prompt in ("It rains.</s> The fox", [{"role": "user", "content": "It rains. A fox"}]):
-        options = {"method": "occlusion", "special_tokens": "perturbed"}
+        options = {"method": "occlusion", "special_tokens": "perturbed", "max_new_tokens": 1}
         tokens = noiser.attribute(lm, prompt, **options)
         assert tokens.aggregate(unit).units == noiser.attribute(lm, prompt, unit=unit, **options).units
         tokens = Attribution.from_dict(tokens.to_dict())

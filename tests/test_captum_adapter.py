@@ -20,7 +20,7 @@ from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 pytest.importorskip("captum", reason="Captum is not installed: pip install captum==0.9.0")
 
-from noiser.integrations.captum import CaptumMethod, captum_methods
+from noiser.integrations.captum import CaptumMethod
 
 PROMPT = "The quick fox sings"
 CHEAP = {"IntegratedGradients": {"n_steps": 4}, "GradientShap": {"n_samples": 3}, "KernelShap": {"n_samples": 9},
@@ -93,10 +93,10 @@ def test_window_of_two_tokens():
 
 def test_the_methods_that_work_are_found():
     known = "FeatureAblation GradientShap InputXGradient IntegratedGradients KernelShap Lime Occlusion Saliency"
-    assert {*known.split(), "ShapleyValueSampling", "ShapleyValues"} == {*captum_methods()}
+    assert {*known.split(), "ShapleyValueSampling", "ShapleyValues"} == {*CaptumMethod.names()}
 
 
-@pytest.mark.parametrize("name", captum_methods())
+@pytest.mark.parametrize("name", CaptumMethod.names())
 def test_contract(name):
     """Shape, seeds, several targets, frozen BOS; the model and the global random states are left as they were."""
     torch.manual_seed(1)

@@ -67,15 +67,33 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr("sys.stderr", screen)
     with progress.shown(None, "Attributing") as told:
+        clock[0] = 30.0  # a model that is measured and compiled first
         told(1, 1000)
-        assert not screen.getvalue()
-        clock[0] = 6.0
+        assert "left" not in screen.getvalue()
+        clock[0] = 32.0
         told(2, 1000)
         told(3, 1000)
-    assert screen.getvalue().count("About 50 min left") == 1
+    assert screen.getvalue().count("About 33 min 16 s left") == 1
     assert "Attributing" in screen.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
     for given, expected in ((None, None), (False, None), (print, print)):
         with progress.shown(given, "") as told:
             assert told is expected
-    assert "About 2.0 h left" in progress.advice(7200)
+    assert "About 2 h 00 min left" in progress.advice(7200)
+
+
+def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
+    methods, done = ["joint", "occlusion:score=hellinger"], []
+    found = noiser.compare(tiny("llama"), PROMPT, methods, foil=" dog", progress=lambda *each: done.append(each))
+    assert [att.method for att in found] == ["joint@1"]
+    (failure,) = found.failures
+    assert failure.startswith("occlusion:score=hellinger: ")
+    assert "has no foil" in failure
+    assert failure in str(found)
+    assert "has no foil" in found._repr_html_()
+    assert 0 < done[0][0] <= 1 < done[-1][0] <= 2
+    assert done == sorted(done)
+    with pytest.raises(ParameterError, match="has no foil"):
+        noiser.compare(tiny("llama"), PROMPT, methods[1:], foil=" dog")
+    with pytest.raises(noiser.NoiserError, match="oclusion"):
+        noiser.compare(tiny("llama"), PROMPT, ["joint", "oclusion"])

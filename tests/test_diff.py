@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ from tokenizers_for_tests import CHAT_TEMPLATE
 
 BEFORE = "The quick fox sings near the river bank"
 AFTER = "A quick dog sings late near the bank"
+MESSAGE = {"role": "user", "content": "Why?"}
 EDITS = [("The", "A"), (" fox", " dog"), ("", " late"), (" river", "")]
 
 
@@ -77,6 +79,22 @@ def test_a_chat_keeps_its_roles():
             noiser.diff(lm, chats[0], chats[1][1:])
     finally:
         tokenizer.chat_template = None
+
+
+def test_messages_without_content_stay_as_they_are():
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    lm, call = noiser.wrap(tiny_model("llama").eval(), tokenizer), {"role": "assistant", "content": None}
+    chats = [[{"role": "user", "content": f"The {each} sings."}, call, MESSAGE] for each in ("dog", "fox")]
+    found = noiser.diff(lm, *chats, max_new_tokens=1)
+    assert [(edit.before, edit.after) for edit in found.edits] == [(" dog", " fox")]
+    assert found.edits[0].score == pytest.approx(found.log_p_after - found.log_p_before, abs=1e-4)
+    with pytest.raises(noiser.NoiserError, match="content of type int"):
+        noiser.diff(lm, [{"role": "user", "content": 1}], chats[1])
+    with pytest.raises(noiser.NoiserError, match="more than its content"):
+        noiser.diff(lm, chats[0], [chats[1][0], {**call, "name": "x"}, MESSAGE])
+    with pytest.raises(noiser.NoiserError, match="a text and the other a chat"):
+        noiser.diff(lm, "The dog", chats[1])
 
 
 def test_equal_prompts_are_an_error():

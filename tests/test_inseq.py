@@ -19,10 +19,10 @@ from tiny import tiny, tiny_model, tiny_tokenizer
 if importlib.util.find_spec("inseq") is None:
     pytest.skip("Inseq is not installed: pip install inseq==0.7.1", allow_module_level=True)
 
-from noiser.integrations.inseq import InseqMethod, inseq_methods
-from noiser.integrations.inseq_method import import_inseq
+from noiser.integrations.common import imported
+from noiser.integrations.inseq import InseqMethod
 
-inseq = import_inseq()
+inseq = imported("inseq", "inseq")
 
 PROMPT = "The quick fox sings"
 TARGET = " dog runs"
@@ -30,7 +30,7 @@ SMALL = {"samples": 3, "steps": 4, "seed": 2}
 NEEDS_MORE = {"reagent", "value_zeroing"}  # a masked language model from the hub; fails on these architectures
 SLOW = {"discretized_integrated_gradients"}  # walks the vocabulary
 RANDOM = {"gradient_shap", "lime"}
-NAMES = sorted({*inseq_methods()} - NEEDS_MORE - SLOW)
+NAMES = sorted({*InseqMethod.names()} - NEEDS_MORE - SLOW)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients"),

@@ -16,12 +16,13 @@ from tiny import tiny, tiny_tokenizer
 if importlib.util.find_spec("inseq") is None or importlib.util.find_spec("shapiq") is None:
     pytest.skip("Inseq or shapiq is not installed: pip install inseq==0.7.1 shapiq==1.4.1", allow_module_level=True)
 
-from noiser.integrations.captum import captum_methods
-from noiser.integrations.inseq_method import import_inseq, inseq_methods
-from noiser.integrations.shapiq import shapiq_methods
+from noiser.integrations.captum import CaptumMethod
+from noiser.integrations.common import imported
+from noiser.integrations.inseq_method import InseqMethod
+from noiser.integrations.shapiq import ShapiqMethod
 from noiser.methods import METHODS
 
-inseq = import_inseq()
+inseq = imported("inseq", "inseq")
 PAGE = "docs/coming_from.md"
 TEXT = (ROOT / PAGE).read_text(encoding="utf-8")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -72,9 +73,9 @@ def test_commands(command, small, tmp_path):
 
 
 def test_every_method_is_described():
-    for name in [*captum_methods(), *shapiq_methods()]:
+    for name in [*CaptumMethod.names(), *ShapiqMethod.names()]:
         assert f"`{name}`" in TEXT
 
 
 def test_names_in_the_text_are_inseqs():
-    assert {"saliency", "integrated_gradients"} <= {*inseq_methods()}
+    assert {"saliency", "integrated_gradients"} <= {*InseqMethod.names()}

@@ -259,7 +259,7 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     """In what it reads, in what is saved, and when a question is asked again, by a model without them too."""
     chat, arguments = [{"role": "user", "content": "The fox sings"}], {"enable_thinking": False}
     lm = wrap(tiny("llama").model, thinking_tokenizer(), chat_template_kwargs=arguments)
-    att = noiser.attribute(lm, chat, method="occlusion", unit="word")
+    att = noiser.attribute(lm, chat, method="occlusion", unit="word", max_new_tokens=1)
     assert att.text[: att.prompt_length] == "<|user|>The fox sings\n<|assistant|><no thoughts>"
     assert [unit.text for unit in att.units] == ["The", " fox", " sings"]
     assert att.info["chat_template_kwargs"] == arguments
@@ -269,8 +269,8 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     plain = wrap(lm.model, lm.tokenizer)
     assert loaded.info["chat_template_kwargs"] == arguments
     again = [run_one(model, restore(model, loaded)).encoding for model in (lm, plain)]
-    assert again == [query_of(lm, chat).encoding] * 2
-    assert noiser.attribute(plain, chat, method="occlusion").text.endswith("<|assistant|>")
+    assert again == [query_of(lm, chat, max_new_tokens=1).encoding] * 2
+    assert noiser.attribute(plain, chat, method="occlusion", max_new_tokens=1).text.endswith("<|assistant|>")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,17 @@ def test_passes_are_shared_and_stay_within_the_budget(passes):
     assert len(passes) < alone / 2
 
 
+def test_each_prompt_is_tokenised_once_and_before_anything_runs(monkeypatch, passes):
+    lm, read, inner = tiny("llama"), [], noiser.LanguageModel.encode
+    monkeypatch.setattr(noiser.LanguageModel, "encode", lambda lm, prompt: read.append(prompt) or inner(lm, prompt))
+    noiser.attribute(lm, PROMPTS, method="position")
+    assert read == PROMPTS
+    passes.clear()
+    with pytest.raises(PromptError, match="Prompt 4: "):
+        noiser.attribute(lm, [*PROMPTS, " "], method="position")
+    assert not passes
+
+
 def test_a_target_foil_and_seed_for_all_or_for_each():
     lm = tiny("llama")
     options = {"method": METHODS["lime"]}
@@ -116,9 +127,10 @@ def test_a_target_foil_and_seed_for_all_or_for_each():
 def test_chats_and_texts():
     lm = with_chat_template("llama")
     prompts = [CHAT, "The quick fox", [{"role": "user", "content": "It rains."}]]
-    assert_same(noiser.attribute(lm, prompts, method="occlusion"), one_by_one(lm, prompts, method="occlusion"))
-    assert isinstance(noiser.attribute(lm, CHAT, method="occlusion"), noiser.Attribution)
-    assert_same(noiser.attribute(lm, [CHAT], method="occlusion"), one_by_one(lm, [CHAT], method="occlusion"))
+    options = {"method": "occlusion", "max_new_tokens": 2}
+    assert_same(noiser.attribute(lm, prompts, **options), one_by_one(lm, prompts, **options))
+    assert isinstance(noiser.attribute(lm, CHAT, **options), noiser.Attribution)
+    assert_same(noiser.attribute(lm, [CHAT], **options), one_by_one(lm, [CHAT], **options))
 
 
 def test_unit_auto():

@@ -193,6 +193,13 @@ def test_pairs_are_shown_in_words(att, form):
     assert f"only together: “{second}” with “{third}” (0.50" in shown
 
 
+def test_equal_units_of_a_pair_are_told_apart_by_their_place(att):
+    units = (att.units[0], att.units[1]._replace(text=att.units[0].text), *att.units[2:])
+    shown, name = str(dataclasses.replace(att, units=units)), att.units[0].text.strip()
+    assert f"“{name} @{units[0].start}” or" in shown
+    assert f"only together: “{name} @{units[1].start}” with" in shown
+
+
 def test_the_page_has_an_arc_for_each_pair_dashed_for_either(att):
     page = att.to_html()
     assert page.count("<path") == 2

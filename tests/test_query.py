@@ -22,9 +22,11 @@ from noiser.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from test_contract import with_chat_template
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
+MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +105,11 @@ def test_a_foil_is_about_the_first_token_that_differs():
 
 
 def test_units_behind_a_target_have_no_score():
-    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=" fox sings")
+    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), max_new_tokens=3)
     prompt_units = sum(unit.end <= len(PROMPT) for unit in att.units)
     for row in range(len(att.targets)):
         assert att.scores[row].isfinite().tolist() == [i < prompt_units + row for i in range(len(att.units))]
-    assert att.text == PROMPT + " fox sings"[: len(att.text) - len(PROMPT)]
+    assert len(att.targets) == 3
 
 
 def test_continuation_units_can_be_left_out():
@@ -161,6 +163,27 @@ class Says:
 )
 def test_where_a_greedy_continuation_ends(texts, options, expected):
     assert Says(texts).texts(**{"max_new_tokens": 6} | options) == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "rows"),
+    [
+        ({}, 1),
+        ({"max_new_tokens": 3}, 3),
+        ({"target": " in the river"}, 1),
+        ({"target": " in the river", "target_unit": "token"}, None),
+        ({"target": " in", "foil": " dog"}, 1),
+        ({"prompt": MESSAGES}, 1),
+        ({"prompt": MESSAGES, "max_new_tokens": 3, "target_unit": "token"}, 3),
+    ],
+)
+def test_a_chats_answer_and_a_named_target_are_one_row_by_default(question, rows):
+    query = query_of(with_chat_template("llama"), **{"prompt": PROMPT, "target_unit": None} | question)
+    tokens = len(query.target_ids)
+    assert len(query.target_spans) == (rows or tokens)
+    assert query.target_unit == ("all" if len(query.target_spans) < tokens else "token")
+    if question in ({"prompt": MESSAGES}, {"target": " in the river"}):
+        assert 1 < tokens <= 40
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])

@@ -138,10 +138,10 @@ def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_on
     served = noiser.load_model(address)
     vllm.bodies.clear()
     prompts = [PROMPT, "A teacher plays the violin in the village"]
-    found = noiser.attribute(served, prompts, target=" sings a song", **OPTIONS)
+    found = noiser.attribute(served, prompts, target=" sings a song", target_unit="token", **OPTIONS)
     assert len(vllm.bodies) == len(prompts) + sum(len(one.units) for one in found)  # once without a change
     for one, prompt in zip(found, prompts, strict=True):
-        assert_same(one, noiser.attribute(local, prompt, target=" sings a song", **OPTIONS))
+        assert_same(one, noiser.attribute(local, prompt, target=" sings a song", target_unit="token", **OPTIONS))
 
 
 def test_what_may_pass_is_sent_again(vllm, address, local):

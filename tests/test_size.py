@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_148,
-    "attribution": 1_901,
+    "": 1_125,
+    "attribution": 1_886,
     "bench": 1_610,
-    "cli": 955,
+    "cli": 937,
     "data": 902,
-    "engine": 1_929,
+    "engine": 1_933,
     "evaluation": 666,
-    "explain": 2_090,
-    "integrations": 747,
+    "explain": 2_085,
+    "integrations": 730,
     "judges": 754,
-    "methods": 2_248,
+    "methods": 2_242,
     "metrics": 1_830,
     "model": 2_325,
     "report": 1_087,
-    "server": 1_307,
-    "text": 1_102,
+    "server": 1_294,
+    "text": 1_029,
 }
-ALL, FILES = 22_601, 178
-AROUND = {"tests": 19_908, "benchmarks": 2_090}
+ALL, FILES = 22_435, 178
+AROUND = {"tests": 20_062, "benchmarks": 2_090}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

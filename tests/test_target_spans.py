@@ -250,7 +250,8 @@ def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens():
 
 def test_relevance_of_a_span_is_that_of_its_tokens_together():
     lm = tiny("llama")
-    tokens = noiser.attribute(lm, PROMPT, target=ANSWER, method="attn_lrp", continuation_units=False)
+    asked = {"method": "attn_lrp", "continuation_units": False}
+    tokens = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit="token", **asked)
     span = noiser.attribute(lm, PROMPT, target=ANSWER, method="attn_lrp", target_unit="all")
     torch.testing.assert_close(span.scores[0], tokens.scores.sum(0), rtol=1e-3, atol=1e-3)
     assert span.info["passes"] == 2
@@ -260,7 +261,7 @@ def test_relevance_of_a_span_is_that_of_its_tokens_together():
 @pytest.mark.parametrize("method", ["last_attention", "attention_rollout"])
 def test_attention_of_a_span_is_the_mean_over_its_tokens(method):
     lm = tiny("llama")
-    tokens = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, continuation_units=False)
+    tokens = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit="token", continuation_units=False)
     span = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit="all")
     torch.testing.assert_close(span.scores[0], tokens.scores.mean(0))
 

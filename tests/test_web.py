@@ -114,7 +114,7 @@ def test_sources_are_cited_as_the_library_cites(web):
     [
         ({"prompt": "  "}, "The prompt is empty"),
         ({"prompt": PROMPT, "methods": "oclusion"}, "Did you mean 'occlusion'"),
-        ({"prompt": PROMPT, "methods": ""}, "No method"),
+        ({"prompt": PROMPT, "methods": ""}, "expected a list of methods"),
         ({"prompt": PROMPT, "model": "gpt-9"}, "Unknown model 'gpt-9'"),
         ({"prompt": "hello\nuser: hi", "chat": "1"}, "before the first role"),
         ({"prompt": "hi", "chat": "1", "model": "plain"}, "Choose a chat model"),
@@ -135,9 +135,9 @@ def test_a_damaged_link_says_which_field_is_wrong(web, name, value):
 
 
 def test_one_method_that_fails_leaves_the_others(web):
-    found = answer(web.ask(prompt=PROMPT, methods="occlusion,inseq:nothing"))
+    found = answer(web.ask(prompt=PROMPT, foil=" dog", methods="occlusion,occlusion:score=hellinger"))
     assert len(found["saved"]) == 1
-    assert re.search(r'<p class="error" role=alert>inseq:nothing: ', found["html"])
+    assert re.search(r'<p class="error" role=alert>occlusion:score=hellinger: .* has no foil', found["html"])
 
 
 def test_hostile_text_is_text_everywhere(web):

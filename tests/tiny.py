@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import noiser
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 384,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -26,14 +26,14 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 1,
 }
 _ABSENT = object()  # the family's configuration has no such field
-_GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {}),
-    "gemma2": ("Gemma2Config", _GEMMA),
-    "gemma3": ("Gemma3TextConfig", _GEMMA),
+    "gemma2": ("Gemma2Config", GEMMA),
+    "gemma3": ("Gemma3TextConfig", GEMMA),
     "mistral": ("MistralConfig", {"sliding_window": 6}),
     "phi3": ("Phi3Config", {"sliding_window": None}),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
@@ -66,7 +66,7 @@ def _merges(alphabet: set[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     merges = []
     for word in " ".join(_CORPUS).replace(" ", " Ġ").split(" "):
         for end in range(1, min(6, len(word))):
-            if word[: end + 1] not in vocabulary and len(vocabulary) < _SIZES["vocab_size"]:
+            if word[: end + 1] not in vocabulary and len(vocabulary) < SIZES["vocab_size"]:
                 merges.append((word[:end], word[end]))
                 vocabulary[word[: end + 1]] = len(vocabulary)
     return vocabulary, merges
@@ -92,7 +92,7 @@ def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3, **sizes: int)
     """
     name, extra = FAMILIES[family]
     config_class = getattr(transformers, name)
-    config = config_class(**{key: value for key, value in (_SIZES | extra | sizes).items() if value is not _ABSENT})
+    config = config_class(**{key: value for key, value in (SIZES | extra | sizes).items() if value is not _ABSENT})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any
 
 from noiser.errors import ParameterError, UnknownNameError
 
@@ -26,7 +26,7 @@ def check_choice(kind: str, got: object, known: Collection[str], hint: str = "")
 
 def check_count(name: str, got: object, least: int = 1) -> int:
     """The number. Raises ParameterError unless it is an integer of at least `least`."""
-    if not _is_integer(got) or got < least:
+    if not isinstance(got, Integral) or isinstance(got, bool) or got < least:
         raise ParameterError(f"{name} is {got!r}; expected an integer of at least {least}.")
     return int(got)
 
@@ -38,7 +38,7 @@ def set_count(parameters: object, name: str, least: int = 1) -> None:
 
 def check_seed(got: object) -> int:
     """The number. Raises ParameterError unless it is a seed that torch takes."""
-    if not _is_integer(got) or not -(2**63) <= got < 2**64:
+    if not isinstance(got, Integral) or isinstance(got, bool) or not -(2**63) <= int(got) < 2**64:
         raise ParameterError(f"seed is {got!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
     return int(got)
 
@@ -75,10 +75,6 @@ def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, .
             f"{name} is {values!r}; expected {at_least} or more numbers above 0 and at most 1, in ascending order."
         )
     return shares
-
-
-def _is_integer(got: object) -> TypeGuard[int]:
-    return isinstance(got, Integral) and not isinstance(got, bool)
 
 
 @contextmanager

@@ -37,15 +37,8 @@ def choose(
 ) -> Endpoint:
     """The endpoint of these settings; the environment's key is sent to the environment's address only.
 
-    Args:
-        base_url: the address; None for `OPENAI_BASE_URL`, or OpenAI's own.
-        api_key: the key.
-        api_key_env: the environment variable that holds the key.
-        user: the caller's name in errors.
-        error: the error where a key is needed and missing.
-
-    Raises:
-        ParameterError: an address that is malformed, or that must not get this key.
+    `base_url` None is `OPENAI_BASE_URL`, or OpenAI's own; `error` makes the error of a missing key, with the name
+    `user`.
     """
     environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
     address = (base_url or environment).rstrip("/")
@@ -85,12 +78,8 @@ def _is_local(address: str) -> bool:
 def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -> openai.OpenAI:
     """The official client; it repeats requests after 408, 409, 429, 5xx, time-outs and lost connections.
 
-    It waits as long as `Retry-After` says, else half a second to eight, and uses no proxy to reach this machine.
-
-    Args:
-        endpoint: see `Endpoint.choose`.
-        timeout: seconds that a request may take in all, after which it counts as lost.
-        max_retries: how often a request is sent again.
+    It waits as long as `Retry-After` says, else half a second to eight, and uses no proxy to reach this machine. A
+    request counts as lost after `timeout` seconds in all.
     """
     return openai.OpenAI(
         base_url=endpoint.address,

@@ -22,9 +22,8 @@ DRAFTS = ".noiser-*.tmp"
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
-    Raises:
-        ValueError: the text is not UTF-8 or not valid JSON (RFC 8259, which has no NaN), holds a number beyond
-            float64, or nests more deeply than Python's stack.
+    Raises ValueError for text that is not UTF-8 or JSON (RFC 8259, which has no NaN), has a number beyond float64, or
+    nests more deeply than Python's stack.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
@@ -40,12 +39,17 @@ def _finite(number: str) -> float:
     return value
 
 
+def json_or_text(text: str) -> Any:
+    """The value of a JSON text; any other text itself."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
 def json_messages(text: str) -> list[dict[str, Any]] | None:
     """The messages of a chat in JSON; None for any other text."""
-    try:
-        messages = parse_json(text)
-    except ValueError:
-        return None
+    messages = json_or_text(text)
     return messages if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages) else None
 
 
@@ -69,10 +73,7 @@ def write_text(path: str | PathLike[str], text: str) -> None:
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
 
-    A device or a pipe, such as /dev/null, is written in place and never replaced.
-
-    Raises:
-        OSError: the folder does not exist, is full or may not be written. What was at `path` is still there.
+    A device or a pipe, such as /dev/null, is written in place. After an OSError `path` is as it was.
     """
     destination = Path(path).resolve()
     if Path(path).exists() and not destination.is_file():

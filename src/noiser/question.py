@@ -27,9 +27,11 @@ class Question:
             assistant's last message, one with tool calls if there is one; "action:3": message 3.
         foil: "why target rather than foil?"; text or token id. The question is about the first token in which both
             differ.
-        max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends.
+        max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
+            of a chat's answer, which is explained where neither target nor foil nor `of` is given.
         target_unit: the part of the continuation that a row explains: "token", "word", "field" of JSON, "sentence",
-            "all", or (start, end) character spans of its text.
+            "all", or (start, end) character spans of its text. None: "all" of a chat's answer and of a target that is a
+            text of several tokens, else "token".
         unit: the part of the prompt that has a score: "token", "word", "field", "sentence", "line", "paragraph",
             "turn", "source", "auto", or (start, end) character spans.
         sources: documents in the prompt: texts or (title, text) pairs that each stand in it word for word.
@@ -49,8 +51,8 @@ class Question:
     prompt: Prompt
     target: str | int | tuple[int, ...] | None = None
     foil: str | int | None = None
-    max_new_tokens: int = 1
-    target_unit: TargetUnit = "token"
+    max_new_tokens: int | None = None
+    target_unit: TargetUnit | None = None
     unit: Unit | AutoUnit = "token"
     sources: Sources | None = None
     sources_begin: int = 0
@@ -62,7 +64,8 @@ class Question:
     def __post_init__(self) -> None:
         for name in ("target", "foil", "target_unit", "unit"):
             object.__setattr__(self, name, plain(getattr(self, name)))
-        object.__setattr__(self, "max_new_tokens", check_count("max_new_tokens", self.max_new_tokens))
+        if self.max_new_tokens is not None:
+            object.__setattr__(self, "max_new_tokens", check_count("max_new_tokens", self.max_new_tokens))
         if self.special_tokens is not None:
             check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         if self.of is not None and not callable(self.of):

@@ -54,11 +54,7 @@ def renamed(text: str) -> str:
 class Family:
     """All names of another library, after a prefix and a colon.
 
-    Attributes:
-        prefix: the part before the colon.
-        place: "module:function", imported when a name of the family is looked up. The function maps the name after
-            the colon to a factory, and raises UnknownNameError for a name it does not know.
-        summary: the family in one line.
+    `place` is "module:function", imported when a name is looked up: it maps the name after the colon to a factory.
     """
 
     prefix: str
@@ -72,12 +68,9 @@ class Family:
 
 
 class Registry(Generic[T]):
-    """Names to factories, one registry per kind.
+    """Names to factories, one registry per kind, such as "method".
 
-    Args:
-        kind: the word used in messages, such as "method".
-        group: entry-point group through which installed packages add factories (classes or functions), each
-            under the entry point's name, version 1.
+    Installed packages add factories (classes or functions) through the entry-point group, under the point's name.
     """
 
     def __init__(self, kind: str, group: str) -> None:

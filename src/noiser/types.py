@@ -49,7 +49,7 @@ Progress = Callable[[float, float], None]
 """Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
 
 WHOLE_ANSWER = 40
-"""Tokens of a chat's answer that are explained by default, as one target, by commands and the page."""
+"""Tokens of a chat's answer that are explained by default."""
 
 TargetUnitName = Literal["token", "word", "field", "sentence", "line", "paragraph", "all"]
 TargetUnit = TargetUnitName | Sequence[tuple[int, int]]
@@ -73,13 +73,9 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A document in the prompt.
+    """A document in the prompt: its title or "", and its text there, characters `start` to `end` (of a rendered chat).
 
-    Attributes:
-        title: as it was given, or "".
-        text: its text in the prompt, with the title's line if that is in the prompt.
-        start: offset of the first character, in characters of the prompt (for chat: of the rendered chat).
-        end: offset after the last character.
+    The text begins with the title's line if that is in the prompt.
     """
 
     title: str
@@ -137,12 +133,11 @@ class Pair(NamedTuple):
 
 
 class ModelIdentity(NamedTuple):
-    """What is needed to load the same model again.
+    """The facts needed to load the same model again.
 
     Attributes:
         name: built-in name, hub id, path, or the class name of a model the caller wrapped.
-        revision: commit on the hub; sha256 of a GGUF file, or of all files that a folder's model is loaded from; None
-            where neither is known.
+        revision: commit on the hub, or sha256 of a GGUF file or of the files that a folder's model is loaded from.
         dtype: for example "float32".
         architecture: class name of the model.
     """

@@ -93,16 +93,20 @@ def favourite(log_p: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
     return (log_p[..., 40] - clean.max(-1).values).sum(-1)
 
 
+TOKEN = {"target_unit": "token"}
 QUESTIONS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "token": (PROMPT, {}),
     "bytes": ("Café 🎻 señor", {}),
     "word": (LONG, {"unit": "word"}),
     "sentence": (LONG, {"unit": "sentence"}),
     "spans": (PROMPT, {"unit": [(4, 9), (10, 19)]}),
-    "chat": (CHAT, {"unit": "word", "target": " rain"}),
-    "turn": (CHAT, {"unit": "turn"}),
+    "chat": (CHAT, {"unit": "word", "target": " rain", **TOKEN}),
+    "turn": (CHAT, {"unit": "turn", "max_new_tokens": 1}),
     "source": (IN_SOURCES, {"sources": SOURCES, "unit": "source"}),
-    "source_sentence": (IN_SOURCES, {"sources": SOURCES, "unit": "sentence", "target": " attic"}),
+    "source_sentence": (
+        IN_SOURCES,
+        {"sources": SOURCES, "unit": "sentence", "target": " attic", **TOKEN},
+    ),
     "token_id": (PROMPT, {"target": 70, "special_tokens": "perturbed"}),
     "foil": (PROMPT, {"target": " rain", "foil": " dog"}),
     "three": (PROMPT, {"max_new_tokens": 3}),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import regex
 from torch import Tensor
 
 from noiser.errors import ParameterError
@@ -21,7 +22,9 @@ DARK_PAPER = (24, 26, 32)
 _POSITIVE, _NEGATIVE = (230, 159, 0), (86, 180, 233)  # orange and sky blue of Okabe and Ito, for colour-blind readers
 _GREY = (128, 128, 128)
 
-_KEPT_FORMATS = frozenset("\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2")  # joiners, Arabic signs
+_HIDDEN = regex.compile(  # without joiners and Arabic signs
+    r"[[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]--[\u200c\u200d\u0600-\u0605\u06dd\u070f\u08e2]]", regex.V1
+)
 
 
 def visible(text: str) -> str:
@@ -33,20 +36,21 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[2J\tb")
     'a⟨U+001B⟩[2J⇥b'
     """
-    return "".join(map(_visible_character, text))
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\t":
-        return "↵\n" if character == "\n" else "⇥"
-    hidden = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and character not in _KEPT_FORMATS
-    return f"⟨U+{ord(character):04X}⟩" if hidden else character
+    marks = {"\n": "↵\n", "\t": "⇥"}
+    return _HIDDEN.sub(lambda match: marks.get(match[0], f"⟨U+{ord(match[0]):04X}⟩"), text)
 
 
 def label(text: str) -> str:
     """A unit or token in one line, without the whitespace around it; whitespace alone is shown by marks."""
     stripped = text.strip() or text.replace(" ", "␣")
     return visible(stripped).replace("\n", "") or "∅"
+
+
+def labels(att: Attribution) -> list[str]:
+    """The units' labels, cut to 30 characters; those that would be equal have the place of their first character."""
+    short = [shorten(label(unit.text), 30) for unit in att.units]
+    counts = Counter(short)
+    return [f"{text} @{unit.start}" if counts[text] > 1 else text for text, unit in zip(short, att.units, strict=True)]
 
 
 def provenance(*attributions: Attribution) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.attribution import pairs
-from noiser.attribution.display import headings, label, shorten, visible
+from noiser.attribution.display import headings, label, labels, visible
 from noiser.numbers import is_exact, number_format
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
@@ -105,13 +104,6 @@ def errors_of(att: Attribution, row: int) -> list[float]:
 def has_signal(score: float, stderr: float) -> bool:
     """Whether a score is more than two standard errors away from 0, or has none."""
     return not stderr > 0 or abs(score) > 2 * stderr
-
-
-def labels(att: Attribution) -> list[str]:
-    """The units' labels, cut to 30 characters; those that would be equal have the place of their first character."""
-    short = [shorten(label(unit.text), 30) for unit in att.units]
-    counts = Counter(short)
-    return [f"{text} @{unit.start}" if counts[text] > 1 else text for text, unit in zip(short, att.units, strict=True)]
 
 
 def _meaning(att: Attribution, row: int, shown: Sequence[Cell]) -> dict[str, str]:
@@ -211,10 +203,7 @@ def _weights(scores: Sequence[float]) -> list[float]:
 
 
 def table(attributions: Sequence[Attribution], row: int, most: int | None = None) -> Table:
-    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution.
-
-    Of one attribution: scores, errors and thresholds. Of several of the same units: a column of scores each.
-    """
+    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution."""
     first, single = attributions[0], len(attributions) == 1
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
     stderr = [errors_of(att, row) for att in attributions]

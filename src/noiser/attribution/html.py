@@ -58,9 +58,9 @@ def fragment(attributions: Sequence[Attribution]) -> str:
 
 
 @cache
-def css() -> str:
-    """The rules that heat maps need."""
-    sheet = files("noiser.attribution").joinpath("style.css").read_text(encoding="utf-8")
+def css(room: str = "attribution", name: str = "style.css") -> str:
+    """The rules of a style sheet; unless one is named, those that heat maps need."""
+    sheet = files(f"noiser.{room}").joinpath(name).read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", sheet)
 
 

@@ -21,9 +21,6 @@ def normalize(scores: Row, kind: str = "sum") -> Row:
     """Every row normalised by itself, over its valid units; a NaN entry has no score and stays NaN.
 
     `Attribution.normalized` defines the kinds. A sum is 0 to the precision of float32: |Σs| ≤ 2^-23 Σ|s|.
-    Where negative scores outweigh the rest, "sum" divides by a negative number and so reverses the order.
-
-    Raises UnknownNameError for another kind, NumericalError if a score is infinite.
     """
     check_choice("normalization", kind, NORMALIZATIONS)
     if torch.isinf(scores).any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from noiser.attribution.arcs import Arc
-from noiser.attribution.display import label, shorten
+from noiser.attribution.display import labels
 from noiser.numbers import number_format
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ WORDS = {"together": ("only together", "with"), "either": ("either would do", "o
 
 def sentences(att: Attribution, row: int) -> list[str]:
     """A line for each kind of pair, such as "either would do: “A” or “B” (-1.2 ± 0.1)"; safe to show."""
-    lines: list[str] = []
+    lines, names = list[str](), labels(att)
     for kind, (heading, word) in WORDS.items():
         found = [pair for pair in att.pairs if pair.target == row and pair.kind == kind]
         show = number_format([pair.score for pair in found])
         texts = [
-            f"{_quoted(att, first)} {word} {_quoted(att, second)} ({show.with_error(score, stderr)})"
+            f"“{names[first]}” {word} “{names[second]}” ({show.with_error(score, stderr)})"
             for _, (first, second), score, stderr, _ in found[:MOST]
         ]
         more = [f"{len(found) - MOST} more"] * (len(found) > MOST)
@@ -31,16 +31,12 @@ def sentences(att: Attribution, row: int) -> list[str]:
     return lines
 
 
-def _quoted(att: Attribution, unit: int) -> str:
-    return f"“{shorten(label(att.units[unit].text), 40)}”"
-
-
 def pair_arcs(att: Attribution, row: int) -> tuple[list[tuple[str, str]], list[Arc]]:
     """A line for each unit that is in a pair, with its score, and an arc for each pair; dashed for "either"."""
     found = [pair for pair in att.pairs if pair.target == row]
     units = sorted({unit for pair in found for unit in pair.units})
-    show = number_format(att.scores[row].tolist())
-    lines = [(show(float(att.scores[row, unit])), label(att.units[unit].text)) for unit in units]
+    show, names = number_format(att.scores[row].tolist()), labels(att)
+    lines = [(show(float(att.scores[row, unit])), names[unit]) for unit in units]
     largest = max((abs(pair.score) for pair in found), default=1.0)
     return lines, [
         Arc(

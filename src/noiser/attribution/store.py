@@ -133,9 +133,7 @@ def to_dict(att: Attribution) -> dict[str, Any]:
     """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
     values: dict[str, Any] = {"format": "noiser.attribution", "schema": 1}
     values |= {name: getattr(att, name) for name in SavedAttribution.model_fields if hasattr(att, name)}
-    values |= {"model": att.model._asdict(), "units": [unit._asdict() for unit in att.units]}
     values |= {"targets": [_target(target) for target in att.targets], "foil": att.foil and _target(att.foil)}
-    values |= {"pairs": [pair._asdict() for pair in att.pairs]}
     return to_jsonable(values)
 
 
@@ -145,7 +143,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def to_jsonable(value: Any) -> Any:
-    """A value that JSON has: tensors become nested lists, NaN None, infinities "Infinity"; any other object its text.
+    """A value that JSON has: records become dicts, tensors nested lists, NaN None, infinities "Infinity", others texts.
 
     Float32 values are given with the fewest digits that bring the same float32 back.
     """
@@ -157,6 +155,8 @@ def to_jsonable(value: Any) -> Any:
         value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
         return to_jsonable((value.astype(str).astype(float) if value.dtype == np.float32 else value).tolist())
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in cast("Mapping[object, object]", value).items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -55,10 +55,9 @@ _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
 
 
 def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
-    """One attribution, or several of one prompt below each other, as text. Raises ParameterError for different prompts.
+    """One attribution, or several of one prompt below each other, as text.
 
-    There are escape sequences if stdout is a terminal and NO_COLOR is not set. `plain` text is for a file: it has none,
-    is in Unicode whatever stdout is, and has all targets.
+    It has escape sequences if stdout is a terminal and NO_COLOR is not set. `plain` text, for a file, has all targets.
     """
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)

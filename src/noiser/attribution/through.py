@@ -82,8 +82,8 @@ def _owners(att: Attribution, written: Sequence[int]) -> list[list[int]]:
 def flow(att: Attribution, target: int) -> Float64[Tensor, "targets units_and_targets"]:
     """The part of the paths to one target that uses each edge, [to, from]: the prompt's units, then the targets.
 
-    `att` comes from `through`. The target's row r of (I - W_g)^-1 has the weight of all paths from each target to it;
-    an edge into target t carries r[t] times its own weight. What leaves the prompt adds up to the scores.
+    The target's row r of (I - W_g)^-1 has the weight of all paths from each target to it; an edge into target t carries
+    r[t] times its own weight.
     """
     between = torch.tensor(att.info["through"], dtype=torch.float64)
     less = torch.ones_like(between[0]).diag() - between

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.terminal import progress_bar
-
-if TYPE_CHECKING:
-    from noiser.attribution import Attribution
-    from noiser.methods import Method
+from noiser.cli.terminal import progress_bar, say
 
 
 def attribute(
@@ -26,10 +22,17 @@ def attribute(
     """Shows which parts of PROMPT made the model say what it says."""
     from noiser.attribution.store import dumps
     from noiser.attribution.terminal import to_text
+    from noiser.engine import score_of
+    from noiser.explain import attribute as run
     from noiser.methods import make_method
 
-    chosen = {method: make_method(method, **o.parse_parameters(set_))}
-    (att,) = _attributions(prompt, chosen, model, seed, loading)
+    made, question = make_method(method, **o.parse_parameters(set_)), prompt.arguments()
+    score: Any = getattr(made, "score", None)
+    if question["foil"] is not None and score in ("hellinger", "squared"):  # before the model is loaded
+        score_of(score, 0)
+    lm = loading.load(model)
+    with progress_bar(f"Attributing by {method}") as progress:
+        att = run(lm, method=made, seed=seed, progress=progress, **question)
     plain = output.output is not None
     output.write({"text": lambda: to_text([att], plain=plain), "json": lambda: dumps(att), "html": att.to_html})
 
@@ -44,38 +47,27 @@ def compare(
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
 ) -> None:
-    """Shows the attributions of several methods side by side."""
-    from noiser.attribution.html import page
+    """Shows the attributions of several methods side by side; exit status 1 where one cannot answer."""
     from noiser.attribution.terminal import to_text
+    from noiser.explain import compare as run
     from noiser.files import json_text
     from noiser.methods import make_method
 
-    chosen = {name: make_method(name) for name in o.parse_names("--methods", methods)}
-    attributions, plain = _attributions(prompt, chosen, model, seed, loading), output.output is not None
+    names, question = o.parse_names("--methods", methods), prompt.arguments()
+    for name in names:
+        make_method(name)
+    lm = loading.load(model)
+    with progress_bar("Comparing") as progress:
+        found = run(lm, methods=names, seed=seed, progress=progress, **question)
+    plain = output.output is not None
     output.write(
         {
-            "text": lambda: to_text(attributions, plain=plain),
-            "json": lambda: json_text([att.to_dict() for att in attributions]),
-            "html": lambda: page(attributions),
+            "text": lambda: to_text(found.attributions, plain=plain),
+            "json": lambda: json_text([att.to_dict() for att in found]),
+            "html": found.to_html,
         }
     )
-
-
-def _attributions(
-    prompt: o.PromptOptions, methods: dict[str, Method], model: str, seed: int, loading: o.Loading
-) -> list[Attribution]:
-    """An attribution by each method; what can be refused without the model is refused before it is loaded."""
-    from noiser.engine import score_of
-    from noiser.explain import attribute as run
-
-    question = prompt.arguments()
-    for method in methods.values():
-        score: Any = getattr(method, "score", None)
-        if question["foil"] is not None and score in ("hellinger", "squared"):
-            score_of(score, 0)
-    lm = loading.load(model)
-    attributions: list[Attribution] = []
-    for name, method in methods.items():
-        with progress_bar(f"Attributing by {name}") as progress:
-            attributions.append(run(lm, method=method, seed=seed, progress=progress, **question))
-    return attributions
+    for failure in found.failures:
+        say(f"noiser: error: {failure}", err=True)
+    if found.failures:
+        raise typer.Exit(1)

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError
-from noiser.files import json_messages, parse_json
+from noiser.files import json_messages, json_or_text
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -86,7 +86,8 @@ class PromptOptions:
         int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40.")
     ] = None
     target_unit: Annotated[
-        types.TargetUnitName | None, typer.Option(help="Parts of the continuation to explain; token, of a chat all.")
+        types.TargetUnitName | None,
+        typer.Option(help="Parts of the continuation to explain; of a chat or a --target all."),
     ] = None
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     foil_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
@@ -105,12 +106,9 @@ class PromptOptions:
             "target": _either(target=self.target, target_id=self.target_id),
             "foil": _either(foil=self.foil, foil_id=self.foil_id),
             "unit": self.unit,
+            "max_new_tokens": self.max_new_tokens,
+            "target_unit": self.target_unit,
         }
-        answers = self.chat and arguments["target"] is None and arguments["foil"] is None
-        tokens = types.WHOLE_ANSWER if answers else 1
-        arguments["max_new_tokens"] = tokens if self.max_new_tokens is None else self.max_new_tokens
-        action = self.chat and str(self.target).startswith("action")
-        arguments["target_unit"] = self.target_unit or ("all" if answers or action else "token")
         Question(**arguments)
         return arguments
 
@@ -262,8 +260,5 @@ def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict
             raise ParameterError(f"{option}: got {pair!r}, expected key=value, such as {option} samples=20.")
         if key in parameters:
             raise ParameterError(f"{option}: got {key!r} twice, expected each key once. Leave one out.")
-        try:
-            parameters[key] = parse_json(value)
-        except ValueError:
-            parameters[key] = value
+        parameters[key] = json_or_text(value)
     return parameters

@@ -11,7 +11,6 @@ from pathlib import Path
 import typer
 
 from noiser.files import write_text
-from noiser.numbers import duration
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -52,13 +51,9 @@ def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> G
         return
     from noiser.explain.progress import bar
 
-    with bar(printable(label), _advice if advise else None, patience, drawn=sys.stderr.isatty()) as update:
+    with bar(printable(label), patience, advise=advise, drawn=sys.stderr.isatty()) as update:
 
         def safe(done: float, total: float, text: str = label) -> None:
             update(done, total, printable(text))
 
         yield safe
-
-
-def _advice(seconds: float) -> str:
-    return f"About {duration(seconds)} left. Quicker: larger units (--unit auto or sentence), or --method occlusion."

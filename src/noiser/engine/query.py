@@ -27,7 +27,7 @@ from noiser.text import (
     make_units,
     token_texts,
 )
-from noiser.types import ModelIdentity, Prompt, Source, Span, Target
+from noiser.types import WHOLE_ANSWER, ModelIdentity, Prompt, Source, Span, Target
 
 T = TypeVar("T")
 
@@ -177,8 +177,8 @@ class Query:
         return replace(self, units=tuple(units))
 
 
-def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
-    """Tokenises the prompt, settles the targets and cuts the input into units.
+def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Steps[Query]:
+    """Tokenises the prompt (unless its tokens are given), settles the targets and cuts the input into units.
 
     Where a target or foil may begin with a space or not, the reading whose first token the model finds more probable is
     taken. Units of the continuation that stand before no target are left out.
@@ -187,23 +187,25 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         PromptError, TargetError, UnitError: texts, spans or sources do not fit the model, or each other.
         UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
     """
-    question = replace(question, prompt=as_prompt(lm.tokenizer, question.prompt))
-    action = None
-    if not isinstance(question.prompt, str):
-        action = find_action(lm.tokenizer, question.prompt, question.target, lm.chat_template_kwargs)
+    prompt, target, action = as_prompt(lm.tokenizer, question.prompt), question.target, None
+    if not isinstance(prompt, str):
+        action = find_action(lm.tokenizer, prompt, target, lm.chat_template_kwargs)
     if action is not None:
-        question = replace(question, prompt=action[0], target=action[1])
-    encoding = lm.encode(question.prompt)
+        (prompt, target), encoding = action, None
+    answers = not isinstance(prompt, str) and (target, question.foil, question.of) == (None, None, None)
+    most = question.max_new_tokens or (WHOLE_ANSWER if answers else 1)
+    question = replace(question, prompt=prompt, target=target, max_new_tokens=most)
+    encoding = encoding or lm.encode(prompt)
     prompt_tokens = len(encoding.token_ids)
     check_length(lm, prompt_tokens)
     _check_vocabulary(lm, "The prompt", encoding.token_ids, PromptError)
     documents = () if question.sources is None else find_sources(encoding, question.sources, question.sources_begin)
-    if question.foil is not None and question.target_unit != "token":
+    if question.foil is not None and question.target_unit not in (None, "token"):
         raise TargetError("A foil needs target_unit='token': the first token in which both differ is explained.")
     targets, foils = (
         _readings(lm, encoding, question, role, literal=action is not None) for role in ("target", "foil")
     )
-    check_length(lm, prompt_tokens + max(map(len, targets), default=question.max_new_tokens) - 1)
+    check_length(lm, prompt_tokens + max(map(len, targets), default=most) - 1)
     ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
     context = lm.context((*encoding.token_ids, *ahead[:-1]))
     exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
@@ -215,7 +217,7 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
 
     first_row, first, foil_id = logits[0], 0, None
     if question.target is None:
-        own = lm.generated(encoding.token_ids, question.max_new_tokens)
+        own = lm.generated(encoding.token_ids, most)
         if own is None:
             ids, logits = yield from _greedy(lm, context, first_row, question)
         else:
@@ -224,7 +226,9 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         ids = likeliest(targets)
     if question.foil is not None:
         ids, first, foil_id = _first_difference(lm, ids, likeliest(foils))
-    spans = make_target_spans(extend(lm.tokenizer, encoding, ids), prompt_tokens + first, question.target_unit)
+    one_row = len(ids) > 1 and question.foil is None and (answers or isinstance(question.target, str))
+    target_unit = ("all" if one_row else "token") if question.target_unit is None else question.target_unit
+    spans = make_target_spans(extend(lm.tokenizer, encoding, ids), prompt_tokens + first, target_unit)
     ids = ids[: spans[-1][-1] + 1 - prompt_tokens]  # nothing is asked about the rest
     if len(ids) > len(logits):  # all of a target but its first token has yet to run
         context.extend(lm.context(ids[:-1]).inputs)
@@ -242,7 +246,7 @@ def prepare(lm: LanguageModel, question: Question) -> Steps[Query]:
         spans,
         context=context,
         logits=logits,
-        target_unit=question.target_unit if isinstance(question.target_unit, str) else "spans",
+        target_unit=target_unit if isinstance(target_unit, str) else "spans",
         foil_id=foil_id,
         units=tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens),
         unit=question.unit if isinstance(question.unit, str) else "spans",

@@ -19,6 +19,7 @@ from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
 from noiser.question import Objective, Question
+from noiser.text import Encoding
 from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, TargetUnit, Unit
 from noiser.version import __version__, version_of
 
@@ -32,8 +33,8 @@ def attribute(
     method: str | Method = "joint",
     target: str | int | Sequence[str | int | None] | None = None,
     foil: str | int | Sequence[str | int | None] | None = None,
-    max_new_tokens: int = 1,
-    target_unit: TargetUnit = "token",
+    max_new_tokens: int | None = None,
+    target_unit: TargetUnit | None = None,
     unit: Unit | AutoUnit = "token",
     sources: Sources | Sequence[Sources | None] | None = None,
     continuation_units: bool = True,
@@ -60,11 +61,13 @@ def attribute(
             message, one with tool calls if there is one, by what stands before it; "action:3": message 3.
         foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
             one in which target and foil differ.
-        max_new_tokens: how many continuation tokens to attribute when `target` is None. Fewer if the model ends.
+        max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
+            of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given.
         target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"
-            of it, as a span of tokens; or a list of (start, end) character spans of its text. A span's score is read of
-            the geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms ("logprob"), or the
-            root mean square of their distances ("hellinger"). See docs/prompts.md.
+            of it, as a span of tokens; or a list of (start, end) character spans of its text. None: "all" of a chat's
+            answer and of a target that is a text of several tokens, else "token". A span's score is read of the
+            geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms ("logprob"), or the root
+            mean square of their distances ("hellinger"). See docs/prompts.md.
         unit: the part of the prompt that gets a score: "token" (byte-level pieces of one character are one unit),
             "word", "field" (of JSON, or an argument), "sentence", "line", "paragraph", "turn" (each message of a chat),
             "source", or a list of (start, end) character spans. "auto", for long prompts: sources, or else messages of
@@ -116,21 +119,25 @@ def attribute(
     for index, fields in enumerate(for_each(len(given), **own) if many else [own]):
         number = check_seed(fields.pop("seed"))
         question = Question(prompt=given[index] if many else given, **fields, **shared)
-        works.append(attribution(lm, question, made, number, masks))
-        if many:
-            try:
-                lm.encode(question.prompt)  # all are tokenised before anything runs
-            except Exception as error:
-                raise _of_prompt(index, error) from None
+        try:  # all are tokenised before anything runs
+            encoding = lm.encode(question.prompt) if many else None
+        except Exception as error:
+            raise _of_prompt(index, error) from None
+        works.append(attribution(lm, question, made, number, masks, encoding))
     with shown(progress, f"Attributing by {describe(made)[0]}") as told:
         return run_many(lm, works, told) if many else run_one(lm, works[0], told)
 
 
 def attribution(
-    lm: LanguageModel, question: Question, method: Method, seed: int = 0, masks: int = 0
+    lm: LanguageModel,
+    question: Question,
+    method: Method,
+    seed: int = 0,
+    masks: int = 0,
+    encoding: Encoding | None = None,
 ) -> Steps[Attribution]:
     """The attribution of one question, checked with some masks, as a generator for `noiser.engine.Engine`."""
-    query: Query = yield prepare(lm, question)
+    query: Query = yield prepare(lm, question, encoding)
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and getattr(lm.tokenizer, "chat_template", None):
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."

@@ -187,26 +187,12 @@ class Citations:
         """
         import pandas as pd
 
-        names = (
-            "sentence_index sentence log_probability loss from_memory number title start end score stderr share cited"
-        )
-        rows = [
-            (
-                row,
-                *s[:4],
-                c.number,
-                source.title,
-                source.start,
-                source.end,
-                c.score,
-                c.stderr,
-                c.share,
-                c in s.citations,
-            )
-            for row, s in enumerate(self.sentences)
-            for c, source in zip(self._candidates(row), self.sources, strict=True)
-        ]
-        return pd.DataFrame(rows, columns=names.split())
+        names = "sentence_index sentence log_probability loss from_memory number title start end score stderr share"
+        rows: list[tuple[Any, ...]] = []
+        for row, s in enumerate(self.sentences):
+            for c, (title, _, *place) in zip(self._candidates(row), self.sources, strict=True):
+                rows.append((row, *s[:4], c.number, title, *place, c.score, c.stderr, c.share, c in s.citations))
+        return pd.DataFrame(rows, columns=[*names.split(), "cited"])
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without scripts, also written to `path` if given.
@@ -224,11 +210,11 @@ class Citations:
     def to_dict(self) -> dict[str, Any]:
         """What `save` writes: the citations of each sentence, and everything that they are made from."""
         names = ("question", "answer", "answer_without", "memory", "least_share", "losses", "sentences", "sources")
-        values = {name: _plain(getattr(self, name)) for name in names}
+        values = to_jsonable({name: getattr(self, name) for name in names})
         return {
             "format": "noiser.citations",
             "schema": 1,
-            **to_jsonable(values),
+            **values,
             "attribution": self.attribution.to_dict(),
         }
 
@@ -268,10 +254,3 @@ class _Saved(BaseModel):
     losses: tuple[SavedNumber, ...]
     memory: SavedNumber
     least_share: SavedNumber
-
-
-def _plain(value: Any) -> Any:
-    """The value with tuples that have names as dicts, also within others."""
-    if hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -25,37 +25,17 @@ if TYPE_CHECKING:
 _AT_ONCE = 8  # sources that are all shown
 _LINES, _LINE = 18, 40  # lines of a source that fit the height of the style, and characters of a line on a phone
 
-_STYLE = """
-.noiser-cite { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem 2rem; margin: .4rem 0; }
-.noiser-cite h3 { margin: .2rem 0 .5rem; font-size: 1em; color: var(--soft); font-weight: 600; }
-.noiser-cite .answer + h3 { margin-top: 1.2rem; }
-.noiser-cite .answer { font-size: 1.12em; line-height: 1.75; white-space: pre-wrap; overflow-wrap: anywhere; }
-.noiser-cite .s, .noiser-cite .q { border-radius: 3px; padding: .1em 0; cursor: default;
-  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
-.noiser-cite .s:hover, .noiser-cite .s:focus-within, .noiser-cite .q:hover { outline: 2px solid var(--focus);
-  outline-offset: 1px; }
-.noiser-cite a { color: var(--focus); text-decoration: none; font-size: .85em; }
-.noiser-cite .memory { color: var(--soft); font-size: .8em; border: 1px solid var(--line); border-radius: 999px;
-  padding: 0 .5em; }
-.noiser-cite .source { padding: .5rem .7rem; margin: 0 0 .6rem; background: var(--raised);
-  border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
-  max-height: 30rem; overflow: auto; }
-.noiser-cite .source:target { border-color: var(--focus); }
-.noiser-cite .source.used { border-inline-start: 4px solid rgb(var(--pos)); }
-.noiser-cite .source b { display: block; font-weight: 600; }
-.noiser-cite .source i { color: var(--soft); font-weight: 400; }
-@media (max-width: 44rem) { .noiser-cite { grid-template-columns: 1fr; } }
-"""
-
 
 def page(citations: Citations) -> str:
     """A complete page."""
-    return page_of_card(_card(citations, "noiser"), f"{label(citations.answer)[:80]} – citations", _STYLE)
+    return page_of_card(
+        _card(citations, "noiser"), f"{label(citations.answer)[:80]} – citations", css("explain", "cite.css")
+    )
 
 
 def fragment(citations: Citations) -> str:
     """A piece of a page, such as a notebook's output; several can stand on one page."""
-    return f"<style>{css()}{_STYLE}</style>{_card(citations, f'noiser-{secrets.token_hex(6)}')}"
+    return f"<style>{css()}{css('explain', 'cite.css')}</style>{_card(citations, f'noiser-{secrets.token_hex(6)}')}"
 
 
 def _card(citations: Citations, identifier: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from noiser.attribution import Attribution, html
-from noiser.attribution.display import headings
+from noiser.attribution.display import headings, visible
 from noiser.checks import random_state_kept
-from noiser.errors import ParameterError
+from noiser.errors import NoiserError, ParameterError
 from noiser.explain.attribute import attribute
+from noiser.explain.progress import shown
 from noiser.files import write_text
-from noiser.methods import Method, make_method
+from noiser.methods import Method, describe, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.types import Prompt
+from noiser.types import Progress, Prompt
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,9 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The attributions of one prompt by several methods, in their order."""
+    """The attributions of one prompt by several methods, in their order.
+
+    Attributes:
+        attributions: of the methods that can answer.
+        failures: for each method that cannot, its name and the reason.
+    """
 
     attributions: tuple[Attribution, ...]
+    failures: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Attribution]:
         return iter(self.attributions)
@@ -33,7 +41,7 @@ class Comparison:
     def __str__(self) -> str:
         with random_state_kept():
             from noiser.attribution.terminal import to_text
-        return to_text(self.attributions)
+        return "\n".join([to_text(self.attributions), *map(visible, self.failures)])
 
     def to_dataframe(self) -> DataFrame:
         """The rows of each attribution, with its method in front."""
@@ -52,27 +60,48 @@ class Comparison:
         return page
 
     def _repr_html_(self) -> str:
-        return html.fragment(self.attributions)
+        problems = "".join(f'<p class="error" role=alert>{escape(text)}</p>' for text in self.failures)
+        return problems + html.fragment(self.attributions)
 
 
 def compare(
     lm: LanguageModel,
     prompt: Prompt,
     methods: Sequence[str | Method] = ("joint", "noiser", "occlusion:score=logprob"),
+    progress: Progress | bool | None = None,
     **question: Any,
 ) -> Comparison:
-    """Attributes one prompt by several methods.
+    """The attributions of one prompt by several methods; one that cannot answer leaves the others' answers.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text or chat messages.
         methods: names, names with hyper-parameters such as "occlusion:score=logprob:baseline=mean", or methods.
+        progress: as for `noiser.attribute`; done and expected count methods.
         question: further arguments of `noiser.attribute`, such as `target`, `foil`, `unit` and `seed`.
+
+    Raises:
+        NoiserError: a name or the question is wrong, or no method can answer.
 
     Example:
         >>> print(noiser.compare(lm, "The capital of France is", ["joint", "occlusion"]))  # doctest: +SKIP
     """
     if isinstance(methods, str) or not methods:
         raise ParameterError(f"methods is {methods!r}; expected a list of methods, such as ['joint', 'occlusion'].")
-    made = [make_method(each) for each in methods]
-    return Comparison(tuple(attribute(lm, prompt, method=each, **question) for each in made))
+    attributions: list[Attribution] = []
+    failures: list[str] = []
+    with shown(progress, "Comparing") as told:
+        for index, method in enumerate([make_method(each) for each in methods]):
+
+            def tell(done: float, expected: float, before: int = index) -> None:
+                if told:
+                    told(before + done / max(expected, 1), len(methods))
+
+            try:
+                attributions.append(attribute(lm, prompt, method=method, progress=tell, **question))
+            except NoiserError as error:
+                given = methods[index]
+                failures.append(f"{given if isinstance(given, str) else describe(method)[0]}: {error}")
+                if len(failures) == len(methods):
+                    raise
+    return Comparison(tuple(attributions), tuple(failures))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
 from os import PathLike
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from noiser.attribution.display import visible
+from noiser.attribution.html import css
 from noiser.attribution.pairs import WORDS
+from noiser.attribution.store import to_jsonable
 from noiser.checks import check_seed
 from noiser.engine import Prefill, Steps, StoredGame, prepare, run_one
 from noiser.errors import PromptError
@@ -24,7 +26,8 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format
 from noiser.pages import html_page, html_table
 from noiser.question import Question
-from noiser.types import Pair, Progress, Prompt
+from noiser.text import as_prompt, check_messages
+from noiser.types import Message, Pair, Progress, Prompt
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,10 +38,6 @@ ORDERS = 10
 """Random orders of more edits, each walked forwards and backwards."""
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
-_STYLE = """
-body { margin: 1.5rem auto; max-width: 48rem; font: 1rem/1.6 system-ui, sans-serif; }
-.text { white-space: pre-wrap; } .plus { color: #985f00; } .minus { color: #0b6aa8; } td { text-align: right; }
-"""
 
 
 class Edit(NamedTuple):
@@ -114,10 +113,7 @@ class Diff:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, texts and numbers."""
-        return asdict(self) | {
-            "edits": [edit._asdict() for edit in self.edits],
-            "pairs": [pair._asdict() for pair in self.pairs],
-        }
+        return to_jsonable(vars(self))
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, written to `path` if given."""
@@ -133,9 +129,8 @@ class Diff:
         rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
         body = "".join(f"<p class=text dir=auto>{text}</p>" for text in texts)
         body += "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
-        page = html_page(
-            "Edits and their effect", _STYLE, f"<main>{body}{html_table(['edit', 'nats', ''], rows)}</main>"
-        )
+        table = html_table(["edit", "nats", ""], rows)
+        page = html_page("Edits and their effect", css("explain", "diff.css"), f"<main>{body}{table}</main>")
         if path is not None:
             write_text(path, page)
         return page
@@ -175,7 +170,11 @@ def diff(
         >>> print(noiser.diff(lm, "Paris is the capital of", "Rome is the capital of"))  # doctest: +SKIP
     """
     check_model(lm)
-    texts, edits = _pieces(before, after)
+    before, after = (as_prompt(lm.tokenizer, prompt) for prompt in (before, after))
+    if isinstance(before, str) != isinstance(after, str):
+        raise PromptError("One version is a text and the other a chat; expected two texts, or two chats.")
+    chats = [[{"content": each}] if isinstance(each, str) else check_messages(each) for each in (before, after)]
+    texts, edits = _pieces(*chats)
     asked: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
     query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **asked)))
     former = run_one(lm, prepare(lm, Question(prompt=before, **asked)))
@@ -183,10 +182,12 @@ def diff(
     def mixture(kept: bytes) -> Prompt:
         """The prompt with some of the edits."""
         chosen = [edit.after if is_kept else edit.before for edit, is_kept in zip(edits, kept, strict=True)]
-        joined = ["".join(chosen[piece] if isinstance(piece, int) else piece for piece in text) for text in texts]
-        if isinstance(after, str):
-            return joined[0]
-        return [{**message, "content": text} for message, text in zip(after, joined, strict=True)]
+        messages: list[Message] = []
+        for old, new, pieces in zip(*chats, texts, strict=True):
+            text = "".join(chosen[piece] if isinstance(piece, int) else piece for piece in pieces)
+            same = (one for one in (new, old) if (one.get("content") or "") == text)
+            messages.append(next(same, {**new, "content": text}))
+        return messages[0]["content"] if isinstance(after, str) else messages
 
     ids, count, rng = query.target_ids, len(edits), torch.Generator().manual_seed(check_seed(seed))
     whole = float(query.read_clean(query.score("logprob")))
@@ -239,18 +240,20 @@ def _log_p(lm: LanguageModel, prompt: Prompt, ids: Sequence[int]) -> Steps[float
     return float(logits.double().log_softmax(-1).gather(1, torch.tensor(ids, device=logits.device)[:, None]).sum())
 
 
-def _pieces(before: Prompt, after: Prompt) -> tuple[tuple[tuple[str | int, ...], ...], list[Edit]]:
+def _pieces(
+    before: Sequence[Message], after: Sequence[Message]
+) -> tuple[tuple[tuple[str | int, ...], ...], list[Edit]]:
     """Texts and indices of edits, for each message, and the edits."""
-    versions = [before, after]
-    chats = [[{"role": "", "content": v}] if isinstance(v, str) else list(v) for v in versions]
-    roles = [[message.get("role") for message in chat] for chat in chats]
+    roles = [[message.get("role") for message in chat] for chat in (before, after)]
     if roles[0] != roles[1]:
         raise PromptError(f"The chats have the roles {roles[0]} and {roles[1]}; expected the same messages, edited.")
     edits: list[Edit] = []
     texts: list[tuple[str | int, ...]] = []
-    for index, (old, new) in enumerate(zip(*chats, strict=True)):
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if {**old, "content": ""} != {**new, "content": ""}:
+            raise PromptError(f"Message {index} differs in more than its content. Edit contents alone.")
         pieces: list[str | int] = []
-        one, other = (_WORD.findall(message["content"]) for message in (old, new))
+        one, other = (_WORD.findall(message.get("content") or "") for message in (old, new))
         for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
             gone, come = "".join(one[a:b]), "".join(other[c:d])
             if kind == "equal":

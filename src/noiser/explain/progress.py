@@ -8,19 +8,20 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from noiser.checks import random_state_kept
+from noiser.numbers import duration
 from noiser.types import Progress
 
-_MEASURED, _LONG = 5.0, 120.0
-"""Seconds until the time left can be told, and how much of it is long."""
+_MEASURED, _LONG = 1.0, 120.0
+"""Seconds of work, after the first pass, from which the time left can be told, and how much of it is long."""
 
 
 @contextmanager
 def bar(
-    label: str, announce: Callable[[float], str] | None, patience: float = 1.0, *, drawn: bool = True
+    label: str, patience: float = 1.0, *, advise: bool = True, drawn: bool = True
 ) -> Generator[Callable[..., None]]:
     """Yields a function of (done, total), or with a label, for a bar on stderr, drawn after `patience` seconds.
 
-    `announce` makes a line of the seconds that are left. It is said once, where they are many, also without a bar.
+    With `advise`, work that will take long is announced once, also without a bar.
     """
     with random_state_kept():
         from rich.console import Console
@@ -29,18 +30,21 @@ def bar(
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     display = Bar(*columns, console=Console(stderr=True), transient=True)
-    task, begin, told = display.add_task(""), time.monotonic(), False
+    task, begin, told = display.add_task(""), time.monotonic(), not advise
+    first: list[float] = []  # time and work done at the first call: before it a model may be measured and compiled
 
     def update(done: float, total: float, text: str = label) -> None:
         nonlocal told
-        elapsed = time.monotonic() - begin
+        now = time.monotonic()
         display.update(task, completed=done, total=total, description=text)
-        if drawn and elapsed >= patience:
+        if drawn and now - begin >= patience:
             display.start()
-        left = elapsed * (total - done) / max(done, 1)
-        if announce and not told and elapsed > _MEASURED and left > _LONG:
+        first.extend([now, done] * (not first))
+        since, before = first
+        left = (now - since) * (total - done) / (done - before) if done > before else 0.0
+        if not told and now - since > _MEASURED and left > _LONG:
             told = True
-            display.console.print(announce(left), markup=False, highlight=False)
+            display.console.print(advice(left), markup=False, highlight=False)
 
     try:
         yield update
@@ -51,8 +55,7 @@ def bar(
 
 def advice(seconds: float) -> str:
     """How long the rest will take, and what is quicker."""
-    left = f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.0f} min"
-    return f"About {left} left. Quicker: larger units (unit='auto' or 'sentence'), or method='occlusion'."
+    return f"About {duration(seconds)} left. Quicker: larger units (auto or sentence), or the method occlusion."
 
 
 @contextmanager
@@ -61,5 +64,5 @@ def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | 
     if callable(progress) or progress is False or not (sys.stderr.isatty() or "ipywidgets" in sys.modules):
         yield progress if callable(progress) else None
         return
-    with bar(title, advice) as update:
+    with bar(title) as update:
         yield update

@@ -25,13 +25,7 @@ MIN_SHARE = 0.05
 
 
 class SplitRule(NamedTuple):
-    """Which units are split, and how far.
-
-    Attributes:
-        least_share: of the sum of absolute scores, that a unit must carry.
-        targets: of any one of these targets; None for the average over all.
-        finest: "sentence", "word" or "token": parts are no smaller.
-    """
+    """Which units are split: those with `least_share` of the absolute scores of any of the targets, or on average."""
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None

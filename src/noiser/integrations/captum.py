@@ -22,7 +22,7 @@ from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.version import version_of
 
-__all__ = ["CaptumMethod", "captum_methods", "factory"]
+__all__ = ["CaptumMethod", "factory"]
 
 _BATCH = 32
 """Perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own."""
@@ -49,7 +49,7 @@ class CaptumMethod(LibraryMethod):
     over its tokens. Captum draws from global random states; they follow the seed and are put back.
 
     Args:
-        name: the class's name, such as "ShapleyValueSampling"; `captum_methods()` lists them.
+        name: the class's name, such as "ShapleyValueSampling"; `CaptumMethod.names()` lists them.
         baseline: row of a unit that is taken away, where the method has baselines: "zero", "pad", "unk" or "mean".
         score: the explained number: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
         reduce: from the dimensions of a gradient method to a token's score: "sum" or "l2".
@@ -126,11 +126,6 @@ def _features(query: Query, g: int) -> dict[int, int]:
 def _as_tuple(value: Any) -> Any:
     """Lists, as they come from JSON, as the tuples that Captum takes."""
     return tuple(map(_as_tuple, cast("list[Any]", value))) if isinstance(value, list) else value
-
-
-def captum_methods() -> list[str]:
-    """Names of the offered methods of the installed Captum. Raises DependencyError without Captum."""
-    return CaptumMethod.names()
 
 
 factory = CaptumMethod.factory

@@ -19,18 +19,19 @@ from typing import Any
 import torch
 
 from noiser.errors import ParameterError
+from noiser.integrations.common import imported
 from noiser.integrations.engine import token_scores
-from noiser.integrations.inseq_method import InseqMethod, factory, import_inseq, inseq_methods
+from noiser.integrations.inseq_method import InseqMethod, factory
 from noiser.methods import METHODS, make_method
 from noiser.model.language_model import LanguageModel
 
-import_inseq()
+imported("inseq", "inseq")
 
 from inseq.attr.feat.perturbation_attribution import PerturbationAttributionRegistry  # noqa: E402
 from inseq.data import CoarseFeatureAttributionStepOutput, DecoderOnlyBatch, get_batch_from_inputs  # noqa: E402
 from inseq.data.batch import slice_batch_from_position  # noqa: E402
 
-__all__ = ["InseqMethod", "NoiserAttribution", "factory", "inseq_methods"]
+__all__ = ["InseqMethod", "NoiserAttribution", "factory"]
 
 
 class NoiserAttribution(PerturbationAttributionRegistry):

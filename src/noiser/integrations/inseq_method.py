@@ -26,7 +26,7 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import held, set_attention
 from noiser.version import version_of
 
-__all__ = ["InseqMethod", "factory", "import_inseq", "inseq_methods"]
+__all__ = ["InseqMethod", "factory"]
 
 Reduction = Literal["l2", "sum", "mean"]
 
@@ -46,7 +46,7 @@ class InseqMethod(LibraryMethod):
     unless `attribute` is told `special_tokens="perturbed"`. A unit's score is the sum over its tokens.
 
     Args:
-        name: Inseq's name of the method, such as "saliency"; `inseq_methods()` lists them.
+        name: Inseq's name of the method, such as "saliency"; `InseqMethod.names()` lists them.
         attributed_fn: Inseq's name of the explained step function. With a foil it must be "probability".
         reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one number per token: "l2",
             "sum" or "mean"; None for Inseq's own aggregation, without its normalisation.
@@ -66,7 +66,7 @@ class InseqMethod(LibraryMethod):
 
     def __post_init__(self) -> None:
         self.class_of(self.name)
-        check_choice("attributed_fn", self.attributed_fn, import_inseq().list_step_functions())
+        check_choice("attributed_fn", self.attributed_fn, imported("inseq", "inseq").list_step_functions())
         if self.reduce is not None:
             check_choice("reduce", self.reduce, get_args(Reduction))
 
@@ -96,7 +96,9 @@ class InseqMethod(LibraryMethod):
             if lm.device.type != "cpu" and not getattr(model, "hf_device_map", None):
                 model.hf_device_map = {"": str(lm.device)}  # else Inseq moves it to the first device of its kind
             tokenizer = _copied(lm.tokenizer)
-            theirs = import_inseq().load_model(model, self.name, tokenizer=tokenizer, device=lm.device.type, **of_class)
+            theirs = imported("inseq", "inseq").load_model(
+                model, self.name, tokenizer=tokenizer, device=lm.device.type, **of_class
+            )
             method = theirs.attribution_method
             arguments, unknown = method.get_attribution_args(**of_step)
             names = names_of(method.method.attribute, *_OURS) if hasattr(method, "method") else ()
@@ -162,16 +164,6 @@ def _batch(theirs: Any, query: Query, device: torch.device) -> Any:
     tokens = theirs.convert_ids_to_tokens(ids, skip_special_tokens=False)
     encoding = BatchEncoding(ids, torch.ones_like(ids), tokens, baseline)
     return DecoderOnlyBatch(encoding, BatchEmbedding(theirs.embed_ids(ids), theirs.embed_ids(baseline)))
-
-
-def import_inseq() -> Any:
-    """The package. Raises DependencyError where it is not installed."""
-    return imported("inseq", "inseq")
-
-
-def inseq_methods() -> list[str]:
-    """Names of Inseq's own methods. Raises DependencyError without Inseq."""
-    return InseqMethod.names()
 
 
 factory = InseqMethod.factory

@@ -25,7 +25,7 @@ from noiser.methods.protocol import Scores
 from noiser.model.language_model import LanguageModel
 from noiser.version import version_of
 
-__all__ = ["ShapiqMethod", "factory", "shapiq_methods"]
+__all__ = ["ShapiqMethod", "factory"]
 
 _OURS = ("n", "index", "random_state", "top_order", "budget", "game")
 """Arguments of shapiq's classes and of their `approximate` that the adapter gives."""
@@ -39,7 +39,7 @@ class ShapiqMethod(LibraryMethod):
     the caller's; global random states are put back.
 
     Args:
-        name: the class's name, such as "KernelSHAP"; `shapiq_methods()` lists them.
+        name: the class's name, such as "KernelSHAP"; `ShapiqMethod.names()` lists them.
         budget: masks that it may ask about; equal ones are run once. None for 16 n + 130, with n the units before the
             target, as many as `noiser.KernelShap` takes.
         baseline: replacement of a unit, as for `noiser.KernelShap`.
@@ -91,11 +91,6 @@ class ShapiqMethod(LibraryMethod):
             warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)  # all 2^n masks are fewer
             values = cls(n=players, random_state=seed, **of_class).approximate(budget=budget, game=game, **of_call)
             return torch.as_tensor(values.get_n_order_values(1), dtype=torch.float64)
-
-
-def shapiq_methods() -> list[str]:
-    """Names of the installed shapiq's approximators of Shapley values. Raises DependencyError without shapiq."""
-    return ShapiqMethod.names()
 
 
 factory = ShapiqMethod.factory

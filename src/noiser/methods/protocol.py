@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.engine import Query, Steps
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
-from noiser.files import parse_json
+from noiser.files import json_or_text
 from noiser.registry import Entry, Registry
 from noiser.types import Pair
 
@@ -131,7 +131,8 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
     if isinstance(method, str):
         name, *settings = re.split(r":(?=\w+=)", method)
         entry = METHODS.get(name)
-        parameters = {key: _value(value) for key, _, value in (each.partition("=") for each in settings)} | parameters
+        typed = (each.partition("=") for each in settings)
+        parameters = {key: json_or_text(value) for key, _, value in typed} | parameters
         accepted = signature(entry.factory).parameters.values()
         known = [each.name for each in accepted if each.kind is not each.VAR_KEYWORD]
         for unknown in parameters if len(known) == len(accepted) else ():
@@ -146,13 +147,6 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
             f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."
         )
     return method
-
-
-def _value(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return text
 
 
 def scored(method: Method, query: Query, seed: int = 0) -> Steps[Scores]:

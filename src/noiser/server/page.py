@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from noiser.errors import NoiserError, ParameterError, PromptError
+from noiser.errors import ParameterError, PromptError
 from noiser.files import json_messages
 from noiser.server.jobs import Job, Models
-from noiser.types import WHOLE_ANSWER, AutoUnit, Prompt, TargetUnitName, TextUnitName
-
-if TYPE_CHECKING:
-    from noiser.attribution import Attribution
+from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
 
 FACT = "LeBron James professionally plays the sport of"
 LONGEST_ANSWER = 96
@@ -37,8 +34,8 @@ class Ask(BaseModel):
     model: Short = ""
     methods: Short = "joint"
     target: Long = ""
-    max_new_tokens: int = Field(default=1, ge=1, le=20)
-    target_unit: TargetUnitName = "token"
+    max_new_tokens: int | None = Field(default=None, ge=1, le=20)
+    target_unit: TargetUnitName | None = None
     foil: Short = ""
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "token"
     seed: int = 0
@@ -46,8 +43,7 @@ class Ask(BaseModel):
 
     def run(self, models: Models, job: Job[Any]) -> Answer:
         """A heat map, several side by side, or citations."""
-        from noiser import attribute, cite
-        from noiser.attribution.html import fragment
+        from noiser import cite, compare
 
         if not self.prompt.strip():
             raise PromptError("The prompt is empty; type a text, or paste one.")
@@ -64,19 +60,10 @@ class Ask(BaseModel):
                 return Answer(cited._repr_html_(), [cited.to_dict()])  # pyright: ignore[reportPrivateUsage]
             asked |= {"target": self.target or None, "foil": self.foil or None, "unit": self.unit}
             asked |= {"max_new_tokens": self.max_new_tokens, "target_unit": self.target_unit}
-            if self.chat and not (self.target or self.foil) and (self.max_new_tokens, self.target_unit) == (1, "token"):
-                asked |= {"max_new_tokens": WHOLE_ANSWER, "target_unit": "all"}
-            attributions, failures = list["Attribution"](), list[str]()
-            for name in dict.fromkeys(filter(None, self.methods.split(","))):
-                job.step(name)
-                try:
-                    attributions.append(attribute(lm, prompt, method=name, **asked))
-                except NoiserError as error:  # the other methods' answers stay
-                    failures.append(f"{name}: {error}")
-        if not attributions:
-            raise ParameterError(" ".join(failures) or "No method is chosen; expected at least one, such as noiser.")
-        problems = "".join(f'<p class="error" role=alert>{escape(text)}</p>' for text in failures)
-        return Answer(problems + fragment(attributions), [att.to_dict() for att in attributions])
+            methods = list(dict.fromkeys(filter(None, self.methods.split(","))))
+            job.step(", ".join(methods))
+            found = compare(lm, prompt, methods, **asked)
+        return Answer(found._repr_html_(), [att.to_dict() for att in found])  # pyright: ignore[reportPrivateUsage]
 
 
 class Tolerate(BaseModel):

@@ -15,11 +15,7 @@ _LEAD = 16  # characters of the template before a content, by which it is found
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = None) -> dict[str, Any]:
-    """Further arguments of a chat template.
-
-    Raises:
-        ParameterError: no mapping, an argument that is set here, or one that the tokenizer's template does not read.
-    """
+    """Further arguments of a chat template. Raises ParameterError for any that has no effect."""
     if not isinstance(kwargs, Mapping | None):
         raise ParameterError(f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'style': 'brief'}}.")
     template = str(getattr(tokenizer, "chat_template", ""))
@@ -32,11 +28,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = Non
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages of a chat, with the text parts of each content joined by newlines.
-
-    Raises:
-        PromptError: a message lacks a role, has a content that is not text, or nothing is said.
-    """
+    """The messages of a chat, the text parts of each content joined by newlines. Raises PromptError for others."""
     if not isinstance(messages, Sequence) or isinstance(messages, bytes):
         raise PromptError(f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages.")
     checked: list[dict[str, Any]] = []
@@ -75,9 +67,6 @@ def render_chat(
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins. With
     `closed` the chat ends with its last message.
-
-    Raises:
-        PromptError: there is no template, or it refuses the messages; or a role is not usual and not in the template.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"{type(tokenizer).__name__} has no chat template; pass a text, or set one for this chat.")
@@ -101,9 +90,6 @@ def content_places(
 
     The chat is rendered once more with marks for contents, so that a content such as "user" is looked for after the
     template's own text, not in it. A content may stand there trimmed or without its thoughts.
-
-    Raises:
-        PromptError: the template rewrites a content.
     """
     marks = [{} if m.get("content") is None else {"content": f"NOISERMARK{i:06d}"} for i, m in enumerate(messages)]
     try:

@@ -28,13 +28,9 @@ class Encoding:
     Attributes:
         text: the prompt, or the rendered chat; with a continuation, followed by its text.
         token_ids: what the model reads, special tokens included.
-        offsets: (start, end) of each token in `text`. The tokens of a region that are not frozen cover it without
-            holes: whitespace and characters that the tokenizer drops belong to the token after them, at the end to
-            the last one. Byte-level pieces of one character overlap in it. Tokens that the tokenizer adds are empty.
-        frozen: whether each token is never perturbed, masked or scored: special tokens but the unknown one, added or
-            typed, and chat-template text.
-        regions: (start, end) of the user's own text: one for a text, one for each message's content, one for a
-            continuation. A special token typed in it divides it; one without any token has no region.
+        offsets: (start, end) of each token in `text`. Tokens of a region cover it without holes; added ones are empty.
+        frozen: whether a token is never changed or scored: special ones but the unknown one, and a template's text.
+        regions: (start, end) of the user's own text, of each content, and of a continuation, cut at special tokens.
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
         contents: (message, start, end) of the whole prompt, or of each content as the chat template shows it.
     """
@@ -74,13 +70,8 @@ def encode(
 ) -> Encoding:
     """A text or chat messages in tokens, with the characters of each token.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer with a Rust backend; its settings are left as they are.
-        prompt: a text, tokenised with the tokenizer's own special tokens but those that end a text, such as "</s>",
-            and a BOS that is in the text already; or chat messages, rendered with the chat template.
-        context_length: the most tokens that the model can read.
-        rendered: the chat as it was rendered before; a template may print the date.
-        chat_template_kwargs: further arguments of the chat template.
+    A text gets the tokenizer's own special tokens, but none that ends a text and no second BOS. `rendered` is the chat
+    as it was rendered before: a template may print the date.
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
@@ -124,11 +115,7 @@ def encode(
 
 
 def as_prompt(tokenizer: Any, prompt: object) -> Any:
-    """A prompt given as token ids, as a tokenizer's output or as {"messages": [...]} as a text or messages.
-
-    Raises:
-        PromptError: the ids are those of several texts, or the tokenizer does not read them again from their text.
-    """
+    """The text or messages of a prompt that may be token ids, a tokenizer's output or {"messages": [...]}."""
     if isinstance(prompt, Mapping):
         prompt = prompt.get("messages", prompt.get("input_ids", prompt))
     ids: Any = plain(prompt)
@@ -171,9 +158,6 @@ def encode_target(
 
     Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised after
     another character, or alone.
-
-    Raises:
-        TargetError: the text is not valid Unicode, too long, or has no token.
     """
     _check_text(text, context_length, "target", TargetError)
     before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
@@ -191,10 +175,7 @@ def encode_target(
 
 
 def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Encoding:
-    """The encoding with the tokens of a continuation appended, and with one more region: the text they decode to.
-
-    Text that the tokens do not complete, such as half an emoji, reads U+FFFD.
-    """
+    """The encoding with a continuation's tokens, and its text as one more region; half a character reads U+FFFD."""
     if not token_ids:
         return encoding
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)

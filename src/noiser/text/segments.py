@@ -119,13 +119,7 @@ def _partition(text: str, starts: Iterable[int]) -> list[Offset]:
 
 
 def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Offset]:
-    """The caller's spans of a text of some length as pairs of integers, in their order.
-
-    `name` is the argument and `of` the text, for errors.
-
-    Raises:
-        UnitError: they are not pairs of integers, or a span is empty, leaves the text or overlaps another.
-    """
+    """The caller's spans of a text, as pairs of integers. Raises UnitError, with the argument's name, for others."""
     try:
         pairs = [(index(start), index(end)) for start, end in cast("Sequence[Any]", spans)]
     except (TypeError, ValueError):
@@ -156,9 +150,6 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
     """For each piece of a text, the index of the span that has most of its visible characters, or None.
 
     Spans are in order and disjoint. An empty piece has no owner, and one of whitespace alone is taken as it is.
-
-    >>> owners("to play", [(0, 3), (3, 7)], [(0, 2)])
-    [0, None]
     """
     starts, ends, found = [start for start, _ in spans], [end for _, end in spans], list[int | None]()
     for piece in pieces:
@@ -173,17 +164,12 @@ def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[l
     """Groups of the indices of tokens, each for one span of a partition, or for several spans that share a token.
 
     A token is in the span that has most of its visible characters. A gap between tokens ends a group.
-
-    >>> snap("to play", [(0, 2), (2, 7)], [(0, 2), (2, 5), (5, 7)])
-    [[0], [1, 2]]
     """
     return join_overlapping(tokens, [-1 if owner is None else owner for owner in owners(text, tokens, spans)])
 
 
 def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = None) -> list[list[int]]:
-    """Groups of the positions of tokens that share a character, or that are neighbours in one span.
-
-    `spans` has the number of each token's span, ascending; without it neighbours stay apart.
+    """Groups of the positions of tokens that share a character, or that are neighbours in one (ascending) span.
 
     >>> join_overlapping([(0, 3), (3, 5), (4, 5), (5, 9)])
     [[0], [1, 2], [3]]

@@ -44,11 +44,7 @@ def without_sources(
 ) -> Prompt | None:
     """A prompt without its sources, or None if nothing else is in it.
 
-    Args:
-        question: as for `place_sources`; with `template` None the prompt itself, in which the sources stand.
-        template: that of `place_sources`.
-        encoding: the prompt as it is read.
-        sources: where they stand in it.
+    With `template` None the question is the prompt, in which the sources stand.
     """
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
@@ -72,10 +68,7 @@ def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int
 def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
     """Where each source stands in a prompt: after the one before it if it stands there, or else anywhere.
 
-    The first is looked for at `begin` first.
-
-    Raises:
-        UnitError: a source is empty, is not in the prompt (of a chat: in one of its messages), or overlaps another.
+    The first is looked for at `begin` first. Raises UnitError for one that is empty, not there, or overlaps another.
     """
     found: list[Source] = []
     for number, (title, text) in enumerate(_check_sources(sources), 1):

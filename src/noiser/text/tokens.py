@@ -54,9 +54,8 @@ def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> 
 def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
     """The offsets of tokens, changed so that they cover a region without holes and never decrease.
 
-    Characters of no token (trimmed whitespace, characters that a normaliser drops) go to the token after them, at the
-    end of the region to the last one. A token without characters takes the hole before it; without a hole it shares
-    the characters of the token after it, as a lone prefix space does.
+    Characters of no token go to the token after them, at the end to the last one. A token without characters takes the
+    hole before it; without a hole it shares the characters of the token after it, as a lone prefix space does.
     """
     start = covered = region[0]
     mended: list[Offset | None] = []
@@ -140,10 +139,7 @@ def _common(one: str, other: str) -> int:
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    r"""The text of each of some neighbouring tokens.
-
-    Byte-level pieces of one character show as that character where all of them are there; other bytes show as `\xf0`.
-    """
+    r"""The text of each of some neighbouring tokens; a byte that completes no character shows as `\xf0`."""
     text, offsets = continuation(tokenizer, tokenise(tokenizer, "a").ids[-1:], token_ids)
     texts = [text[start:end] for start, end in mend(offsets, (0, len(text)))]
     alphabet = _byte_level_alphabet()

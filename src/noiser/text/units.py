@@ -29,19 +29,10 @@ def make_units(
 ) -> tuple[Span, ...]:
     """The units of a prompt and its continuation, in the order of their tokens; each token is in at most one.
 
-    Tokens that share a character stay together. A named unit lies in one of the encoding's regions, so none crosses
-    from one message to another or into the continuation; their texts, joined over a region, are its text.
-
-    Args:
-        encoding: the tokens and their characters.
-        unit: "token", "word", "sentence", "line", "paragraph", "turn" (a whole message of a chat), or (start, end)
-            character spans of the prompt. Of two spans that meet in one token the one with more of its visible
-            characters gets it. Prompt text outside the spans is in no unit. "auto": sentences, joined to runs where
-            there are many. "source": every source. With "turn", "auto", "source" and spans each token of the
-            continuation is a unit.
-        special_tokens: with "perturbed" every frozen token is a unit too.
-        prompt_tokens: how many of the tokens are the prompt, the rest being the continuation; None for all.
-        sources: documents in the prompt, whose parts are then the prompt's only units; "auto" is then whole sources.
+    Tokens that share a character stay together. No named unit crosses from one region to another. "auto" cuts
+    sentences, joined to runs where there are many. Of two spans that meet in one token the one with more of its visible
+    characters gets it. With "turn", "auto", "source" and spans each token of the continuation, which begins after
+    `prompt_tokens`, is a unit. Parts of sources, where there are some, are the prompt's only units.
 
     Raises:
         UnitError: spans that overlap, are empty, leave the prompt, or hold no whole token; "source" without sources.
@@ -80,15 +71,8 @@ def make_units(
 def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object) -> list[tuple[int, ...]]:
     """The positions of each target span's tokens, in order of the text; no span is empty.
 
-    Args:
-        encoding: the prompt and the whole continuation.
-        first: position of the continuation's first token.
-        unit: "token"; a named unit, special tokens by themselves; "all"; or (start, end) character spans of the
-            continuation's text. A token is in the span that holds its visible characters, and may be in none.
-
-    Raises:
-        UnitError: character spans that overlap, are empty, leave the continuation, hold no token or cut one.
-        UnknownNameError: an unknown name.
+    A token from position `first` on is in the span that holds its visible characters, and may be in none. Special
+    tokens are targets by themselves where the unit has a name.
     """
     positions = range(first, len(encoding.token_ids))
     if unit == "token":
