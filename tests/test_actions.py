@@ -195,7 +195,7 @@ def test_planted_actions_have_one_deciding_message():
     for example in data:
         ((start, end),) = example.spans["gold"]
         gold = example.prompt[start:end]
-        assert gold not in example.without
+        assert gold not in example.without[0]
         assert [m["content"] for m in messages_of(example) if m["content"] == gold] == [gold]
         deciding = {"fact": '"room"', "injected": '"thing"', "asked": '"thing"'}[example.category]
         value = example.target.partition(deciding)[2].split('"')[1]

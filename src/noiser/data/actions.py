@@ -95,7 +95,7 @@ def _example(case: str, repeat: int, seed: int) -> Example:
     return Example(
         id=name,
         prompt="".join(turns) + answer,
-        without="".join(turn for index, turn in enumerate(turns) if index != gold) + answer,
+        without=("".join(turn for index, turn in enumerate(turns) if index != gold) + answer,),
         target=f'{{"name": "{verb}", "arguments": {{"thing": "{thing}"{room}}}}}',
         dataset="planted_actions",
         category=case,

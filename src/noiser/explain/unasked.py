@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from noiser.engine import Query
 from noiser.methods import Scores
@@ -22,12 +23,12 @@ def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
     if len(scores.scores) != 1:
         return []
     errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
-    told = dict[str, dict[int, tuple[float, float]]]()
+    told, messages = dict[str, dict[int, tuple[float, float]]](), cast("Sequence[Mapping[str, str]]", query.prompt)
     for index, start, end in query.encoding.contents:
         inside = [i for i, unit in enumerate(units) if start <= unit.start < end]
         numbers = float(scores.scores[0, inside].nan_to_num().sum()), math.hypot(*(errors[i] for i in inside))
         if inside:
-            told.setdefault(query.prompt[index]["role"], {})[index] = numbers
+            told.setdefault(messages[index]["role"], {})[index] = numbers
     tools, asked = told.get("tool", {}), sum(score for score, _ in told.get("user", {}).values())
     least = max([score / 2 for score, _ in tools.values()], default=0.0)
     return [

@@ -9,6 +9,7 @@ no vector for each edge. (Ferrando and Voita 2024, arXiv 2403.00824, weigh edges
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -169,13 +170,12 @@ def moved_shares(
     with lm.running(attention=Attention(moves.attend, masked=not lm.abilities.packs)):
         undo = held(lm.model).undo
         undo += [handle.remove for handle in moves.watch(lm.model)]
-        try:
+        out = None
+        with suppress(UnsupportedModelError):
             out = lm.output(
                 context.inputs[None, begin:], positions=[row - begin for row in positions], **(own if begin else {})
             )
-        except UnsupportedModelError:
-            moves.shares.clear()
-    if not moves.shares:
+    if out is None or not moves.shares:
         raise UnsupportedModelError(
             f"{type(lm.model).__name__} has no attention that runs through transformers' AttentionInterface and adds "
             "to a residual stream, which 'flow' follows. Take another method, such as 'occlusion'."
