@@ -58,9 +58,8 @@ def another(lm, batch_tokens=None, packs=True):
 
 def question_of(lm, **options):
     """Three tokens; Mamba, which ends at once, is told what to say."""
-    return query_of(
-        lm, PROMPT, max_new_tokens=3, target="dog" if "Mamba" in type(lm.model).__name__ else None, **options
-    )
+    target = "dog" if "Mamba" in type(lm.model).__name__ else None
+    return query_of(lm, PROMPT, max_new_tokens=3, target=target, **options)
 
 
 def some_changes(query, targets=3):
@@ -88,7 +87,8 @@ def one_by_one(lm, query, changes):
 
 
 def slowly(lm, query, table, change):
-    rows = [row for g, row in enumerate(query.logit_positions) if change.targets is None or g in change.targets]
+    targets = range(len(query.target_ids)) if change.targets is None else change.targets
+    rows = [query.logit_positions[g] for g in targets]
     if not (change.rows or change.hidden):
         kept = [[i for i in range(row + 1) if i not in change.positions] for row in rows]
         last = [lm.model(input_ids=query.token_ids[ids][None]).logits[0, -1] for ids in kept]

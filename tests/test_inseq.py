@@ -51,7 +51,7 @@ def run(lm, method, prompts=PROMPT, said=PROMPT + TARGET, **options):
 
 def ours(lm, prompt=PROMPT, *, method=None, **options):
     method = method or noiser.Noiser(samples=SMALL["samples"], steps=SMALL["steps"])
-    return noiser.attribute(lm, prompt, method=method, seed=SMALL["seed"], **options)
+    return noiser.attribute(lm, prompt, method=method, seed=SMALL["seed"], target_unit="token", **options)
 
 
 @pytest.fixture
@@ -187,7 +187,9 @@ def test_ours_where_both_are_right():
     lm = tiny("llama")
     for reduce in ("l2", "sum"):
         a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient", reduce=reduce), target=TARGET)
-        b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(reduce=reduce), target=TARGET)
+        b = noiser.attribute(
+            lm, PROMPT, method=noiser.InputXGradient(reduce=reduce), target=TARGET, target_unit="token"
+        )
         torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 

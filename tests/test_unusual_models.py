@@ -82,4 +82,4 @@ def test_numbers_are_those_of_the_obvious_loop(name):
         expected = obvious(model, att)
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(att.scores[0], expected, atol=1e-7, rtol=1e-4)
-    assert lm.packs is (name != "window of the cache")
+    assert lm.abilities.packs is (name != "window of the cache")

@@ -108,7 +108,7 @@ def attribute(
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "target_unit": target_unit,
+        "target_unit": target_unit or getattr(made, "target_unit", None),
         "unit": unit,
         "continuation_units": continuation_units,
         "special_tokens": special_tokens or getattr(made, "special_tokens", None),

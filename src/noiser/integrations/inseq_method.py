@@ -55,6 +55,7 @@ class InseqMethod(LibraryMethod):
 
     library = "Inseq"
     looks_inside: ClassVar[bool] = True
+    target_unit: ClassVar[str] = "token"
 
     attributed_fn: str = field(default="probability", kw_only=True)
     reduce: Reduction | None = field(default=None, kw_only=True)
