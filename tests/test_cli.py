@@ -148,6 +148,10 @@ def test_cite(noiser_command, tmp_path):
     record = json.loads(noiser_command(*arguments, "--format", "json").stdout)
     assert record == json.loads(json_text(expected.to_dict()))
     assert "<html" in noiser_command(*arguments, "--set", "baseline=zero", "--format", "html").stdout
+    for checked in ([*arguments, "--accuracy", "fast"], ["attribute", PROMPT, "--method", "random"]):
+        assert "8 random removals" in noiser_command(*checked, "--check", "8").stdout.replace("\n", " ").replace(
+            "  ", " "
+        )
 
 
 def test_evaluate(noiser_command):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from noiser.errors import ModelError
 from noiser.server.writing import Answer, Upstream
 from web_for_tests import chatty, failing, served
 
+citing = sys.modules["noiser.explain.cite"]  # the function has the same name
 QUESTION = [{"role": "user", "content": "Where does the quick fox sing?"}]
 DOCUMENTS = [
     {"id": "d-7", "title": "Foxes", "text": "The quick fox sings near the river."},
@@ -55,7 +57,8 @@ def generated(family, messages, **settings):
 
 
 @pytest.mark.parametrize(("family", "accuracy"), [("llama", "accurate"), ("gemma3", "accurate"), ("gemma3", "fast")])
-def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(web, family, accuracy):
+def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(web, family, accuracy, monkeypatch):
+    monkeypatch.setattr(citing, "FAST_FROM", 1)
     chunks = list(complete(web, stream=True, model=family, accuracy=accuracy))
     prompt = noiser.place_sources(QUESTION, SOURCES)
     text = generated(family, prompt, max_new_tokens=12, do_sample=False)

@@ -15,6 +15,7 @@ def attribute(
     model: o.Model = "gemma-3-270m",
     method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
+    check: o.Check = 0,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
@@ -32,7 +33,7 @@ def attribute(
         score_of(score, 0)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
-        att = run(lm, method=made, seed=seed, progress=progress, **question)
+        att = run(lm, method=made, check=check, seed=seed, progress=progress, **question)
     plain = output.output is not None
     output.write({"text": lambda: to_text([att], plain=plain), "json": lambda: dumps(att), "html": att.to_html})
 

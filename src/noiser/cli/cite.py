@@ -10,7 +10,7 @@ import typer
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
 from noiser.errors import PromptError
-from noiser.types import CitedUnit
+from noiser.types import Accuracy, CitedUnit
 
 
 def cite(
@@ -22,6 +22,8 @@ def cite(
     answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")] = 128,
     unit: Annotated[CitedUnit, typer.Option(help="auto: sources, then sentences of those that matter.")] = "auto",
+    accuracy: Annotated[Accuracy, typer.Option(help="fast: in one pass, with a check.")] = "accurate",
+    check: o.Check = 0,
     contrast: Annotated[bool, typer.Option(help="Also ask without the sources.")] = True,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
@@ -37,6 +39,7 @@ def cite(
         parameters = {"score": "logprob", "baseline": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit, "contrast": contrast}
+    options |= {"accuracy": accuracy, "check": check}
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)

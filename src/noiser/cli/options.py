@@ -48,6 +48,7 @@ DataFolder = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
+Check = Annotated[int, typer.Option(min=0, help="Random inputs that tell whether to believe the scores, such as 8.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

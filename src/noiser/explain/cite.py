@@ -33,6 +33,9 @@ FAST = AttentionGradient()
 MASKS = 8
 """Random halves of the sources that check fast scores."""
 
+FAST_FROM = 12
+"""The number of sources from which on fast scores take fewer runs than hiding each: the check takes 8, they about 3."""
+
 MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
 this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
@@ -75,7 +78,7 @@ def cite(
         sources: texts or (title, text) pairs.
         accuracy: "accurate": every source is hidden, see above. "fast": question and answer run once, and once back
             (`FAST`); a check of 8 random halves of the sources says whether that predicts what hiding does. Where it
-            does not, or the model cannot be read so, sources are hidden as in "accurate".
+            does not, with fewer than 12 sources, or where the model cannot be read so, as "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
@@ -100,7 +103,7 @@ def cite(
     check_choice("unit", unit, get_args(CitedUnit))
     check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)
-    masks = max(check_count("check", check, least=0), MASKS if accuracy == "fast" else 0)
+    masks = check_count("check", check, least=0)
     if accuracy == "fast" and method is not None:
         raise ParameterError(f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out.")
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
@@ -197,16 +200,17 @@ def citations(
 def _scores(lm: LanguageModel, query: Query, settings: _Settings, rule: SplitRule) -> Steps[Attribution]:
     """The scores, checked; where fast ones cannot be had or fail the check, accurate ones, and why."""
     failed: dict[str, Any] = {}
-    if settings.accuracy == "fast" and lm.looks_inside:
+    if settings.accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
         try:
             found = yield from attribution_of(lm, query, FAST, settings.seed, rule)
         except UnsupportedModelError as error:
             failed = {"fell_back": str(error)}
         else:
-            found = yield from checked(lm, query, found, settings.masks)
+            masks = max(settings.masks, MASKS)
+            found = yield from checked(lm, query, found, masks)
             relied = rule.targets or ()
             lds = [found.info["check"]["lds"][row] for row in relied]
-            if not relied or mean_of(lds, settings.masks)[1] > 0:
+            if not relied or mean_of(lds, masks)[1] > 0:
                 return found
             failed = {"fell_back": check_text(found.info["check"])}
     found = yield from attribution_of(lm, query, settings.method, settings.seed, rule)

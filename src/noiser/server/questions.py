@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from noiser.pages import html_table
 from noiser.server.jobs import Job, Models
-from noiser.types import AutoUnit, CitedUnit, SpanUnit, TargetUnitName, UnitName
+from noiser.types import Accuracy, AutoUnit, CitedUnit, SpanUnit, TargetUnitName, UnitName
 
 Message = dict[str, Any]
 Spans = list[tuple[int, int]]
@@ -54,6 +54,7 @@ class Attribute(Question):
     unit: UnitName | AutoUnit | Spans = Field("token", description="What gets a score, or character spans.")
     sources: list[str | tuple[str, str]] | None = Field(None, description="Documents that stand in the prompt.")
     continuation_units: bool = Field(True, description="Whether earlier tokens of the continuation are units.")
+    check: int = Field(0, ge=0, description="Random inputs that tell whether to believe the scores, such as 8.")
 
 
 class Cite(Question):
@@ -64,6 +65,8 @@ class Cite(Question):
     answer: str | None = Field(None, description="A text to cite in place of the model's answer.")
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
+    accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
+    check: int = Field(0, ge=0, description="Random inputs that tell whether to believe the scores, such as 8.")
 
 
 class Example(BaseModel):
