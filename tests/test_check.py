@@ -114,6 +114,13 @@ def test_fast_citations_of_a_model_that_cannot_be_followed_are_accurate(monkeypa
     assert "cannot run an answer alone" in str(fast)
 
 
+def test_too_few_inputs_are_refused():
+    with pytest.raises(ParameterError, match="check is 3; expected 0, or at least 4"):
+        noiser.attribute(tiny("llama"), "The fox", check=3)
+    with pytest.raises(ParameterError, match="check is 1"):
+        cited(tiny("llama"), check=1)
+
+
 def test_fast_chooses_its_method():
     with pytest.raises(ParameterError, match="accuracy='fast' chooses the method"):
         cited(tiny("llama"), accuracy="fast", method=Random())

@@ -8,10 +8,10 @@ from contextlib import closing
 from typing import Any, TypeGuard, TypeVar
 
 from noiser.attribution import Attribution
-from noiser.checks import check_count, check_seed, plain
+from noiser.checks import check_seed, plain
 from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.check import checked
+from noiser.explain.check import check_masks, checked
 from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
 from noiser.explain.unasked import unasked
@@ -98,7 +98,7 @@ def attribute(
         >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
     """
     check_model(lm)
-    masks = check_count("check", check, least=0)
+    masks = check_masks(check)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
     for key, value in unknown.items():
@@ -108,7 +108,7 @@ def attribute(
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "target_unit": target_unit or getattr(made, "target_unit", None),
+        "target_unit": getattr(made, "target_unit", None) if target_unit is None else target_unit,
         "unit": unit,
         "continuation_units": continuation_units,
         "special_tokens": special_tokens or getattr(made, "special_tokens", None),

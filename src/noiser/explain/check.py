@@ -10,12 +10,22 @@ from typing import Any
 import torch
 
 from noiser.attribution import Attribution
+from noiser.checks import check_count
 from noiser.engine import Absence, Game, Query, Steps, remover
+from noiser.errors import ParameterError
 from noiser.metrics.stability import spearman
 from noiser.model.language_model import LanguageModel
 
 _WIDTH = 1.96  # standard errors on each side, for 95 %
+_LEAST = 4  # masks
 _MOST = 0.99  # a correlation that counts in a mean
+
+
+def check_masks(masks: int) -> int:
+    """The number of masks. Raises ParameterError for fewer than have an interval, unless it is 0."""
+    if 0 < check_count("check", masks, least=0) < _LEAST:
+        raise ParameterError(f"check is {masks}; expected 0, or at least {_LEAST} inputs, such as 8.")
+    return masks
 
 
 def checked(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Steps[Attribution]:
@@ -71,7 +81,7 @@ def interval(rho: float, n: int) -> tuple[float, float]:
     >>> [round(end, 2) for end in interval(0.8, 8)]
     [0.09, 0.97]
     """
-    if n < 4:
+    if n < _LEAST:
         return -1.0, 1.0
     most = 1 - 6 / (n * (n * n - 1))
     rho = max(min(rho, most), -most)  # NaN stays NaN

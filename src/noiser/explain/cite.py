@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
-from noiser.checks import check_choice, check_count, check_probability, check_seed, plain
+from noiser.checks import check_choice, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
-from noiser.explain.check import checked, mean_of
+from noiser.explain.check import check_masks, checked, mean_of
 from noiser.explain.citations import Citations
 from noiser.explain.progress import shown
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -103,7 +103,7 @@ def cite(
     check_choice("unit", unit, get_args(CitedUnit))
     check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)
-    masks = check_count("check", check, least=0)
+    masks = check_masks(check)
     if accuracy == "fast" and method is not None:
         raise ParameterError(f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out.")
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
