@@ -98,7 +98,7 @@ def attribute(
         >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
     """
     check_model(lm)
-    masks = check_masks(check)
+    masks = check_masks(check) if check else 0
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
     for key, value in unknown.items():
