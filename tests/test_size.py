@@ -18,19 +18,19 @@ LIMITS = {
     "bench": 1_610,
     "cli": 942,
     "data": 902,
-    "engine": 1_933,
+    "engine": 1_932,
     "evaluation": 666,
     "explain": 2_100,
     "integrations": 731,
     "judges": 754,
-    "methods": 2_242,
+    "methods": 2_237,
     "metrics": 1_830,
     "model": 2_325,
     "report": 1_087,
-    "server": 1_297,
+    "server": 1_295,
     "text": 1_029,
 }
-ALL, FILES = 22_459, 178
+ALL, FILES = 22_451, 178
 AROUND = {"tests": 20_081, "benchmarks": 2_090}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words

@@ -119,11 +119,13 @@ class Engine:
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
         """Sends a generator its answer; its result or error if it ends, else its next sequences are in the queue."""
         answer: Any = work.found[0] if isinstance(work.request, Prefill) else work.found
+        raised: Exception | None = None
         try:
             while True:
                 if work.error:
                     raise work.error
-                work.request = request = _next_request(work.steps, answer if work.request else None)
+                work.request = request = _next_request(work.steps, answer if work.request else None, raised)
+                raised = None
                 if isinstance(request, Ask | Prefill):
                     items = _items(self.lm, work)
                     count = len(request.changes) if isinstance(request, Ask) else 1
@@ -133,8 +135,11 @@ class Engine:
                         self._queue.extend(sorted(items, key=lambda item: -item.start))
                         return None
                 else:  # the model answers at once
-                    before = request.query.spent.token_forwards
-                    answer, work.found = answer_inside(self.lm, request), []
+                    before, work.found = request.query.spent.token_forwards, []
+                    try:
+                        answer = answer_inside(self.lm, request)
+                    except Exception as error:
+                        raised = error
                     self._report(request.query.spent.token_forwards - before)
         except StopIteration as stop:
             return (stop.value,)
@@ -225,9 +230,8 @@ class Engine:
             self.progress(self._done, self._done + sum(item.size for item in self._queue))
 
 
-def _next_request(steps: list[Steps[Any]], answer: Any) -> Any:
-    """Sends the innermost generator an answer; the next request. Raises StopIteration with the outermost's result."""
-    raised: Exception | None = None
+def _next_request(steps: list[Steps[Any]], answer: Any, raised: Exception | None = None) -> Any:
+    """The next request, once the innermost generator got an answer, or an error. StopIteration has the last result."""
     while True:
         try:
             request = steps[-1].throw(raised) if raised else steps[-1].send(answer)
@@ -246,10 +250,8 @@ def _next_request(steps: list[Steps[Any]], answer: Any) -> Any:
 def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
     """The sequences that answer a generator's request."""
     if isinstance(work.request, Prefill):
-        (context, wanted, tokens), start = (
-            vars(work.request).values(),
-            work.request.context.done if lm.abilities.packs else 0,
-        )
+        context, wanted, tokens = work.request.context, work.request.positions, work.request.tokens
+        start = context.done if lm.abilities.packs else 0
         return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
     query, items = work.request.query, list[_Item]()
     for index, change in enumerate(work.request.changes):

@@ -25,7 +25,7 @@ class Gates(Request):
 
     A gate multiplies a token's weight in attention, in all layers and heads, before weights are scaled to add up to 1:
     0 hides the token as `hide` does, 1 changes nothing. All positions have the same `gate`. The answer is [targets,
-    length], float64; or the UnsupportedModelError that says why there is none.
+    length], float64; an UnsupportedModelError says why there is none.
     """
 
     query: Query
@@ -35,11 +35,11 @@ class Gates(Request):
     read: Read
 
 
-def gate_slopes(lm: LanguageModel, request: Gates) -> Float[Tensor, "targets length"] | UnsupportedModelError:
+def gate_slopes(lm: LanguageModel, request: Gates) -> Float[Tensor, "targets length"]:
     """The answer to `Gates`; other errors as for `differentiate`."""
     query, context, begin = request.query, request.query.context, request.first
     if not lm.abilities.packs:
-        return UnsupportedModelError(
+        raise UnsupportedModelError(
             f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so its attention has no "
             "gates. Take another method, such as 'occlusion' or 'attn_lrp'."
         )

@@ -86,8 +86,8 @@ class Attentions(Request):
 class Moves(Request):
     """The request for the parts of each residual that attention moves; see `noiser.model.moves`.
 
-    The answer has [rows, length] for each layer, first to last: rows from position `first` on. Or it is the
-    UnsupportedModelError that says why the model's attention cannot be followed.
+    The answer has [rows, length] for each layer, first to last: rows from position `first` on. An
+    UnsupportedModelError says why the model's attention cannot be followed.
     """
 
     query: Query
@@ -127,20 +127,17 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
             raise AssertionError(f"no engine answers {request!r}")
 
 
-def moves(lm: LanguageModel, request: Moves) -> list[Tensor] | UnsupportedModelError:
+def moves(lm: LanguageModel, request: Moves) -> list[Tensor]:
     """The answer to `Moves`."""
     query = request.query
-    try:
-        shares, logits, run = moved_shares(lm, query.context, request.first, query.logit_positions)
-    except UnsupportedModelError as error:
-        return error
+    shares, logits, run = moved_shares(lm, query.context, request.first, query.logit_positions)
     query.spent.add(run)
-    if logits_agree(logits.log_softmax(-1), query.clean, lm.dtype):
-        return shares
-    return UnsupportedModelError(
-        f"{type(lm.model).__name__} predicts otherwise when its attention is followed, as models with biases of their "
-        "own in attention do. Take another method, such as 'occlusion'."
-    )
+    if not logits_agree(logits.log_softmax(-1), query.clean, lm.dtype):
+        raise UnsupportedModelError(
+            f"{type(lm.model).__name__} predicts otherwise when its attention is followed, as models with biases of "
+            "their own in attention do. Take another method, such as 'occlusion'."
+        )
+    return shares
 
 
 def integrals(lm: LanguageModel, request: Integrals) -> tuple[Tensor, Tensor]:

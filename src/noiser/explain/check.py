@@ -50,8 +50,7 @@ def check(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Step
         `masks`, `removal` and `token_forwards`; `units`, a word for what is removed; `lds`, `low` and `high`, a number
         per target, NaN where either side does not vary; and `mean`, the three numbers for the mean over targets.
     """
-    hides = bool(query.sources) and lm.looks_inside and lm.abilities.packs
-    removal: Absence = "hidden" if hides else "zero" if lm.takes_embeddings else "delete"
+    removal = removal_for(lm, hide=bool(query.sources))
     before = query.spent.token_forwards
     rng = torch.Generator().manual_seed(att.seed ^ 0x5EED)  # other masks than those of methods with this seed
     kept = torch.rand(masks, len(att.units), generator=rng) < 0.5
@@ -70,6 +69,13 @@ def check(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Step
         "mean": mean_of(found, masks),
         "token_forwards": query.spent.token_forwards - before,
     }
+
+
+def removal_for(lm: LanguageModel, *, hide: bool) -> Absence:
+    """The removal that a model can do: hiding, if it is asked for, or else zero rows, or deletion."""
+    if hide and lm.looks_inside and lm.abilities.packs:
+        return "hidden"
+    return "zero" if lm.takes_embeddings else "delete"
 
 
 def interval(rho: float, n: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from noiser.checks import check_choice, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
-from noiser.explain.check import check_masks, checked, mean_of
+from noiser.explain.check import check_masks, checked, mean_of, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.progress import shown
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -108,7 +108,7 @@ def cite(
         raise ParameterError(f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out.")
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
-    chosen = _default(lm) if method is None else make_method(method)
+    chosen = replace(METHOD, baseline=removal_for(lm, hide=True)) if method is None else make_method(method)
     settings = _Settings(
         accuracy,
         chosen,
@@ -176,7 +176,7 @@ def citations(
             f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
             "pass answer=."
         )
-    removal = _default(lm).baseline
+    removal = removal_for(lm, hide=True)
     memory = MEMORY[removal] if settings.memory is None else settings.memory
     losses = yield from _losses(query, removal)
     relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
@@ -226,10 +226,3 @@ def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
     positions, read = [position for unit in inside for position in unit.token_indices], query.score("logprob")
     (values,) = yield Ask(query, [remover(query, removal)(positions, None)], read)
     return tuple((query.read_clean(read) - values[:, 0]).tolist())
-
-
-def _default(lm: LanguageModel) -> Occlusion:
-    """`METHOD`, as far as the model can do it."""
-    if lm.looks_inside and lm.abilities.packs:
-        return METHOD
-    return replace(METHOD, baseline="zero" if lm.takes_embeddings else "delete")

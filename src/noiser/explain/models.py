@@ -59,7 +59,8 @@ def diff_models(
     found = run_one(lm, attribution_of(lm, pair[0], played, seed))
     names = [f"{each.identity.name} ({each.identity.dtype})" for each in (other, lm)]
     info = {**found.info, "of": "log p in {} minus log p in {}".format(*names)}
-    return replace(found, method=describe(made)[0], parameters=describe(made)[1], info=info)
+    name, parameters = describe(made)
+    return replace(found, method=name, parameters=parameters, info=info)
 
 
 class _Difference(StoredGame):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_probability
 from noiser.engine import SCORES, Gates, Moves, Query, ScoreName, Steps
-from noiser.errors import UnsupportedModelError
 from noiser.methods.attention import refuse_contrast
 from noiser.methods.protocol import Scores, mean_over_targets, sum_over_units
 
@@ -45,9 +44,7 @@ class Flow:
         """Scores of every unit for every target; see `Method`."""
         refuse_contrast(query)
         first = query.sources_stop or query.prompt_tokens - 1
-        shares: list[Tensor] | UnsupportedModelError = yield Moves(query, first)
-        if isinstance(shares, UnsupportedModelError):
-            raise shares
+        shares: list[Tensor] = yield Moves(query, first)
         paths = through_layers(shares, first)
         tokens = hopped(paths, first, query.prompt_tokens, self.hops)
         rows = tokens[[row - first for row in query.logit_positions]]
@@ -82,9 +79,7 @@ class AttentionGradient:
         """Scores of every unit for every target; see `Method`."""
         positions = tuple(sorted({position for unit in query.units for position in unit.token_indices}))
         first = query.sources_stop or query.prompt_tokens - 1
-        slopes: Any = yield Gates(query, positions, first, self.gate, query.score(self.score))
-        if isinstance(slopes, UnsupportedModelError):
-            raise slopes
+        slopes: Tensor = yield Gates(query, positions, first, self.gate, query.score(self.score))
         return Scores(scores=sum_over_units(query, slopes))
 
 

@@ -139,9 +139,7 @@ def continued(
     context: Context, begin: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keys and values with the cached ones before `begin`; the mask; and how far each query is after each key."""
-    if begin:
-        clean = context.cache[int(module.layer_idx)]  # pyright: ignore
-        key, value = (torch.cat([old[..., :begin, :].to(x), x], -2) for old, x in zip(clean, (key, value), strict=True))
+    key, value = context.after(0, begin, int(module.layer_idx), key, value)  # pyright: ignore
     distance = torch.arange(begin, begin + query.shape[-2])[:, None] - torch.arange(key.shape[-2])
     seen = (distance >= 0) & (distance < (window or len(context.inputs)))
     mask = torch.where(seen, 0.0, torch.finfo(query.dtype).min).to(query)[None, None]
@@ -172,9 +170,8 @@ def moved_shares(
         undo += [handle.remove for handle in moves.watch(lm.model)]
         out = None
         with suppress(UnsupportedModelError):
-            out = lm.output(
-                context.inputs[None, begin:], positions=[row - begin for row in positions], **(own if begin else {})
-            )
+            rows = [row - begin for row in positions]
+            out = lm.output(context.inputs[None, begin:], positions=rows, **(own if begin else {}))
     if out is None or not moves.shares:
         raise UnsupportedModelError(
             f"{type(lm.model).__name__} has no attention that runs through transformers' AttentionInterface and adds "

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.model.runtime import Attention, eager_of
+from noiser.model.runtime import Attention, eager_of, running
 
 BLOCK = {"cpu": 128}
 """Tokens that attend together, on a CPU; elsewhere `BLOCK_ELSEWHERE`. A longer sequence is cut into such blocks."""
@@ -46,6 +46,14 @@ class Context:
     def extend(self, inputs: Float[Tensor, "more dim"]) -> None:
         """Appends tokens, which have yet to run."""
         self.inputs = torch.cat([self.inputs, inputs])
+
+    def after(self, start: int, stop: int, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [1, heads, tokens, dim], after the cached ones of positions `start` to `stop`."""
+        if start >= stop:
+            return key, value
+        clean = (old[..., start:stop, :] for old in self.cache[layer])
+        first, second = (torch.cat([old.to(x.device), x], -2) for old, x in zip(clean, (key, value), strict=True))
+        return first, second
 
     def continued(self, length: int, copies: int) -> dict[str, Any]:
         """Arguments with which a pass with gradients of `copies` sequences goes on after the first `length` tokens."""
@@ -155,19 +163,13 @@ class _Pass:
         self.windows[layer] = sliding_window
         for branch, end in zip(self.sequences, self.ends, strict=True):
             if branch.record:
-                new = [x[..., end - branch.inputs.shape[1] : end, :].clone() for x in (key, value)]
-                if old := branch.context.cache.get(layer):
-                    new = [
-                        torch.cat([before[..., : branch.start, :], x], -2) for before, x in zip(old, new, strict=True)
-                    ]
-                branch.context.cache[layer] = new[0], new[1]
+                new = (x[..., end - branch.inputs.shape[1] : end, :].clone() for x in (key, value))
+                branch.context.cache[layer] = branch.context.after(0, branch.start, layer, *new)
         out: list[Tensor] = []
         for block in self.blocks:
             oldest, mask = self.mask(block, sliding_window, query)
             k, v = (x[..., block.begin : block.last, :] for x in (key, value))
-            if oldest < block.cached:
-                clean = (x[..., oldest : block.cached, :] for x in block.context.cache[layer])
-                k, v = (torch.cat([c.to(x.device), x], -2) for c, x in zip(clean, (k, v), strict=True))
+            k, v = block.context.after(oldest, block.cached, layer, k, v)
             out.append(own(module, query[..., block.first : block.last, :], k, v, mask.to(query), **options)[0])
         return torch.cat(out, 1), None
 
@@ -182,7 +184,7 @@ def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | 
     """
     inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
     run = _Pass(branches, BLOCK.get(inputs.device.type, BLOCK_ELSEWHERE))
-    with lm.running(attention=Attention(run.attend, masked=False)):
+    with running(lm.model, attention=Attention(run.attend, masked=False)):
         logits = lm.output(inputs, positions=run.rows, position_ids=run.position[None].to(inputs.device)).logits[0]
         for branch in branches:
             if branch.record:

@@ -78,7 +78,7 @@ class ServerBackend:
                 model=self.model, prompt=ids, max_tokens=1, temperature=0, logprobs=top, extra_body=more
             )
         except openai.OpenAIError as error:
-            raise _unanswered(self.endpoint, error) from error
+            raise unanswered(self.endpoint, error) from error
         try:
             choice: dict[str, Any] = answer.choices[0].to_dict()
             rows = [{int(i): each["logprob"] for i, each in row.items()} for row in choice["prompt_logprobs"][1:]]
@@ -114,7 +114,8 @@ def spread(sent: Mapping[int, float], size: int) -> Float[Tensor, " size"]:
     return row
 
 
-def _unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
+def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
+    """The error of a server that fails."""
     return ModelError(
         f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See whether it runs."
     )
@@ -161,7 +162,7 @@ def load_server(
     try:
         cards = [card.to_dict() for card in sender.models.list()]
     except openai.OpenAIError as error:
-        raise _unanswered(endpoint, error) from error
+        raise unanswered(endpoint, error) from error
     fitting = [card for card in cards if model in (None, card["id"])]
     if len(fitting) != 1:
         names = ", ".join(str(card["id"]) for card in cards[:10])

@@ -8,11 +8,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from math import isnan
 from typing import Any, Literal
 
-from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from noiser.attribution.store import to_jsonable
@@ -22,6 +19,7 @@ from noiser.explain import Citation, Citations, cite
 from noiser.explain.sentences import SourcePair
 from noiser.model import LanguageModel
 from noiser.model.writing import write
+from noiser.server.guard import error_body
 from noiser.server.jobs import Job, Models
 from noiser.server.questions import Message
 from noiser.server.writing import Answer, Upstream
@@ -36,8 +34,6 @@ _LONGEST = 512
 
 _PASSED_ON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "user"}
 """Fields that a server upstream gets as they are."""
-
-_NOT_KEPT = {"cache-control": "no-store"}
 
 
 class Document(BaseModel):
@@ -77,7 +73,7 @@ class Completion(BaseModel):
             raise ValueError("two documents have the same id")
         return documents
 
-    def run(self, models: Models, upstream: Upstream | None, tell: Callable[[Event], None], job: Job[None]) -> None:
+    def run(self, models: Models, upstream: Upstream | None, tell: Callable[[Event], None], job: Job[Any]) -> None:
         """Writes the answer and cites its sentences as they end; `tell` hears of every chunk."""
         sources = [(document.title, document.text) for document in self.documents]
         with models.use(self.model, job) as lm:
@@ -86,7 +82,7 @@ class Completion(BaseModel):
             chat, text = bool(getattr(lm.tokenizer, "chat_template", None)), plain_text(self.messages)
             asked: Prompt = self.messages if chat or text is None else text
             prompt = place_sources(asked, sources) if sources else asked
-            ids = lm.encode(prompt).token_ids
+            read = lm.encode(prompt)
             if upstream:
                 answer = Answer()  # the other server's chunks are passed on as they are
                 given = {name: getattr(self, name) for name in self.model_fields_set & _PASSED_ON}
@@ -94,22 +90,27 @@ class Completion(BaseModel):
             else:
                 stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
                 answer = Answer(lambda piece: tell(chunk({"content": piece})), stops if chat else [*stops, "\n"])
-                writing = partial(self._write, lm, ids, answer, tell, chunk)
+                writing = partial(self._write, lm, read.token_ids, answer, tell, chunk)
             options: dict[str, Any] = {"unit": "source", "contrast": False, "accuracy": self.accuracy}
             options["progress"] = job.progress
             citations = list[Event]()
             with answer.written_by(writing):
                 for spans in answer.sentences() if sources else ():
-                    said = answer.ids_until(spans[-1][1]) or encode_target(
-                        lm.tokenizer, lm.encode(prompt), answer.text[: spans[-1][1]]
-                    )
+                    end = spans[-1][1]
+                    said = answer.ids_until(end) or encode_target(lm.tokenizer, read, answer.text[:end])
                     found = cite(lm, asked, sources, answer=said, target_unit=spans, **options)
                     new = [self._shown(found, row, span) for row, span in enumerate(spans)]
                     citations += new
                     for citation in new:
                         tell(chunk({}, citations=[citation]))
-            used = {"prompt_tokens": len(ids), "completion_tokens": len(answer.ids)}
+            used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(answer.ids)}
             tell(chunk({}, citations=citations, usage={**used, "total_tokens": sum(used.values())}))
+
+    def answer(self, models: Models, upstream: Upstream | None, job: Job[Event]) -> Event:
+        """The whole answer in OpenAI's form."""
+        chunks = list[Event]()
+        self.run(models, upstream, chunks.append, job)
+        return _joined(chunks)
 
     def _write(
         self,
@@ -131,7 +132,7 @@ class Completion(BaseModel):
         sentence, check = found.sentences[row], found.attribution.info.get("check")
 
         def numbers(one: Citation | SourcePair) -> Event:
-            return {"score": one.score, "stderr": None if isnan(one.stderr) else one.stderr}
+            return {"score": one.score, "stderr": one.stderr}
 
         ids = [document.id for document in self.documents]
         sources = [{"id": ids[one.number - 1], **numbers(one)} for one in sentence.citations]
@@ -139,9 +140,9 @@ class Completion(BaseModel):
             {"ids": [ids[n - 1] for n in pair.numbers], "kind": pair.kind, **numbers(pair)} for pair in sentence.pairs
         ]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
-        check = check and {name: to_jsonable(check[name][row]) for name in ("lds", "low", "high")}
+        check = check and {name: check[name][row] for name in ("lds", "low", "high")}
         about = {"from_memory": sentence.from_memory, "method": found.attribution.method, "check": check}
-        return {**place, "sources": sources, "pairs": pairs, **about}
+        return to_jsonable({**place, "sources": sources, "pairs": pairs, **about})
 
 
 def plain_text(messages: Sequence[Message]) -> str | None:
@@ -155,8 +156,8 @@ def _chunk(name: str, created: int, model: str, delta: Event, finish: str | None
     return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
 
 
-async def completed(request: Request, asked: Completion, models: Models, upstream: Upstream | None) -> Response:
-    """The reply to a request: a stream of events, or one object."""
+async def streamed(asked: Completion, models: Models, upstream: Upstream | None) -> AsyncIterator[str]:
+    """The answer's chunks as OpenAI's server sends them. A reader that goes away stops the work."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
 
     def tell(event: Event | None) -> None:
@@ -164,39 +165,23 @@ async def completed(request: Request, asked: Completion, models: Models, upstrea
 
     job = Job[None](lambda job: asked.run(models, upstream, tell, job))
     job.future.add_done_callback(lambda _: tell(None))
-    if asked.stream:
-        return StreamingResponse(_stream(job, events), media_type="text/event-stream", headers=_NOT_KEPT)
-    chunks = list[Event]()
-    try:
-        while (event := await _next(events)) is not None:
-            chunks += [event] if event else []
-            if await request.is_disconnected():
-                job.stop()
-        job.future.result()
-        return Response(json.dumps(_joined(chunks), allow_nan=False), media_type="application/json")
-    finally:
-        job.stop()
-
-
-async def _next(events: asyncio.Queue[Event | None]) -> Event | None:
-    """The next event; an empty one after a second without any, so that a caller who has gone away is noticed."""
-    try:
-        return await asyncio.wait_for(events.get(), 1)
-    except TimeoutError:
-        return {}
-
-
-async def _stream(job: Job[None], events: asyncio.Queue[Event | None]) -> AsyncIterator[str]:
-    """The events as OpenAI's server sends them. A reader that goes away stops the work."""
     try:
         while (event := await _next(events)) is not None:
             yield f"data: {json.dumps(event, allow_nan=False)}\n\n" if event else ": waiting\n\n"
         job.future.result()
         yield "data: [DONE]\n\n"
     except NoiserError as error:
-        yield f"data: {json.dumps({'error': {'type': type(error).__name__, 'message': str(error)}})}\n\n"
+        yield f"data: {json.dumps(error_body(type(error).__name__, str(error)))}\n\n"
     finally:
         job.stop()
+
+
+async def _next(events: asyncio.Queue[Event | None]) -> Event | None:
+    """The next event; an empty one after a second without any, so that a reader who has gone away is noticed."""
+    try:
+        return await asyncio.wait_for(events.get(), 1)
+    except TimeoutError:
+        return {}
 
 
 def _joined(chunks: list[Event]) -> Event:

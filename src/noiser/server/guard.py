@@ -117,5 +117,10 @@ async def _body(receive: Receive, headers: Headers, limit: int) -> bytes | Respo
 
 def refusal(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error as every reply has it; in ASCII, in which half of a surrogate pair can be written."""
-    text = json.dumps({"error": {"type": kind, "message": message}})
+    text = json.dumps(error_body(kind, message))
     return Response(text, status, headers, media_type="application/json")
+
+
+def error_body(kind: str, message: str) -> dict[str, dict[str, str]]:
+    """An error as JSON has it, in a reply or in a stream."""
+    return {"error": {"type": kind, "message": message}}

@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from noiser.errors import NoiserError
-from noiser.server.completions import Completion, completed
-from noiser.server.guard import Guard, refusal
+from noiser.server.completions import Completion, streamed
+from noiser.server.guard import Guard, error_body, refusal
 from noiser.server.jobs import Job, Models, ServerError
 from noiser.server.page import FACT, Answer, Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Evaluate, reference_html
@@ -48,7 +48,9 @@ def application(
     @app.post("/v1/chat/completions", summary=(Completion.__doc__ or "").partition("\n")[0])
     async def complete(asked: Completion, request: Request) -> Response:
         example.ahead.stop()
-        return await completed(request, asked, models, upstream)
+        if asked.stream:
+            return _streamed(streamed(asked, models, upstream))
+        return await _whole(request, Job(lambda job: asked.answer(models, upstream, job)))
 
     @app.get("/v1/models", summary="The models that can be asked, the default first")
     def list_models() -> dict[str, Any]:
@@ -104,7 +106,16 @@ def _route(kind: type[Any], models: Models, example: _Example) -> Callable[..., 
 async def _reply(request: Request, job: Job[Any]) -> Response:
     """The answer as JSON, or its progress and then the answer as events; a caller that goes away stops the work."""
     if "text/event-stream" in request.headers.get("accept", ""):
-        return StreamingResponse(_events(job), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return _streamed(_events(job))
+    return await _whole(request, job)
+
+
+def _streamed(events: AsyncIterator[str]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def _whole(request: Request, job: Job[Any]) -> Response:
+    """The answer as JSON; a caller that goes away stops the work."""
     try:
         while not await job.ended():
             if await request.is_disconnected():
@@ -121,7 +132,7 @@ async def _events(job: Job[Any]) -> AsyncIterator[str]:
             yield _event("progress", job.state)
         yield _event("answer", _shown(job))
     except NoiserError as error:
-        yield _event("error", {"error": {"type": type(error).__name__, "message": str(error)}})
+        yield _event("error", error_body(type(error).__name__, str(error)))
     finally:
         job.stop()
 

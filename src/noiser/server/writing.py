@@ -129,6 +129,7 @@ class Upstream(NamedTuple):
             import openai
 
             from noiser.endpoint import choose, client
+            from noiser.model.server import unanswered
         except ImportError as error:
             raise DependencyError("A server upstream needs the package openai.", "openai") from error
         endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
@@ -136,11 +137,13 @@ class Upstream(NamedTuple):
         try:
             return cls(endpoint, there, there.models.list().data[0].id)
         except (openai.OpenAIError, IndexError) as error:
-            raise _silent(endpoint, error) from error
+            raise unanswered(endpoint, error) from error
 
     def write(self, body: dict[str, Any], answer: Answer, tell: Callable[[dict[str, Any]], None], job: Any) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
         import openai
+
+        from noiser.model.server import unanswered
 
         finish = "stop"
         try:
@@ -156,11 +159,5 @@ class Upstream(NamedTuple):
                         finish = choice.finish_reason or finish
                     tell(chunk.to_dict())
         except openai.OpenAIError as error:
-            raise _silent(self.endpoint, error) from error
+            raise unanswered(self.endpoint, error) from error
         answer.end(finish)
-
-
-def _silent(endpoint: Endpoint, error: Exception) -> ModelError:
-    from noiser.endpoint import problem
-
-    return ModelError(f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See if it runs.")
