@@ -67,7 +67,12 @@ SHAPES: dict[str, transformers.PretrainedConfig] = {
     ),
 }
 
-METHODS: dict[str, Method] = {"noiser, one scoring pass": noiser.Noiser(bounding=0.05), "occlusion": noiser.Occlusion()}
+METHODS: dict[str, Method] = {
+    "noiser, one scoring pass": noiser.Noiser(bounding=0.05),
+    "joint": noiser.Joint(),
+    "occlusion": noiser.Occlusion(),
+    "attention_gradient": noiser.AttentionGradient(),
+}
 
 
 def random_model(config: transformers.PretrainedConfig, tokenizer: Any, device: str, dtype: str) -> LanguageModel:
@@ -154,9 +159,13 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--longest", type=int, help="tokens of the longest prompt to try (what the model can read)")
+    parser.add_argument("--tokenizer", help="a folder with a tokenizer (that of the built-in model)")
     parser.add_argument("--output", type=Path, help="also as JSON")
     chosen = parser.parse_args()
-    tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
+    if chosen.tokenizer:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(chosen.tokenizer)
+    else:
+        tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
     top, rows = peak(chosen.device, chosen.dtype), list[dict[str, Any]]()
     for shape in chosen.shapes:
         prompts = PROMPTS[: chosen.prompts]

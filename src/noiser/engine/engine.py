@@ -19,7 +19,7 @@ from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
-from noiser.model.memory import LOGIT_BYTES, free_memory, is_out_of_memory
+from noiser.model.memory import free_memory, is_out_of_memory, logit_bytes
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import own_defaults
 from noiser.types import Progress
@@ -36,6 +36,7 @@ class Ask(Request):
 
     The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
     (see `noiser.engine.scores`) makes of the logits at each target that the change names, from all of its samples.
+    `read` gets the logits of several changes at a time, [changes, samples, tokens, vocab].
     """
 
     query: Query
@@ -90,6 +91,7 @@ class Engine:
         self.lm, self.progress = lm, progress
         self._queue: deque[_Item] = deque()
         self._most_tokens, self._done = lm.batch_tokens, 0
+        self._logit_bytes = logit_bytes(lm.device)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The number and the result, or the error, of every generator, in the order in which they end.
@@ -181,12 +183,12 @@ class Engine:
         for spent in {item.work.request.query.spent for item in changed}:
             spent.add(sum(item.size for item in changed if item.work.request.query.spent is spent))
         self._report(sum(item.size for item in items))
-        return [item.work for item, part in zip(items, logits, strict=True) if self._take(item, part)]
+        return self._take(items, logits)
 
     def _fill(self) -> list[_Item]:
         """Takes sequences from the queue, in their order, up to the limits of a pass; at least one."""
         items: list[_Item] = []
-        tokens, rows = self._most_tokens, max(1, LOGIT_BYTES // (self.lm.vocabulary_size * 4))
+        tokens, rows = self._most_tokens, max(1, self._logit_bytes // (self.lm.vocabulary_size * 4))
         while self._queue:
             item = self._queue[0]
             room = min(tokens // (item.stop - item.start), rows // max(1, len(item.wanted)))
@@ -202,27 +204,41 @@ class Engine:
                 item.first = middle
         return items
 
-    def _take(self, item: _Item, logits: Tensor) -> bool:
-        """Stores what was run; whether the generator has all of its answer."""
-        work, change, request = item.work, item.change, item.work.request
-        if not change:
-            work.found[0] = logits[0].to(torch.float32, copy=True)  # a copy: the other prompts' logits are let go
-            return True
-        item.parts.append(logits)
-        if sum(map(len, item.parts)) < change.samples:
-            return False
-        logits = logits if len(item.parts) == 1 else torch.cat(item.parts)
-        item.parts.clear()
+    def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
+        """Stores what was run; the generators that have all of their answers now."""
+        ended: list[_Work[Any]] = []
+        whole: dict[tuple[Any, ...], list[_Item]] = {}
+        for item, part in zip(items, logits, strict=True):
+            if not item.change:
+                item.work.found[0] = part[0].to(torch.float32, copy=True)  # a copy: other prompts' logits are let go
+                ended.append(item.work)
+                continue
+            item.parts.append(part)
+            if sum(map(len, item.parts)) == item.change.samples:
+                whole.setdefault((id(item.work), item.change.samples, *item.targets), []).append(item)
+        for group in whole.values():
+            size = max(1, self._logit_bytes // 4 // sum(4 * part.numel() for part in group[0].parts))
+            for first in range(0, len(group), size):
+                self._read(group[first : first + size])
+            work = group[0].work
+            work.left -= len(group)
+            ended += [] if work.left else [work]
+        return ended
+
+    def _read(self, items: Sequence[_Item]) -> None:
+        """Reads changes of one request with the same targets and number of samples together."""
+        work, targets, request = items[0].work, items[0].targets, items[0].work.request
         try:
+            logits = torch.stack([torch.cat(item.parts) for item in items])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             ids, clean = request.query.ids, request.query.clean_of
-            of_targets = zip(logits.split([len(ids[g]) for g in item.targets], 1), item.targets, strict=True)
-            values = [request.read(part, clean[g], ids[g]) for part, g in of_targets]
-            work.found[item.index] = torch.stack(values).double().cpu()
+            of_targets = zip(logits.split([len(ids[g]) for g in targets], 2), targets, strict=True)
+            values = torch.stack([request.read(part, clean[g], ids[g]) for part, g in of_targets], 1)
+            for item, value in zip(items, values.cpu().double(), strict=True):
+                work.found[item.index] = value
+                item.parts.clear()
         except Exception as error:  # of the reading: it ends this generator
             work.error = error
-        work.left -= 1
-        return not work.left
 
     def _report(self, tokens: int) -> None:
         self._done += tokens

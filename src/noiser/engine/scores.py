@@ -1,8 +1,8 @@
-"""Scores of a prediction: plain functions from logits under a change to one number per sample.
+"""Scores of a prediction: plain functions from logits under changes to one number per sample.
 
-Every function takes `(logits, clean, ids)`: the logits at a target's tokens under a change [samples, tokens, vocab],
+Every function takes `(logits, clean, ids)`: the logits at a target's tokens under changes [..., samples, tokens, vocab],
 the log-probabilities there without one [tokens, vocab], and the ids of the target's tokens [tokens]. It returns
-[samples]. `SCORES` has them by name; `score_of` adds a foil or a caller's own number. All can be differentiated.
+[..., samples]. `SCORES` has them by name; `score_of` adds a foil or a caller's own number. All can be differentiated.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from torch import Tensor
 from noiser.errors import ParameterError
 from noiser.question import Objective
 
-Logits = Float[Tensor, "samples tokens vocab"]
+Logits = Float[Tensor, "*samples tokens vocab"]
 LogProbabilities = Float[Tensor, "tokens vocab"]
 Ids = Int[Tensor, " tokens"]
 
 Read = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From logits under a change, clean log-probabilities and target ids to numbers, [samples] or any other shape."""
+"""From logits under changes, clean log-probabilities and target ids to numbers: [..., samples], or [..., any]."""
 
 ScoreName = Literal["prob", "logprob", "logit", "hellinger", "squared"]
 
 TINY = torch.finfo(torch.float32).tiny
 
 
-def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Sum of the log-probabilities of the target's tokens, in nats."""
     return _log_p(logits, ids).sum(-1)
 
 
-def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Geometric mean of the probabilities of the target's tokens: of a single token its probability."""
     return _log_p(logits, ids).mean(-1).exp()
 
 
-def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities."""
-    logits, at = logits.float(), ids.expand(len(logits), -1)[..., None]
+    logits, at = logits.float(), ids.expand(logits.shape[:-1])[..., None]
     right = logits.gather(-1, at)[..., 0]
     wrong = logits.scatter(-1, at, -torch.inf).logsumexp(-1)
     if len(ids) == 1:
-        return (right - wrong)[:, 0]
+        return (right - wrong)[..., 0]
     total = torch.logaddexp(right, wrong)
     right, wrong = right - total, wrong - total
     before = right.cumsum(-1) - right  # 1 - P: right before some token, and wrong at it
     return right.sum(-1) - (before + wrong).logsumexp(-1)
 
 
-def hellinger(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+def hellinger(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Minus the Hellinger distance sqrt(½ Σ (√p - √q)²) to the clean distribution; of a span the root mean square.
 
     It is negative so that, like the other scores, it falls where the prediction gets worse.
@@ -60,7 +60,7 @@ def hellinger(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor
     return -(_squared_roots(logits, clean) / 2).mean(-1).clamp_min(1e-24).sqrt()
 
 
-def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, " samples"]:
+def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Minus Σ (√p - √q)² / √2, the distance in the script published with the Noiser paper; of a span the mean."""
     return -_squared_roots(logits, clean).mean(-1) / 2**0.5
 
@@ -91,7 +91,7 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
 
 def _own(of: Objective) -> Read:
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
-        log_p = logits.float().log_softmax(-1)
+        log_p = logits.float().log_softmax(-1).flatten(0, -3)
         values: object = of(log_p, clean)
         if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
             got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -101,7 +101,7 @@ def _own(of: Objective) -> Read:
             )
         if log_p.isfinite().any(-1).all() and not values.isfinite().all():
             raise ParameterError("The function given as of= returned NaN or an infinite number; expected finite ones.")
-        return values
+        return values.unflatten(0, logits.shape[:-2])
 
     return read
 
@@ -135,60 +135,61 @@ class Effect(NamedTuple):
 
 
 def effect_of(score: Read, foil: int | None = None) -> Read:
-    """The function that reads an `Effect` [9] of a change's samples together."""
+    """The function that reads an `Effect` [..., 9] of a change's samples together."""
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
         samples = logits.float().softmax(-1)
-        mean = samples.mean(0).clamp_min(TINY)
-        (value,), moves = _influences(score, samples, mean, clean, ids)
+        mean = samples.mean(-3).clamp_min(TINY)
+        value, moves = _influences(score, samples, mean, clean, ids)
         at = ids[:, None]
-        p = mean.gather(-1, at)[:, 0]
-        probability = p.log().mean().exp()
-        probability_moves = probability * (samples.gather(-1, at.expand(len(samples), -1, 1))[..., 0] / p).mean(-1)
+        p = mean.gather(-1, at.expand(*mean.shape[:-1], 1))[..., 0]
+        probability = p.log().mean(-1).exp()
+        relative = samples.gather(-1, at.expand(*samples.shape[:-1], 1))[..., 0] / p[..., None, :]
+        probability_moves = probability[..., None] * relative.mean(-1)
         lead, clean_lead = leads(mean.log(), clean, ids, foil), leads(clean, clean, ids, foil)
-        lead = lead / torch.where(clean_lead == 0, torch.inf, clean_lead)
+        lead, least = (lead / torch.where(clean_lead == 0, torch.inf, clean_lead)).min(-1)
         if foil is None:
-            flips = (mean.argmax(-1) != clean.argmax(-1)).any()
+            flips = (mean.argmax(-1) != clean.argmax(-1)).any(-1)
             of_foil = torch.zeros_like(value)
         else:
-            of_foil = mean[0, foil]
-            flips = (clean[0, ids[0]] > clean[0, foil]) != (p[0] > of_foil)
-        leader_p, leader = mean[lead.argmin()].max(-1)
+            of_foil = mean[..., 0, foil]
+            flips = (clean[0, ids[0]] > clean[0, foil]) != (p[..., 0] > of_foil)
+        leader_p, leader = (part.gather(-1, least[..., None])[..., 0] for part in mean.max(-1))
         errors = torch.stack([moves, probability_moves])
-        errors = errors.std(-1) / len(samples) ** 0.5 if len(samples) > 1 else torch.full_like(errors[:, 0], torch.nan)
+        count = errors.shape[-1]
+        errors = errors.std(-1) / count**0.5 if count > 1 else torch.full_like(errors[..., 0], torch.nan)
         loss = score(clean[None], clean, ids)[0] - value
-        numbers = [loss, errors[0], flips, lead.min(), probability, errors[1], of_foil, leader, leader_p]
-        return torch.stack([number.double() for number in numbers])
+        numbers = [loss, errors[0], flips, lead, probability, errors[1], of_foil, leader, leader_p]
+        return torch.stack([number.float() for number in numbers], -1)
 
     return read
 
 
 def leads(
-    log_p: LogProbabilities, clean: LogProbabilities, ids: Ids, foil: int | None = None
-) -> Float[Tensor, " tokens"]:
+    log_p: Float[Tensor, "*changes tokens vocab"], clean: LogProbabilities, ids: Ids, foil: int | None = None
+) -> Float[Tensor, "*changes tokens"]:
     """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
-    if foil is not None:
-        return log_p.gather(-1, ids[:, None])[:, 0] - log_p[:, foil]
-    own = clean.argmax(-1, keepdim=True)
-    return log_p.gather(-1, own)[:, 0] - log_p.scatter(-1, own, -torch.inf).amax(-1)
+    own = (clean.argmax(-1) if foil is None else ids).expand(log_p.shape[:-1])[..., None]
+    rival = log_p.scatter(-1, own, -torch.inf).amax(-1) if foil is None else log_p[..., foil]
+    return log_p.gather(-1, own)[..., 0] - rival
 
 
 def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The score of the mean distribution, [1], and by the delta method each sample's influence on it, [samples]."""
-    if len(samples) == 1:
-        return score(mean.log()[None], clean, ids), torch.zeros(1, device=mean.device)
+    """The score of the mean distribution, [...], and by the delta method each sample's influence on it, [..., samples]."""
+    if samples.shape[-3] == 1:
+        return score(mean.log().unsqueeze(-3), clean, ids)[..., 0], torch.zeros_like(samples[..., 0, 0])
     with torch.enable_grad():
         p = mean.detach().requires_grad_()
-        value = score(p.log()[None], clean, ids)
+        value = score(p.log().unsqueeze(-3), clean, ids)[..., 0]
         if not value.requires_grad:
-            return value, torch.full_like(samples[:, 0, 0], torch.nan)
+            return value, torch.full_like(samples[..., 0, 0], torch.nan)
         (slope,) = torch.autograd.grad(value.sum(), p)
-    return value.detach(), torch.einsum("stv,tv->s", samples, slope)
+    return value.detach(), torch.einsum("...stv,...tv->...s", samples, slope)
 
 
 def _log_p(logits: Tensor, ids: Tensor) -> Tensor:
     logits = logits.float()
-    return logits.gather(-1, ids.expand(len(logits), -1)[..., None])[..., 0] - logits.logsumexp(-1)
+    return logits.gather(-1, ids.expand(logits.shape[:-1])[..., None])[..., 0] - logits.logsumexp(-1)
 
 
 def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:

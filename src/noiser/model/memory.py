@@ -11,8 +11,10 @@ _SAID = (
     *("bad_alloc", "could not create a primitive", "could not create a memory", "unable to allocate"),  # oneDNN, NumPy
 )
 
-LOGIT_BYTES = 192 * 2**20
-"""The most bytes of logits of one pass."""
+
+def logit_bytes(device: torch.device) -> int:
+    """The most bytes of logits of one pass: what caches hold counts on a CPU, what is launched on a card."""
+    return (192 if device.type == "cpu" else 1024) * 2**20
 
 
 def is_out_of_memory(error: BaseException) -> bool:

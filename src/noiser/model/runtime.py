@@ -179,6 +179,9 @@ def set_attention(model: Any, attention: Attention | str, undo: Undo) -> None:
         own = model.config._attn_implementation
         undo.append(partial(_attention.set, _attention.get()))
         _attention.set((attention, own if own in ("eager", "sdpa") else "sdpa"))
+        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
+            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
+            torch.backends.cuda.enable_cudnn_sdp(False)
         attention = _NAME
     for config in _configs(model):
         put(vars(config), "_attn_implementation_internal", attention, undo)
