@@ -145,7 +145,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ContextCite, 32 hidden": {"method": noiser.ContextCite(samples=32, baseline="hidden")},
     "joint, zero rows": {"method": noiser.Joint()},
     "ARC-JSD": {"method": noiser.Occlusion(baseline="delete"), "of": jensen_shannon},
-    **{name: {"method": name} for name in ("last_attention", "attn_lrp", "flow", "attention_gradient")},
+    **{name: {"method": name} for name in ("last_attention", "attn_lrp", "attention_gradient")},
 }
 
 

@@ -41,12 +41,12 @@ CHEAP = {
 MAY_REFUSE = {
     *(
         (name, "mamba")
-        for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift", "flow", "attention_gradient")
+        for name in ("last_attention", "attention_rollout", "attn_lrp", "deeplift", "attention_gradient")
     ),
-    *((name, "falcon") for name in ("attn_lrp", "flow", "attention_gradient")),
+    *((name, "falcon") for name in ("attn_lrp", "attention_gradient")),
 }
 # What compares whole distributions, or reads no prediction, has no place for a pair of tokens.
-NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout", "flow"}
+NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout"}
 
 each_method = pytest.mark.parametrize("name", METHOD_NAMES)
 

@@ -16,7 +16,7 @@ from test_contract import run
 from test_target_spans import ANSWER, PROMPT, SPANS, Plain
 from tiny import tiny
 
-READS_NO_PREDICTION = {"last_attention", "attention_rollout", "flow"}
+READS_NO_PREDICTION = {"last_attention", "attention_rollout"}
 
 
 def log(*rows):

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from noiser.methods import AttnLrp as AttnLrp
     from noiser.methods import ContextCite as ContextCite
     from noiser.methods import DeepLift as DeepLift
-    from noiser.methods import Flow as Flow
     from noiser.methods import GradientShap as GradientShap
     from noiser.methods import InputXGradient as InputXGradient
     from noiser.methods import IntegratedGradients as IntegratedGradients
@@ -60,7 +59,7 @@ _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
-    "methods": "Added AttentionGradient AttentionRollout AttnLrp ContextCite DeepLift Flow GradientShap InputXGradient "
+    "methods": "Added AttentionGradient AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient "
     "IntegratedGradients KernelShap LastAttention Lime Noiser Joint Occlusion Position Random "
     "SequentialIntegratedGradients ShapleySampling",
     "metrics": "measure",

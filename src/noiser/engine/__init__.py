@@ -25,7 +25,6 @@ from noiser.engine.gradients import differentiate as differentiate
 from noiser.engine.inside import Attentions as Attentions
 from noiser.engine.inside import Call as Call
 from noiser.engine.inside import Integrals as Integrals
-from noiser.engine.inside import Moves as Moves
 from noiser.engine.inside import Path as Path
 from noiser.engine.inside import Relevance as Relevance
 from noiser.engine.query import Prefill as Prefill

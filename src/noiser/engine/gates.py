@@ -15,7 +15,6 @@ from noiser.engine.query import Query, Request
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.moves import continued
 from noiser.model.runtime import Attention, eager_of
 
 
@@ -49,9 +48,12 @@ def gate_slopes(lm: LanguageModel, request: Gates) -> Float[Tensor, "targets len
     def attend(
         _: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, __: Any, sliding_window: Any = None, **options: Any
     ) -> Any:
-        k, v, mask, distance = continued(context, begin, module, q, k, v, sliding_window)
-        bias = torch.zeros(k.shape[-2]).index_put((at,), opened).to(q)
-        return eager_of(module)(module, q, k, v, mask + torch.where(distance > 0, bias, 0), **options)[0], None
+        k, v = context.after(0, begin, int(module.layer_idx), k, v)
+        distance = torch.arange(begin, begin + q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+        seen = (distance >= 0) & (distance < (sliding_window or len(context.inputs)))
+        bias = torch.zeros(k.shape[-2]).index_put((at,), opened).expand(distance.shape)
+        mask = torch.where(seen, torch.where(distance > 0, bias, 0), torch.finfo(q.dtype).min).to(q)
+        return eager_of(module)(module, q, k, v, mask[None, None], **options)[0], None
 
     found = torch.zeros(len(query.target_spans), len(query.token_ids), dtype=torch.float64)
     targets, inputs = range(len(found)), context.inputs[None, begin:]

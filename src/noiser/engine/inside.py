@@ -18,10 +18,8 @@ from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
-from noiser.model.abilities import logits_agree
 from noiser.model.attention import attention_maps
 from noiser.model.language_model import LanguageModel
-from noiser.model.moves import moved_shares
 from noiser.types import Baseline
 
 
@@ -83,18 +81,6 @@ class Attentions(Request):
 
 
 @dataclass(frozen=True, eq=False)
-class Moves(Request):
-    """The request for the parts of each residual that attention moves; see `noiser.model.moves`.
-
-    The answer has [rows, length] for each layer, first to last: rows from position `first` on. An
-    UnsupportedModelError says why the model's attention cannot be followed.
-    """
-
-    query: Query
-    first: int
-
-
-@dataclass(frozen=True, eq=False)
 class Call(Request):
     """The request to call another library that runs the model by itself; the function's result is the answer.
 
@@ -119,25 +105,10 @@ def answer_inside(lm: LanguageModel, request: Request) -> Any:
             return attention_maps(lm, request.query.token_ids)
         case Gates():
             return gate_slopes(lm, request)
-        case Moves():
-            return moves(lm, request)
         case Call():
             return request.function(lm, request.query)
         case _:
             raise AssertionError(f"no engine answers {request!r}")
-
-
-def moves(lm: LanguageModel, request: Moves) -> list[Tensor]:
-    """The answer to `Moves`."""
-    query = request.query
-    shares, logits, run = moved_shares(lm, query.context, request.first, query.logit_positions)
-    query.spent.add(run)
-    if not logits_agree(logits.log_softmax(-1), query.clean, lm.dtype):
-        raise UnsupportedModelError(
-            f"{type(lm.model).__name__} predicts otherwise when its attention is followed, as models with biases of "
-            "their own in attention do. Take another method, such as 'occlusion'."
-        )
-    return shares
 
 
 def integrals(lm: LanguageModel, request: Integrals) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Scores of a prediction: plain functions from logits under changes to one number per sample.
 
-Every function takes `(logits, clean, ids)`: the logits at a target's tokens under changes [..., samples, tokens, vocab],
-the log-probabilities there without one [tokens, vocab], and the ids of the target's tokens [tokens]. It returns
+Every function takes `(logits, clean, ids)`: the logits at a target's tokens under changes, [..., samples, tokens,
+vocab], the log-probabilities there without one [tokens, vocab], and the ids of the target's tokens [tokens]. It returns
 [..., samples]. `SCORES` has them by name; `score_of` adds a foil or a caller's own number. All can be differentiated.
 """
 
@@ -175,7 +175,7 @@ def leads(
 
 
 def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The score of the mean distribution, [...], and by the delta method each sample's influence on it, [..., samples]."""
+    """The score of the mean distribution, [...], and each sample's influence on it, [..., samples]: the delta method."""
     if samples.shape[-3] == 1:
         return score(mean.log().unsqueeze(-3), clean, ids)[..., 0], torch.zeros_like(samples[..., 0, 0])
     with torch.enable_grad():

@@ -7,7 +7,7 @@ from functools import partial
 from noiser.methods.attention import AttentionRollout, LastAttention
 from noiser.methods.attn_lrp import AttnLrp
 from noiser.methods.deeplift import DeepLift
-from noiser.methods.flow import AttentionGradient, Flow
+from noiser.methods.gates import AttentionGradient
 from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
 from noiser.methods.joint import Joint
 from noiser.methods.noiser import Noiser
@@ -25,7 +25,6 @@ __all__ = [
     "AttnLrp",
     "ContextCite",
     "DeepLift",
-    "Flow",
     "GradientShap",
     "InputXGradient",
     "IntegratedGradients",
@@ -68,7 +67,6 @@ METHODS.register("attention_rollout", AttentionRollout, summary="attention multi
 METHODS.register(
     "attention_gradient", AttentionGradient, summary="slope of the prediction as attention to a unit opens; one pass"
 )
-METHODS.register("flow", Flow, summary="attention followed from the answer to the prompt, in one pass")
 METHODS.register("input_x_gradient", InputXGradient, summary="gradient times embedding")
 METHODS.register("integrated_gradients", IntegratedGradients, summary="gradient integrated from a baseline")
 METHODS.register("gradient_shap", GradientShap, summary="gradient at random points between a baseline and the input")
