@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_125,
+    "": 1_124,
     "attribution": 1_886,
     "bench": 1_610,
     "cli": 942,
     "data": 902,
-    "engine": 1_932,
+    "engine": 1_923,
     "evaluation": 666,
     "explain": 2_100,
     "integrations": 731,
     "judges": 754,
-    "methods": 2_237,
+    "methods": 2_176,
     "metrics": 1_830,
-    "model": 2_325,
+    "model": 2_150,
     "report": 1_087,
     "server": 1_295,
     "text": 1_029,
 }
-ALL, FILES = 22_451, 178
-AROUND = {"tests": 20_081, "benchmarks": 2_100}
+ALL, FILES = 22_205, 177
+AROUND = {"tests": 19_931, "benchmarks": 2_099}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

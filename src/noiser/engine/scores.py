@@ -175,7 +175,7 @@ def leads(
 
 
 def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The score of the mean distribution, [...], and each sample's influence on it, [..., samples]: the delta method."""
+    """The score of the mean distribution [...], and each sample's influence on it [..., samples]: the delta method."""
     if samples.shape[-3] == 1:
         return score(mean.log().unsqueeze(-3), clean, ids)[..., 0], torch.zeros_like(samples[..., 0, 0])
     with torch.enable_grad():
