@@ -149,15 +149,22 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def similarities(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[str, list[float]]:
-    """Similarity of each source to question and answer, by TF-IDF and by the mean of the model's input embeddings."""
+def without_attribution(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[str, list[float]]:
+    """Scores of sources from question and answer: similarity by TF-IDF and by the mean of the model's input embeddings,
+    and the probability of each source's number where the model is asked to cite one.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectors: Any = TfidfVectorizer().fit_transform([*sources, said])
     ids = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*sources, said)]
     means = torch.stack([lm.embed(torch.tensor(tokens)).detach().float().mean(0) for tokens in ids])
     means = torch.nn.functional.normalize(means, dim=-1)
+    numbered = "\n".join(f"[{i}] {text}" for i, text in enumerate(sources, 1))
+    asked = f"{numbered}\n\n{said}\nThe answer is taken from the sentence with the number ["
+    numbers = [f"{i}]" for i in range(1, len(sources) + 1)]
+    cited = noiser.attribute(lm, [asked] * len(numbers), target=numbers, target_unit="all", method="position")
     return {
+        "asked to cite": [att.targets[0].probability for att in cited],
         "similarity, TF-IDF": (vectors[:-1] @ vectors[-1].T).toarray()[:, 0].tolist(),
         "similarity, mean embedding": (means[:-1] @ means[-1]).tolist(),
     }
@@ -191,7 +198,7 @@ def truth_rows(lm: LanguageModel, category: str, sentences: int, seed: int, meth
     found: dict[str, list[Any]] = {}
     for i, example in enumerate(used):
         asked = f"{example.prompt[spans[i][-1][1] :]} {example.target}"
-        for way, scores in similarities(lm, sources[i], asked).items():
+        for way, scores in without_attribution(lm, sources[i], asked).items():
             found.setdefault(way, []).append(row(way, i, scores, 0))
     yield from found.values()
 

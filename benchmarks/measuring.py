@@ -1,6 +1,6 @@
 """What the speed benchmarks share: the setting, prompts, clocks, the machine's peak, and tables of results.
 
-A part is a function from a `Setting` to a `Part`: rows of a table, and claims with the values that they must reach.
+A part is a function from a `Setting` to a `Part`: rows of a table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,31 +62,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A figure that the documentation promises, and the measured one."""
-
-    text: str
-    measured: float
-    at_least: float
-
-    def row(self) -> dict[str, Any]:
-        """The claim as a row of a table."""
-        met = "yes" if self.measured >= self.at_least else "no"
-        return {"claim": self.text, "measured": self.measured, "wanted": f"≥ {cell(self.at_least)}", "met": met}
-
-
-@dataclass(frozen=True)
 class Part:
-    """The results of one benchmark: a title, the conditions, a table, and the claims that it decides."""
+    """The results of one benchmark: a title, the conditions, and a table."""
 
     title: str
     note: str
     rows: list[dict[str, Any]]
-    claims: list[Claim] = field(default_factory=list[Claim])
 
     def __str__(self) -> str:
-        claims = ["", table([claim.row() for claim in self.claims])] if self.claims else []
-        return "\n".join([f"## {self.title}", "", self.note, "", table(self.rows), *claims])
+        return "\n".join([f"## {self.title}", "", self.note, "", table(self.rows)])
 
 
 def prompt_of(lm: LanguageModel, tokens: int) -> str:

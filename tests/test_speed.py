@@ -15,7 +15,7 @@ import measuring
 import methods_speed
 import noiser
 import noiser_speed
-from measuring import Claim, Setting
+from measuring import Setting
 from noiser.engine import prepare, run_one
 from noiser.question import Question
 from tiny import tiny, tiny_model, tiny_tokenizer
@@ -113,12 +113,6 @@ def test_a_scoring_pass_is_the_sum_that_the_page_gives(setting):
     query = noiser_speed.question(setting.load("float32"), "The quick brown fox")
     length = len(query.token_ids)
     assert measuring.scoring_pass(query, 3) == 3 * sum(length - i for i in range(1, length))  # BOS is no unit
-
-
-@pytest.mark.parametrize(("measured", "met"), [(2.0, "yes"), (1.9, "no"), (math.nan, "no")])
-def test_claims(measured, met):
-    row = Claim("a", measured, at_least=2.0).row()
-    assert (row["wanted"], row["met"]) == ("≥ 2", met)
 
 
 def test_table():
