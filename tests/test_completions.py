@@ -17,7 +17,9 @@ import torch
 
 import noiser
 from noiser.errors import ModelError
+from noiser.model.writing import write
 from noiser.server.writing import Answer, Upstream
+from tiny import tiny_model, tiny_tokenizer
 from web_for_tests import chatty, failing, served
 
 citing = sys.modules["noiser.explain.cite"]  # the function has the same name
@@ -228,6 +230,22 @@ def test_many_at_once_are_kept_apart(web):
         assert {s["id"].split("-")[0] for c in reply.citations for s in c["sources"]} <= {str(number)}
         assert reply.usage.completion_tokens == 4 + number % 3
     assert len(found) == 8
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+def test_what_explains_does_not_run_the_prompt_again(family):
+    """The writer's keys and values serve it; the numbers are those of a prompt that runs."""
+    lm = noiser.wrap(tiny_model(family).eval(), tiny_tokenizer())
+    prompt, ids = "The quick fox sings late near the bank.", list[int]()
+    read = lm.encode(prompt).token_ids
+    write(lm, read, lambda _, new: ids.extend(new) is None, max_new_tokens=6, temperature=0)
+    assert ids
+    assert lm.context((*read, *ids)).done == len(read) - 1
+    assert lm.context(read[:-1]).done == 0
+    found = noiser.attribute(lm, prompt, target=tuple(ids), method="occlusion")
+    lm.known.clear()
+    expected = noiser.attribute(lm, prompt, target=tuple(ids), method="occlusion")
+    torch.testing.assert_close(found.scores, expected.scores, equal_nan=True, atol=1e-5, rtol=0)
 
 
 # ---- upstream --------------------------------------------------------------------------------------------------------

@@ -371,7 +371,7 @@ def _readings(
     wanted: Any = getattr(question, role)
     if wanted is None:
         return []
-    if isinstance(wanted, tuple):  # as a model wrote them
+    if wanted and isinstance(wanted, tuple):  # as a model wrote them
         return [wanted]
     if isinstance(wanted, bool) or not isinstance(wanted, str | int):
         raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")

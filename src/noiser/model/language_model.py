@@ -19,7 +19,7 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, setting
-from noiser.model.packing import Branch, Context, packed_logits
+from noiser.model.packing import Branch, Context, KeysValues, packed_logits
 from noiser.model.products import PLAIN
 from noiser.model.runtime import running
 from noiser.text import Encoding, check_template_kwargs, encode
@@ -97,6 +97,7 @@ class LanguageModel:
         default = 1024 if self.device.type == "cpu" else 8192
         self.batch_tokens = check_count("batch_tokens", default if batch_tokens is None else batch_tokens)
         self.chat_template_kwargs = chat_template_kwargs or {}
+        self.known: dict[tuple[int, ...], KeysValues] = {}  # of sequences, for those that begin with them
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -182,10 +183,14 @@ class LanguageModel:
         return self.model.get_input_embeddings()(token_ids.to(self.device))
 
     def context(self, token_ids: Sequence[int]) -> Context:
-        """A clean sequence that has yet to run."""
+        """A clean sequence that has yet to run, but for the tokens whose keys and values are `known`."""
         with running(self.model):
             inputs = self.model.get_input_embeddings()(torch.tensor(token_ids, device=self.device))
-            return Context(inputs.detach(), self.abilities.embedding_scale)
+            context = Context(inputs.detach(), self.abilities.embedding_scale)
+        for ids, cache in [*self.known.items()]:
+            if ids == tuple(token_ids[: len(ids)]):  # the last token runs again: somebody may want its logits
+                context.cache, context.done = dict(cache), len(ids) - 1
+        return context
 
     def baseline_row(self, name: Baseline) -> Float[Tensor, " dim"]:
         """The row of the embedding table that replaces a removed unit's rows, float32.

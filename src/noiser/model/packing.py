@@ -22,6 +22,10 @@ BLOCK = {"cpu": 128}
 BLOCK_ELSEWHERE = 1024
 
 
+KeysValues = dict[int, tuple[Tensor, Tensor]]
+"""For each layer keys and values, [1, heads, tokens, dim]."""
+
+
 @dataclass(eq=False)
 class Context:
     """A clean sequence, and the keys and values of its tokens that have run.
@@ -29,13 +33,13 @@ class Context:
     Attributes:
         inputs: [length, dim], what the model reads: rows of its embedding table, times `scale`.
         scale: the factor that the embedding module puts on the rows.
-        cache: for each layer keys and values, [1, heads, done, dim], or more where a later pass failed; windows or not.
+        cache: of `done` tokens, or more where a later pass failed; also those outside of windows.
         done: how many tokens are cached.
     """
 
     inputs: Float[Tensor, "length dim"]
     scale: float
-    cache: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
+    cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
     done: int = 0
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
+from noiser.model.runtime import held
 from noiser.text.tokens import continuation
 
 
@@ -28,8 +29,8 @@ def write(
 ) -> str:
     """The reason why an answer ended: "stop", or "length" where it has as many tokens as it may.
 
-    A copy of the network writes, with the same weights in the same memory and the same hooks: so it needs no lock, and
-    waits for no pass that explains.
+    A copy of the network writes, with the same weights in the same memory and the same hooks: so it waits for no pass
+    that explains. Its keys and values of the prompt are known to the model from then on.
 
     Args:
         lm: a model in this process.
@@ -40,6 +41,7 @@ def write(
         top_p: the probability of the tokens that are sampled from.
         seed: of sampling.
     """
+    from transformers import DynamicCache
     from transformers.generation.streamers import BaseStreamer
 
     if not lm.looks_inside:
@@ -55,6 +57,9 @@ def write(
             if not self.read:  # the prompt comes first
                 self.read = new
                 return
+            if not lm.known and len(grown.layers) == lm.model.config.get_text_config().num_hidden_layers:
+                layers: Any = grown.layers
+                lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(layers)}
             self.waiting = [*self.waiting, *(token for token in new if token not in lm.end_tokens)]
             if self.waiting and (not self.piece.endswith("\ufffd") or len(self.waiting) > 4):
                 self.end()
@@ -74,15 +79,19 @@ def write(
     parts, streamer = [*lm.model.modules()], Streamer()
     hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
     kept = chain(lm.model.parameters(), lm.model.buffers(), hooks)
-    network = copy.deepcopy(lm.model, {id(each): each for each in kept}).eval()
+    with held(lm.model).lock:  # as the model is when nothing runs
+        network = copy.deepcopy(lm.model, {id(each): each for each in kept}).eval()
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     if sampling:
         sampling = {"do_sample": False} if temperature == 0 else {"do_sample": True, **sampling}
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
-    asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "streamer": streamer}
+    asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
+    grown = DynamicCache()  # without a configuration, so that it keeps all
+    if lm.abilities.packs:
+        asked["past_key_values"] = grown
     with nullcontext() if seed is None else torch.random.fork_rng():
         if seed is not None:
             torch.manual_seed(seed)
-        found = network.generate(ids, stopping_criteria=[ended], **asked, **sampling)
+        found = network.generate(ids, stopping_criteria=[ended], streamer=streamer, **asked, **sampling)
     return "stop" if int(found[0, -1]) in lm.end_tokens else "length"

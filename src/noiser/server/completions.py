@@ -6,13 +6,15 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from noiser.attribution.store import to_jsonable
+from noiser.engine import Prefill, ask
 from noiser.engine.query import check_length
 from noiser.errors import NoiserError
 from noiser.explain import Citation, Citations, cite
@@ -94,7 +96,7 @@ class Completion(BaseModel):
             options: dict[str, Any] = {"unit": "source", "contrast": False, "accuracy": self.accuracy}
             options["progress"] = job.progress
             citations = list[Event]()
-            with answer.written_by(writing):
+            with answer.written_by(writing), _known(lm, read.token_ids if upstream and sources else ()):
                 for spans in answer.sentences() if sources else ():
                     end = spans[-1][1]
                     said = answer.ids_until(end) or encode_target(lm.tokenizer, read, answer.text[:end])
@@ -149,6 +151,19 @@ def plain_text(messages: Sequence[Message]) -> str | None:
     """The text of a chat that is one message of a user, which a model without a template can read; else None."""
     text = messages[0].get("content") if len(messages) == 1 and messages[0].get("role") == "user" else None
     return text if isinstance(text, str) else None
+
+
+@contextmanager
+def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
+    """Runs a prompt that another model reads; at the end forgets what is known of it, or of the model's own."""
+    try:
+        if token_ids and lm.abilities.packs:
+            context = lm.context(token_ids)
+            ask(lm, Prefill(context, [len(token_ids) - 1]))
+            lm.known[token_ids] = context.cache
+        yield
+    finally:
+        lm.known.clear()
 
 
 def _chunk(name: str, created: int, model: str, delta: Event, finish: str | None = None, **more: Any) -> Event:
