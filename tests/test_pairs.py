@@ -103,8 +103,21 @@ def test_units_of_which_the_weaker_does_much_alone_do_not_decide_only_together()
     def value(alone):
         return lambda kept: 1.0 if {0, 1} <= kept else alone if 1 in kept else 0.4 if 0 in kept else 0.0
 
-    assert played(value(0.35), 4, samples=16)[0] == ()
-    assert [pair.kind for pair in played(value(0.2), 4, samples=16)[0]] == ["together"]
+    assert played(value(0.3), 4, samples=16)[0] == ()
+    assert [pair.kind for pair in played(value(0.15), 4, samples=16)[0]] == ["together"]
+
+
+@pytest.mark.parametrize(("both", "named"), [(0.4, []), (0.6, ["together"])])
+@pytest.mark.parametrize("units", [4, 10])
+def test_checked_units_decide_together_if_both_alone_give_half(both, named, units):
+    """Nothing without both of them; `both` with them alone, and all of it with one more."""
+
+    def value(kept):
+        return 0.0 if not {0, 1} <= kept else 1.0 if len(kept) > 2 else both
+
+    for seed in range(3):
+        assert [pair.kind for pair in played(value, units, seed=seed, checks=4)[0]] == named
+        assert [pair.kind for pair in played(value, units, seed=seed)[0]] == ["together"]
 
 
 def test_units_that_add_up_are_no_pair_whatever_their_sizes():

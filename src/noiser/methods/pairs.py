@@ -22,9 +22,9 @@ from noiser.engine import Steps, StoredGame
 from noiser.types import Pair
 
 RIDGE = 1.0
-STEP, ALONE = 0.25, 0.3
-"""The least share of the whole prompt's effect that each unit of a pair has: alone, or as the last one to go; and the
-share that the weaker of two units that decide only together must not have alone."""
+STEP, ALONE, BOTH = 0.25, 0.2, 0.5
+"""Shares of the whole effect: the least of each unit of a pair, alone or as the last one to go; what the weaker unit of
+those that decide only together must not have alone; and the least of both alone, where that was run."""
 EITHER, TOGETHER = 0.8, 0.1
 """The least size of an interaction as a share of the largest effect of a single unit."""
 LEVEL = 0.05
@@ -84,19 +84,21 @@ def find_pairs(
     likely = [candidates(steps[:, g, seen], whole[g] - nothing[g, 0]) for g, seen in enumerate(game.units)]
     both: list[Bool[Tensor, "checks units"]] = []
     for some, seen in zip(likely, game.units, strict=True):
-        columns = seen[torch.from_numpy(np.stack([some.i, some.j], 1)[: checks // 2 * (len(seen) > exact)])]
+        columns = seen[torch.from_numpy(np.stack([some.i, some.j], 1)[: checks // 2])]
         both.append(torch.zeros(len(columns), units, dtype=torch.bool).scatter(1, columns, value=True))
     checked = yield from game.values([torch.cat([rows, ~rows]) for rows in both])
     pairs: list[Pair] = []
     for g, seen in enumerate(game.units):
         kept, kept_values, left_values = [half], [ones[g]], [others[g]]
+        one, other = value(checked[g]).tensor_split(2)
+        few = (one - nothing[g] < BOTH * (whole[g] - nothing[g])).nonzero()[:, 0].numpy()
+        some = Candidates(*(np.delete(each, few) for each in likely[g]))
         if len(seen) > exact:
-            one, other = value(checked[g]).chunk(2) if len(both[g]) else (checked[g], checked[g])
             kept = [torch.ones(1, units, dtype=torch.bool), torch.eye(units, dtype=torch.bool)[seen], half, both[g]]
             kept_values = [whole[g, None], alone[g, seen], ones[g], one]
             left_values = [nothing[g], without[g, seen], others[g], other]
         rows = torch.cat(kept)[:, seen]
-        found = large_pairs(likely[g], rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact)
+        found = large_pairs(some, rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact)
         pairs += [
             Pair(g, (int(seen[i]), int(seen[j])), score, stderr, "together" if score > 0 else "either")
             for i, j, score, stderr in found

@@ -8,6 +8,8 @@ over the masks, of the summed scores of the units that are kept with the target'
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
@@ -35,32 +37,24 @@ def _log_odds(case: Case, kept: list[Bool[Tensor, "masks units"]]) -> Steps[list
     return case.cached(settings, lambda: case.game("logit").values(kept))
 
 
-def _measure(case: Case) -> Steps[Measured]:
-    """The correlation of the scores, and of shuffled ones."""
-    kept = masks_of(case, case.masks or 64)
-    odds: list[Float64[Tensor, " masks"]] = yield _log_odds(case, kept)
-    scores = torch.cat([case.scores[None], reference_scores(case, "permuted")]).double().nan_to_num()
-    found: list[Tensor] = []
-    for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):
-        found.append(spearman(torch.stack([mask.double() @ row for row in scores[:, g]]), values))
-    own, permuted = torch.stack(found).split([1, case.draws], 1)  # [targets, draws]
-    return {"lds": float(own.nanmean()), "permuted_lds": float(permuted.nanmean()), "draws": case.draws}
+def _measure(case: Case, *, with_pairs: bool = False) -> Steps[Measured]:
+    """The correlation of the scores, and of shuffled ones; or of Σ scores of kept units + Σ of pairs' I_ij s_i s_j / 4.
 
-
-def _measure_with_pairs(case: Case) -> Steps[Measured]:
-    """The correlation of Σ scores of kept units + Σ over named pairs of a quarter of I_ij s_i s_j, with s = 2 kept - 1.
-
-    The second sum is what the interaction index I_ij says of an input beyond single units (see `noiser.methods.pairs`).
+    With s = 2 kept - 1, the second sum is what interaction indices say of an input beyond single units.
     """
     kept = masks_of(case, case.masks or 64)
-    odds = yield from _log_odds(case, kept)
+    odds: list[Float64[Tensor, " masks"]] = yield _log_odds(case, kept)
+    rows = [case.scores[None], *([] if with_pairs else [reference_scores(case, "permuted")])]
+    scores, pairs = torch.cat(rows).double().nan_to_num(), case.att.pairs if with_pairs else ()
     found: list[Tensor] = []
     for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):
-        sums, signs = mask.double() @ case.scores[g].double().nan_to_num(), 2 * mask.double() - 1
-        for pair in (pair for pair in case.att.pairs if pair.target == g):
-            sums += pair.score / 4 * signs[:, pair.units[0]] * signs[:, pair.units[1]]
-        found.append(spearman(sums[None], values))
-    return {"lds_with_pairs": float(torch.cat(found).nanmean())}
+        signs, here = 2 * mask.double() - 1, (pair for pair in pairs if pair.target == g)
+        more = sum(pair.score / 4 * signs[:, pair.units].prod(1) for pair in here)
+        found.append(spearman(torch.stack([mask.double() @ row for row in scores[:, g]]) + more, values))
+    own, permuted = torch.stack(found).tensor_split([1], 1)  # [targets, draws]
+    if with_pairs:
+        return {"lds_with_pairs": float(own.nanmean())}
+    return {"lds": float(own.nanmean()), "permuted_lds": float(permuted.nanmean()), "draws": case.draws}
 
 
 _SCALES = {"lds": Scale(-1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks")}
@@ -73,7 +67,7 @@ LDS = Metric(
 )
 
 LDS_WITH_PAIRS = Metric(
-    measure=_measure_with_pairs,
+    measure=partial(_measure, with_pairs=True),
     summaries=mean_of_columns(
         lds_with_pairs=Scale(-1, 1, None, True, "rank correlation of summed scores and pairs with log-odds, over masks")
     ),
