@@ -13,6 +13,7 @@ import accelerate
 import pytest
 import torch
 import transformers
+from torch.nn import functional
 
 import noiser
 from engine_for_tests import query_of
@@ -293,18 +294,46 @@ def test_arguments_that_a_chat_template_cannot_get(arguments, message):
             noiser.load_model("no such model", chat_template_kwargs=arguments)
 
 
-def coarse(_module, args):
-    """Rounds activations to steps of a size that the largest of the whole batch decides."""
-    step = args[0].abs().max() / 31
-    return ((args[0] / step).round() * step, *args[1:])
+def dynamic_steps(linear):
+    """Activations in steps of a size that the largest of the whole batch decides."""
+
+    def forward(x):
+        step = x.abs().max() / 31
+        return functional.linear((x / step).round() * step, linear.weight)
+
+    return forward
+
+
+def outlier_columns(linear):
+    """LLM.int8: columns that are large anywhere in the batch are exact, the others have a few bits."""
+
+    def forward(x):
+        large = x.abs().flatten(0, -2).amax(0) > 3
+        step = x.masked_fill(large, 0).abs().amax(-1, keepdim=True).clamp_min(1e-9) / 63
+        return functional.linear(torch.where(large, x, (x / step).round() * step), linear.weight)
+
+    return forward
+
+
+def full_experts(linear):
+    """Each of two experts takes the first half of the tokens of a batch at most; the others go past it."""
+
+    def forward(x):
+        rows = x.flatten(0, -2)
+        first = rows[:, 0] > 0
+        taken = torch.where(first, first.cumsum(0), (~first).cumsum(0)) <= max(1, len(rows) // 2)
+        out = functional.linear(rows, linear.weight) * torch.where(first, 1.0, 2.0)[:, None].to(x)
+        return (out * taken[:, None]).unflatten(0, x.shape[:-1])
+
+    return forward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(dtype):
-    """As LLM.int8 and per-tensor dynamic quantisation do."""
+@pytest.mark.parametrize("kind", [dynamic_steps, outlier_columns, full_experts])
+def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(kind, dtype):
     model = tiny_model("llama").eval().to(dtype)
     for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_pre_hook(coarse)
+        layer.mlp.down_proj.forward = kind(layer.mlp.down_proj)
     lm = wrap(model, tiny_tokenizer())
     with pytest.warns(UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"):
         assert not lm.abilities.packs
@@ -315,7 +344,8 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(d
 
     @torch.no_grad()
     def p(rows):
-        return model(inputs_embeds=rows, use_cache=False).logits[0, -1].float().softmax(-1)[target]
+        with lm.running():  # by the same products, which round alike
+            return model(inputs_embeds=rows, use_cache=False).logits[0, -1].float().softmax(-1)[target]
 
     for unit, score in zip(att.units, att.scores[0], strict=True):
         without = rows.clone()

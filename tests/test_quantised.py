@@ -138,3 +138,62 @@ def test_the_identity_says_how_a_model_is_quantised(settings):
     model = tiny_model("llama")
     model.config.quantization_config = settings
     assert noiser.wrap(model, tiny_tokenizer()).identity.dtype == "float32, bitsandbytes"
+
+
+@torch.library.custom_op("noiser_tests::kernel", mutates_args=())
+def kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A product of another library's, registered without a backward pass."""
+    return x @ weight.T
+
+
+def wrap(model):
+    return noiser.wrap(model, tiny_tokenizer())
+
+
+class Repacked(nn.Linear):
+    """A 4-bit layer of bitsandbytes: a pass in evaluation mode without gradients leaves weights for a kernel alone."""
+
+    support_avx512bf16_for_cpu = False
+
+    def forward(self, x):
+        if self.support_avx512bf16_for_cpu and not self.training and not x.requires_grad:
+            self.packed = True
+        return kernel(x, self.weight) if hasattr(self, "packed") else super().forward(x)
+
+
+@pytest.fixture
+def repacking():
+    model = tiny_model("llama")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            module.__class__ = Repacked
+            module.support_avx512bf16_for_cpu = True
+    return model
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_was_explained_can_still_be_trained(repacking, training):
+    lm, plain = wrap(repacking.train(training)), wrap(tiny_model("llama"))
+    for method in [*WITHOUT_GRADIENTS, *WITH_GRADIENTS]:
+        found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+        torch.testing.assert_close(found.scores, expected.scores)
+    assert not any(hasattr(module, "packed") for module in repacking.modules())
+    assert all(module.support_avx512bf16_for_cpu for module in repacking.modules() if isinstance(module, Repacked))
+    assert repacking.training is training
+
+
+@pytest.mark.filterwarnings("ignore:noiser_tests::kernel")
+@pytest.mark.parametrize("method", WITH_GRADIENTS)
+@pytest.mark.parametrize("mode", ["warn", "nothing"])
+def test_kernels_without_a_backward_pass_are_refused(repacking, method, mode):
+    """Their gradients would be zero, with a warning or without one, as PyTorch is set."""
+    repacking.model.layers[0].mlp.up_proj.packed = True
+    before = torch._C._get_autograd_fallback_mode()
+    torch._C._set_autograd_fallback_mode(mode)
+    try:
+        with pytest.raises(
+            UnsupportedModelError, match=r"^No gradient passes through this LlamaForCausalLM.*occlusion"
+        ):
+            noiser.attribute(wrap(repacking), PROMPT, method=method)
+    finally:
+        torch._C._set_autograd_fallback_mode(before)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
+from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import add_hook
@@ -67,12 +67,16 @@ def backward(
             "a method that only predicts, such as 'occlusion'."
         )
     (slope,) = torch.autograd.grad(values.sum(), head)
+    if "torch::autograd::WarnNotImplemented" in _kinds(
+        logits
+    ):  # PyTorch's for kernels without one: the gradient would be zero
+        raise _no_backward(lm, "a kernel that one of its layers calls has no backward pass")
     slope = slope * wanted.to(slope)[:, None, None]
     size = slope.abs().amax((-1, -2), keepdim=True)
     try:
         (found,) = torch.autograd.grad(logits, embeddings, slope / torch.where(size > 0, size, 1), retain_graph=keep)
-    except (RuntimeError, NotImplementedError) as error:
-        if is_out_of_memory(error):
+    except Exception as error:  # of any kind: kernels, rules and hooks of other libraries run here
+        if is_out_of_memory(error) or isinstance(error, NoiserError):
             raise
         raise _no_backward(lm, f"a layer's backward pass failed ({type(error).__name__}: {error})") from error
     found = found.float() * size.to(found.device) * lm.abilities.embedding_scale
@@ -83,3 +87,14 @@ def backward(
             "load the model with dtype='float32' or dtype='bfloat16'."
         )
     return values.detach(), found
+
+
+def _kinds(out: Tensor) -> set[str]:
+    """The names of all steps of the backward pass from a tensor."""
+    waiting, found = [out.grad_fn], dict[Any, str]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found[node] = node.name()
+            waiting += [after for after, _ in node.next_functions]
+    return {*found.values()}

@@ -65,7 +65,8 @@ def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read
         lm.batch_tokens // len(query.token_ids), logit_bytes(lm.device) // (4 * lm.vocabulary_size * max(1, tokens))
     )
     most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
-    for start, group in groupby(enumerate(inputs), lambda one: one[1].positions[0] if query.context.cache else 0):
+    continues = bool(query.context.cache) and lm.abilities.continues
+    for start, group in groupby(enumerate(inputs), lambda one: one[1].positions[0] if continues else 0):
         waiting = list(group)
         while waiting:
             part, found = waiting[:most], None

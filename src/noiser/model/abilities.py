@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from noiser.errors import UnsupportedModelError
+from noiser.errors import ModelError, UnsupportedModelError
 from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branch, Context, packed_logits
 
@@ -28,11 +28,13 @@ class Abilities:
         embedding_scale: the factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma.
         packs: whether sequences of different lengths run end to end in one pass.
         batches: whether a sequence has the same numbers whatever else is in its batch.
+        continues: whether the model itself goes on after keys and values that packed passes have cached.
     """
 
     embedding_scale: float
     packs: bool
     batches: bool = True
+    continues: bool = False
 
 
 def find_abilities(lm: Any) -> Abilities:
@@ -43,7 +45,11 @@ def find_abilities(lm: Any) -> Abilities:
     """
     ids = _probe(lm).to(lm.device)
     both = torch.stack([ids, torch.cat([ids[:4], ids[:4]])])  # with another second half
-    logits = lm.model(input_ids=both, use_cache=False).logits[:, -len(ids) :]  # learned prompts have rows in front
+    try:
+        logits = lm.model(input_ids=both, use_cache=False).logits[:, -len(ids) :]  # learned prompts have rows in front
+    except Exception as error:
+        raise_failure(lm.model, error)
+        raise
     scale = _embedding_scale(lm.model.get_input_embeddings())
     if not bool(logits[0].isfinite().all()):  # damaged weights are reported where they are used
         return Abilities(embedding_scale=scale, packs=False)
@@ -52,23 +58,29 @@ def find_abilities(lm: Any) -> Abilities:
     def run(*sequences: Tensor) -> Tensor:
         return lm.output(torch.stack(sequences), positions=range(8)).logits
 
-    if not agree(logits[1, :4], logits[0, :4]):
+    inputs = lm.embed(both)
+    rows = torch.stack([*inputs, 4 * inputs[0].flip(0)])
+    rows[2, :4] = 0
+
+    def mixes(together: Tensor) -> bool:
+        """Whether a row has other numbers alone, or beside itself, where passes of one shape round alike."""
+        beside = torch.stack([run(row, row, row)[i] for i, row in enumerate(rows)])
+        return not agree(together, torch.cat([*map(run, rows)])) or not agree(together, beside, closely=True)
+
+    batches = _works(lambda: not mixes(run(*rows)))
+    if batches and not agree(logits[1, :4], logits[0, :4]):  # where rows mix, the later half may be the other row's
         raise UnsupportedModelError(
             f"{kind} predicts a token from those that follow it too, as masked language models do. Take a causal "
             "language model, or load this one with `is_decoder=True` where it was trained as a decoder."
         )
-    inputs = lm.embed(both)
     if not _works(lambda: agree(run(*inputs), logits)):
         raise UnsupportedModelError(
             f"{kind} does not predict from embeddings what it predicts from their tokens, as models with embeddings of "
             "their own in every layer do. Take another model."
         )
-    one, other = inputs[0], 4 * inputs[0].flip(0)
-    other[:4] = 0
-    alone = torch.stack([run(one, one)[0], run(other, other)[1]])
-    batches = agree(run(one, other), alone, closely=True)
-    packs = batches and _works(lambda: _packs(lm, one, logits[0]))
-    return Abilities(embedding_scale=scale, packs=packs, batches=batches)
+    packs = batches and _works(lambda: _packs(lm, rows[0], logits[0]))
+    continues = packs and _works(lambda: agree(_continued(lm, rows[0]), logits[0, 5:]))
+    return Abilities(embedding_scale=scale, packs=packs, batches=batches, continues=continues)
 
 
 def _probe(lm: Any) -> Tensor:
@@ -83,10 +95,24 @@ def _works(trial: Callable[[], bool]) -> bool:
     try:
         return trial()
     except Exception as error:
-        from_library = type(error).__module__.partition(".")[0] in _LIBRARIES
-        if not from_library or isinstance(error, RecursionError | KeyboardInterrupt) or is_out_of_memory(error):
-            raise
-        return False
+        if isinstance(error, ModelError) or _of_architecture(error):
+            return False
+        raise
+
+
+def _of_architecture(error: Exception) -> bool:
+    """Whether an error comes from the code of an architecture: neither a stop nor something of the caller's."""
+    known = type(error).__module__.partition(".")[0] in _LIBRARIES
+    return known and not isinstance(error, RecursionError) and not is_out_of_memory(error)
+
+
+def raise_failure(model: Any, error: Exception) -> None:
+    """Raises ModelError for an error that the architecture's own code raised."""
+    if _of_architecture(error):
+        raise ModelError(
+            f"{type(model).__name__} failed while it ran: {type(error).__name__}: {error}. Take another method or "
+            "model, or another version of transformers."
+        ) from error
 
 
 def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor, "length vocab"]) -> bool:
@@ -107,6 +133,13 @@ def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor,
     rows = torch.cat([part[:, 0] for part in packed_logits(lm, branches)])
     found, right = torch.cat([first[0], rows]), torch.cat([expected, expected[-1:].expand(len(rows), -1)])
     return windows == declared and logits_agree(found, right, lm.dtype)
+
+
+def _continued(lm: Any, inputs: Float[Tensor, "length dim"]) -> Float[Tensor, "after vocab"]:
+    """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
+    context = Context(inputs, 1.0)
+    packed_logits(lm, [Branch(context, 0, inputs[None, :5], [4], record=True)])
+    return lm.output(inputs[None, 5:], positions=range(len(inputs) - 5), **context.continued(5, 1)).logits[0]
 
 
 def setting(config: Any, name: str, kind: Any = int) -> Any:

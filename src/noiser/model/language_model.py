@@ -18,7 +18,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.abilities import Abilities, find_abilities, setting
+from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
 from noiser.model.packing import Branch, Context, KeysValues, packed_logits
 from noiser.model.products import PLAIN
 from noiser.model.runtime import running
@@ -244,7 +244,11 @@ class LanguageModel:
         rows = embeddings.to(self.model.dtype, copy=True)  # scaled in place by some models, such as CTRL
         if self._keeps_rows:
             options["logits_to_keep"] = list(positions)  # numbers, on whatever device the last layer is
-        out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
+        try:
+            out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
+        except Exception as error:
+            raise_failure(self.model, error)
+            raise
         if not self._keeps_rows:
             own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
             if own < 0:

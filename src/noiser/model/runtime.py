@@ -37,6 +37,8 @@ class Attention(NamedTuple):
 
 _NAME = "noiser"
 _PLAIN_OUTPUT = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
+_REPACKS = "support_avx512bf16_for_cpu"
+"""A mark of bitsandbytes' 4-bit layers: a pass without gradients would repack their weights, which then have none."""
 _ABSENT: Any = object()
 _held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
 _making = threading.Lock()
@@ -141,6 +143,8 @@ def _settle(model: Any, undo: Undo) -> None:
             put(state, "training", False, undo)
         if state.get("_compiled_call_impl"):
             put(state, "_compiled_call_impl", None, undo)
+        if state.get(_REPACKS):
+            put(state, _REPACKS, False, undo)
         if own := state.get("forward"):  # of another library's, which stays unless it is compiled
             forward = getattr(own, "_torchdynamo_orig_callable", None)
         else:

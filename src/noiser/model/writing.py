@@ -88,7 +88,7 @@ def write(
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
     asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
     grown = DynamicCache()  # without a configuration, so that it keeps all
-    if lm.abilities.packs:
+    if lm.abilities.continues:
         asked["past_key_values"] = grown
     with nullcontext() if seed is None else torch.random.fork_rng():
         if seed is not None:
