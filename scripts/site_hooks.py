@@ -1,7 +1,8 @@
-"""What the site needs beyond Markdown: notebooks as pages, the changelog, and links out of `docs`."""
+"""Pages that the site makes of other files: notebooks, the changelog, errors; and links out of `docs`."""
 
 from __future__ import annotations
 
+import ast
 import json
 import posixpath
 import re
@@ -18,7 +19,7 @@ _NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds a page for every notebook, beside the notebook itself, the changelog, and llms.txt."""
+    """Adds a page for every notebook and every class of error, the changelog, and llms.txt."""
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         text = notebook_markdown(Path(file.abs_src_path).read_text(encoding="utf-8"), posixpath.basename(file.src_uri))
@@ -26,14 +27,32 @@ def on_files(files: Any, config: Any) -> Any:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     moved = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
     files.append(File.generated(config, "changelog.md", content=moved))
-    index = (ROOT / "llms.txt").read_text(encoding="utf-8").replace("](docs/", "](").replace(".md)", ".html)")
+    for name in errors():
+        page = f"::: noiser.errors.{name}\n    options: {{ heading_level: 1 }}\n"
+        files.append(File.generated(config, f"reference/errors/{name}.md", content=page))
+    index = (ROOT / "llms.txt").read_text(encoding="utf-8") + "\n## Errors\n\n" + error_list("docs/reference/errors/")
+    index = index.replace("](docs/", "](").replace(".md)", ".html)")
     files.append(File.generated(config, "llms.txt", content=index))
     return files
+
+
+def errors() -> dict[str, str]:
+    """The first line of the docstring of every class of error, by name."""
+    tree = ast.parse((ROOT / "src/noiser/errors.py").read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in classes}
+
+
+def error_list(folder: str) -> str:
+    """Markdown with a line for every class of error."""
+    return "".join(f"- [{name}]({folder}{name}.md): {line}\n" for name, line in errors().items())
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turns links to files outside `docs`, which the site does not have, into paths, and to notebooks into pages."""
     folder = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri == "reference/errors.md":
+        markdown += "\n" + error_list("errors/")
 
     def link(match: re.Match[str]) -> str:
         place = posixpath.normpath(posixpath.join("docs", folder, match[2]))

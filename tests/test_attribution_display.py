@@ -248,7 +248,8 @@ def test_a_chat_shows_roles_in_place_of_the_templates_marks():
     moved = replace(
         said, units=(Span("Who?", said.text.index("Who?"), said.text.index("Who?") + 4, (1,)),), prompt=chat[1:]
     )
-    assert "You are SmolLM." in str(replace(moved, prompt_length=len(moved.text)))
+    shown = "".join(cell.text for cell in cells(replace(moved, prompt_length=len(moved.text)), 0))
+    assert shown == "system You are SmolLM. Be brief. \nuser: Who?\nassistant: "
 
 
 def test_the_question_and_the_aggregation_are_shown():

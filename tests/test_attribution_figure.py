@@ -113,5 +113,5 @@ def test_what_cannot_be_plotted(monkeypatch, unchecked):
     with pytest.raises(ParameterError, match="width is 0; expected inches"):
         att.plot(width=0)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(DependencyError, match=re.escape("pip install -e '.[report]'")):
+    with pytest.raises(DependencyError, match=re.escape("pip install 'noiser[report]'")):
         att.plot()

@@ -239,8 +239,8 @@ def test_the_question_is_answered_in_a_sentence():
         return line.removeprefix("By area, better than random scores: ").split("; than 1 to n along the text: ")
 
     assert told(0.3, -0.3) == ["yes", "no, worse."]
-    assert told(0.3, -0.03) == ["yes", "not told apart with n = 8."]
-    few = "not told apart with n = 2, at least 7 prompts are needed"  # 2 tests: 2 · 2 / 2⁷ < 0.05
+    assert told(0.3, -0.03) == ["yes", "no significant difference with n = 8."]
+    few = "no significant difference with n = 2, at least 7 prompts are needed"  # 2 tests: 2 · 2 / 2⁷ < 0.05
     assert told(0.3, 0.3, n=2) == [few, f"{few}."]
     assert told(0.3, 0.3, n=6)[0] == few.replace("n = 2", "n = 6")
     assert told(0.3, 0.3, n=7) == ["yes", "yes."]
@@ -249,7 +249,7 @@ def test_the_question_is_answered_in_a_sentence():
 def test_an_evaluation_begins_with_its_answer_and_names_unit_and_hyper_parameters():
     found = evaluated(PROMPTS[:2], ["mass_matched_rank"], method=noiser.Occlusion(score="logprob"), unit="word")
     first, title = str(found).split("\n\n")[:2]
-    assert first.startswith("By rank_area, better than random scores: not told apart with n = 2, at least 7")
+    assert first.startswith("By rank_area, better than random scores: no significant difference with n = 2, at least 7")
     assert "unit word, baseline=zero, score=logprob" in title
     assert first in found.to_html()
     examples = [SimpleNamespace(prompt=prompt, spans={"gold": [(4, 9)]}) for prompt in PROMPTS * 2]

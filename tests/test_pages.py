@@ -134,6 +134,8 @@ def test_other_commands_name_what_is_there(page, command):
         check_install(rest)
     elif program == "export":
         assert "=" in rest[0]
+    elif program == "source":
+        assert rest == [".venv/bin/activate"]
     elif program == "python" and rest[:2] == ["-m", "pytest"]:
         assert (ROOT / rest[2]).is_file(), command
     elif program == "python" and rest[0] == "-m":

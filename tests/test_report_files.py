@@ -198,7 +198,7 @@ def test_matplotlib_missing_is_a_clear_error(folder, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ran = run(folder, "--figures", "-o", tmp_path / "out")
     assert ran.exit_code == 2
-    assert "Figures need matplotlib. In the folder of Noiser's repository: pip install -e '.[report]'" in ran.stderr
+    assert "Figures need matplotlib. Install it: pip install 'noiser[report]'" in ran.stderr
     assert not (tmp_path / "out").exists()
     assert run(folder).exit_code == 0  # tables need none
 

@@ -21,7 +21,7 @@ NEEDED = "shapiq is not installed: pip install shapiq==1.4.1"
 
 def test_without_shapiq_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "shapiq.approximator", None)
-    with pytest.raises(DependencyError, match=r"pip install -e '\.\[shapiq\]'"):
+    with pytest.raises(DependencyError, match=r"pip install 'noiser\[shapiq\]'"):
         make_method("shapiq:KernelSHAP")
 
 

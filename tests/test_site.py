@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
 import pytest
 
+import noiser
+import noiser.errors
 from pages import ROOT
 
 if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings")):
@@ -56,12 +60,23 @@ def test_pages_fetch_nothing_from_elsewhere(site):
 
 @pytest.mark.slow
 def test_reference_shows_what_is_public(site):
-    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
-    import noiser
-
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").rglob("*.html"))
     for name in noiser.__all__:
         if not name.startswith("__"):
             assert re.search(rf'id="[\w.]+\.{name}"', text), name
+
+
+@pytest.mark.slow
+def test_every_error_has_a_page_that_says_what_to_do(site):
+    index = (site / "llms.txt").read_text(encoding="utf-8")
+    overview = (site / "reference/errors.html").read_text(encoding="utf-8")
+    for name in (name for name in vars(noiser.errors) if name.endswith("Error")):
+        page = (site / f"reference/errors/{name}.html").read_text(encoding="utf-8")
+        line, *more = filter(None, inspect.getdoc(getattr(noiser.errors, name)).splitlines())
+        for part in (line, *more):
+            assert part.partition("`")[0].partition("'")[0] in unescape(page), (name, part)
+        assert f"](reference/errors/{name}.html): {line}" in index
+        assert f'href="errors/{name}.html"' in overview
 
 
 @pytest.mark.slow

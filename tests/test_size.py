@@ -13,8 +13,8 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_124,
-    "attribution": 1_886,
+    "": 1_152,
+    "attribution": 1_887,
     "bench": 1_610,
     "cli": 942,
     "data": 902,
@@ -30,8 +30,8 @@ LIMITS = {
     "server": 1_310,
     "text": 1_029,
 }
-ALL, FILES = 22_291, 177
-AROUND = {"tests": 20_113, "benchmarks": 2_059}
+ALL, FILES = 22_320, 177
+AROUND = {"tests": 20_136, "benchmarks": 2_059}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

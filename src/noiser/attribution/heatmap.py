@@ -165,8 +165,9 @@ def _roles(att: Attribution) -> dict[int, str]:
             return {}  # the template changes what it is given
         role = str(message.get("role")) if message else "assistant"
         said = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", att.text[position:start]).split()
-        if len(said) <= 2:  # more than roles: a text of the template's own is shown
-            roles[position] = f"{chr(10) * (position > 0)}{role}: " if start > position else ""
+        own = " ".join(said).removesuffix(role) + "\n" if len(said) > 2 else ""  # more than roles: the template's text
+        if start > position:
+            roles[position] = f"{chr(10) * (position > 0)}{own}{role}: "
         position = start + len(content)
     return roles
 

@@ -29,7 +29,7 @@ def answers(
         one, higher = estimates[name], summaries[name].scale.higher_is_better
         word = "yes" if (one.value > 0) == higher else "no, worse"
         if not one.is_clear:
-            word = f"not told apart with n = {one.n}"
+            word = f"no significant difference with n = {one.n}"
             word += f", at least {needed} prompts are needed" if one.n < needed else ""
         told.setdefault(number, []).append(f"than {reference}: {word}")
     return [f"By {number}, better {'; '.join(words)}." for number, words in told.items()]
