@@ -1,4 +1,4 @@
-"""Checks of arguments whose errors name the argument, the value and what was expected."""
+"""Checks of arguments. Errors name the argument, its value and the expected values."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Source(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What one row explains: a token of the continuation, or a span of several.
+    """The explained piece of a row: a token of the continuation, or a span of several.
 
     The tokens of all targets in order, each after its `before`, are the continuation.
 
@@ -114,7 +114,7 @@ class Target(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two units that decide only together, or of which either would do.
+    """Two units that need each other, or repeat each other.
 
     Attributes:
         target: the row of the scores.

@@ -66,7 +66,7 @@ def provenance(*attributions: Attribution) -> str:
 
 
 def checks(*attributions: Attribution) -> list[str]:
-    """What `check=` found, in words: a sentence for each attribution that was checked, safe to show."""
+    """The result of `check=` in words: a sentence for each checked attribution, safe to show."""
     found = [(name, att.info.get("check")) for name, att in zip(headings(attributions), attributions, strict=True)]
     return [(f"{name}: " if len(found) > 1 else "") + check_text(check) for name, check in found if check]
 

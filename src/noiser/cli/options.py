@@ -190,7 +190,7 @@ def _show_warning(message: Warning | str, *_where: Any) -> None:
 
 
 class Command(TyperCommand):
-    """A command whose errors of usage say what was most likely meant."""
+    """A command whose errors of usage suggest the likely intention."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments that are left over."""

@@ -324,7 +324,7 @@ def _branch(lm: LanguageModel, item: _Item) -> Branch:
 
 
 def run_one(lm: LanguageModel, steps: Steps[T], progress: Progress | None = None) -> T:
-    """What one generator returns. Raises the error that it ends with."""
+    """The result of one generator. Raises the error that it ends with."""
     with closing(Engine(lm, progress).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
         ((_, outcome),) = outcomes
     if isinstance(outcome, Exception):

@@ -1,4 +1,4 @@
-"""A question made concrete on a model: token ids, units, targets as positions, and what the model says unperturbed."""
+"""A question made concrete on a model: token ids, units, targets as positions, and the clean prediction."""
 
 from __future__ import annotations
 

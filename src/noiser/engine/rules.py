@@ -36,7 +36,7 @@ OTHERS = ("GLU", "MultiheadAttention", "PReLU", "Softmax", "Softmax2d", "Softmin
 
 @dataclass(frozen=True)
 class Rules:
-    """What takes the place of derivatives.
+    """The rules that replace derivatives.
 
     Attributes:
         slope: of activation functions.

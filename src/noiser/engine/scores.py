@@ -110,7 +110,7 @@ def _own(of: Objective) -> Read:
 
 
 class Effect(NamedTuple):
-    """What a change in several samples does to a target, read of the mean distribution P̄ over the samples.
+    """The effect of a change in several samples on a target, read from the mean distribution P̄ over the samples.
 
     Attributes:
         score: what the score loses: its clean value minus that of P̄.

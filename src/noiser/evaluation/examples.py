@@ -1,4 +1,4 @@
-"""What may be evaluated: prompts, chats, attributions, records of a data set."""
+"""Inputs of an evaluation: prompts, chats, attributions, records of a data set."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def estimated(rows: Any, summary: Summary, **options: Any) -> Estimate:
 
 
 def paired(ours: Any, theirs: Any, summary: Summary, **options: Any) -> Estimate:
-    """A number of one DataFrame minus that of another, over the index entries that both have, with a p-value."""
+    """The paired difference of a number between two DataFrames, over shared index entries, with a p-value."""
     if not ours.index.equals(theirs.index):
         common = ours.index.intersection(theirs.index, sort=False)
         ours, theirs = ours.loc[common], theirs.loc[common]

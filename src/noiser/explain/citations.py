@@ -40,7 +40,7 @@ _QUOTED = 3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Citations:
-    """What `noiser.cite` returns.
+    """An answer with its citations: the result of `noiser.cite`.
 
     Attributes:
         question: as it was given.
@@ -75,7 +75,7 @@ class Citations:
 
     @property
     def scores(self) -> Float[Tensor, "sentences sources"]:
-        """What each sentence loses without each source."""
+        """The loss of each sentence without each source."""
         return self._by_source.scores
 
     @cached_property
@@ -208,7 +208,7 @@ class Citations:
         return fragment(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `save` writes: the citations of each sentence, and everything that they are made from."""
+        """The content of a saved file: the citations of each sentence, and everything behind them."""
         names = ("question", "answer", "answer_without", "memory", "least_share", "losses", "sentences", "sources")
         values = to_jsonable({name: getattr(self, name) for name in names})
         return {

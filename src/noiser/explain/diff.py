@@ -62,7 +62,7 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """The edits between two versions of a prompt, and what each did to the answer.
+    """The edits between two versions of a prompt, and the effect of each on the answer.
 
     Attributes:
         answer: the answer that is explained.

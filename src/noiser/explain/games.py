@@ -1,4 +1,4 @@
-"""`noiser.Game`: what a model predicts of parts of a prompt, as a function that can be saved and played without it."""
+"""`noiser.Game`: a model's predictions for parts of a prompt, as a function that can be saved and played without it."""
 
 from __future__ import annotations
 

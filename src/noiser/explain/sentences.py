@@ -43,7 +43,7 @@ class Citation(NamedTuple):
 
 
 class SourcePair(NamedTuple):
-    """Two sources of which either would do for a sentence, or that decide it only together.
+    """Two sources that repeat each other for a sentence, or decide it only together.
 
     Attributes:
         numbers: of the sources, from 1 on.
@@ -79,7 +79,7 @@ class Sentence(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """What follows it: "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", or "(no source)"."""
+        """The mark after it: "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", or "(no source)"."""
         if self.from_memory:
             return "(from memory)"
         groups: list[tuple[str, list[int]]] = []

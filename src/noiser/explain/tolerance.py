@@ -34,7 +34,7 @@ GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tolerance:
-    """What becomes of each target as one unit gets more noise.
+    """The probability and rank of each target as one unit gets more noise.
 
     Attributes:
         unit: the unit that gets the noise.

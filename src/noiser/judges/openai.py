@@ -49,7 +49,7 @@ _TABLE = "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer,
 
 
 class OpenAIJudge:
-    """Asks an OpenAI-compatible endpoint through the official client, which repeats what may pass.
+    """Asks an OpenAI-compatible endpoint through the official client, which retries passing failures.
 
     Every answer is stored before it is used, under a hash of endpoint, model, prompt and parameters. A request that
     fails for good is unscored.

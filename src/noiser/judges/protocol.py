@@ -127,7 +127,7 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in results, such as "openai:gpt-4.1-mini"."""
+        """The judge's name in results, such as "openai:gpt-4.1-mini"."""
         ...
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:

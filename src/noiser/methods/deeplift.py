@@ -17,7 +17,7 @@ from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
 @dataclass(frozen=True, kw_only=True)
 class DeepLift:
-    """Contribution of each token to the difference between the prediction and that of a baseline input.
+    """Contribution of each token to the difference between two predictions: of the input and of a baseline input.
 
     The baseline input b runs first, then x. At every activation function f (a module of torch or transformers: SiLU,
     GELU, tanh, ReLU, ...) the way back multiplies by Δf/Δx instead of f'(x), the rescale rule (Shrikumar et al. 2017,

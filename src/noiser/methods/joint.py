@@ -1,4 +1,4 @@
-"""Joint removal: what a unit does first, last, and on average among others that are removed with it."""
+"""Joint removal: the effect of a unit first, last, and on average among other removed units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PRIOR = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """Scores each unit by what its presence does at the ends and in the middle, among random sets of other units.
+    """Scores each unit by the effect of its presence at the ends and in the middle, among random sets of other units.
 
     With z in {0, 1}^n marking the units that are kept and f(z) what is predicted, a unit has an effect at the ends, the
     mean of its last step f(X) - f(all but u) and its first, f(u alone) - f(nothing); and an effect in the middle, its

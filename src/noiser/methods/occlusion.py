@@ -44,7 +44,7 @@ class Occlusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Added(Occlusion):
-    """Scores each unit by what it adds where it first appears: earlier units are kept, later ones removed.
+    """Scores each unit by its contribution where it first appears: earlier units are kept, later ones removed.
 
     s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).
     """

@@ -1,4 +1,4 @@
-"""Pairs of units that decide only together, or of which either would do, from the inputs that joint removal runs.
+"""Pairs of units that need or repeat each other, from the inputs that joint removal runs.
 
 Complementary inputs z and 1 - z have a difference, which holds the effects of single units, and a mean, which holds
 their interactions. With s = 2z - 1 the mean is c + Σ c_ij s_i s_j + terms of four and more units, and 4 c_ij is the
@@ -66,7 +66,7 @@ def find_pairs(
     exact: int,
     checks: int,
 ) -> Steps[tuple[Pair, ...]]:
-    """The pairs of all targets, those of a target by their size.
+    """The pairs of all targets, sorted by size within a target.
 
     Args:
         game: the game, which is asked for the inputs that check candidates.

@@ -1,4 +1,4 @@
-"""What a method is: a frozen dataclass of hyper-parameters, whose call asks an engine and returns scores."""
+"""The form of a method: a frozen dataclass of hyper-parameters, whose call asks an engine and returns scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from noiser.types import Pair
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
-    """What a method returns, float32 on the CPU; `attribute` makes an `Attribution` of it.
+    """The result of a method, float32 on the CPU; `attribute` makes an `Attribution` of it.
 
     Attributes:
         scores: [targets, units]; NaN where the unit is not before the target.

@@ -1,4 +1,4 @@
-"""Scores that need no model: random ones, and the position in the text. What every method must be better than."""
+"""Scores that need no model: random ones, and the position in the text. Every method must beat both."""
 
 from __future__ import annotations
 

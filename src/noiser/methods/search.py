@@ -63,7 +63,7 @@ class Bisection:
         self._retire()
 
     def probes(self) -> list[Probe]:
-        """What has to be evaluated next; empty when the search is over."""
+        """The values of k to evaluate next; empty when the search is over."""
         return [Probe(u, sum(self._interval[u]) / 2) for u in sorted(self._active)]
 
     def update(self, answers: Mapping[Probe, Answer]) -> None:
@@ -136,7 +136,7 @@ class Certified:
         return self._root.tied
 
     def probes(self) -> list[Probe]:
-        """What has to be evaluated next; empty when the search is over."""
+        """The values of k to evaluate next; empty when the search is over."""
         if self._phase == "over":
             return []
         if self._phase == "certify":

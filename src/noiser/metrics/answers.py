@@ -1,4 +1,4 @@
-"""What the numbers of an evaluation answer: are scores better than scores without information?"""
+"""The answer of an evaluation in a sentence: are scores better than scores without information?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from noiser.metrics.metric import Summary
 
 
 def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[str, tuple[str, str]]:
-    """The differences of primary numbers from scores without information, with the number and what those scores are."""
+    """The differences of primary numbers from scores without information, with the number and their kind."""
     gaps = {f"{number}_minus_{name}": (number, meaning) for number in primary for name, meaning in REFERENCES.items()}
     gaps |= {number: (number, REFERENCES["random"]) for number in primary}  # a log-ratio
     return {name: pair for name, pair in gaps.items() if name in summaries and summaries[name].contrast}
@@ -21,7 +21,7 @@ def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[st
 def answers(
     primary: Iterable[str], summaries: Mapping[str, Summary], estimates: Mapping[str, Estimate], confidence: float
 ) -> list[str]:
-    """For each primary number a sentence: is it better than that of scores without information?"""
+    """For each primary number a sentence: is it better than for scores without information?"""
     gaps, told = gaps_of(primary, summaries), dict[str, list[str]]()
     # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the number of tests.
     needed = max(FEWEST, 2 + math.floor(math.log2(max(1, len(gaps)) / (1 - confidence))))

@@ -201,7 +201,7 @@ def mean_gap(a: Columns, b: Columns) -> Columns:
 
 
 def difference(statistic: Statistic) -> Statistic:
-    """Statistic of twice as many columns: that of the first half of them minus that of the second."""
+    """Statistic of twice as many columns: its value on the first half minus its value on the second."""
 
     def gap(*columns: Columns) -> Columns:
         half = len(columns) // 2

@@ -157,7 +157,7 @@ class Case(Settings):
     def own_and_random(
         self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[T]]
     ) -> Steps[tuple[T, T]]:
-        """What is measured of the attribution's scores, and of random ones, which is cached."""
+        """The measured numbers of the attribution's scores, and of random scores (cached)."""
         own: T = yield measure(self.scores[None])
         key = (what, settings, self.seed, self.draws)
         return own, (yield self.cached(key, lambda: measure(reference_scores(self, "random"))))

@@ -1,4 +1,4 @@
-"""What metrics with a judge share: words with their scores, and verdicts on the best of them."""
+"""Shared parts of metrics with a judge: words with their scores, and verdicts on the best of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LDS, the linear datamodeling score: whether scores add up to what the model says of parts of the input.
+"""LDS, the linear datamodeling score: whether scores add up to the model's predictions for parts of the input.
 
 Park et al. 2023 (TRAK), for a model's context Cohen-Wang et al. 2024 (ContextCite, arXiv 2409.00729, section 4). Each
 mask keeps each unit with probability 1/2; one that would keep none keeps all. Masks depend on the text and the seed

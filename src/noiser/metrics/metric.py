@@ -1,4 +1,4 @@
-"""What a metric is: what it measures on a prompt, how prompts are summed up, and how to read the numbers."""
+"""The form of a metric: a measurement on a prompt, summaries over prompts, and how to read the numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
 def gap_to(
     reference: str, meaning: str, scales: Mapping[str, Scale], *, prefix: str = "", no_signal: float | None = 0.0
 ) -> dict[str, Summary]:
-    """Means over prompts of columns minus those of a reference, by names such as "area_minus_random".
+    """Mean differences of columns from a reference, by names such as "area_minus_random".
 
     Args:
         reference: its name, which stands before the columns that hold its numbers: "random_area" for "area".
@@ -113,7 +113,7 @@ class Metric:
     reads: frozenset[str] | None = None
 
     def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
-        """The means of those of the columns that no summary names."""
+        """The means of columns that no summary names."""
         named = {column for summary in self.summaries.values() for column in summary.columns}
         return {
             column: Summary(mean, (column,), scale)

@@ -27,7 +27,7 @@ Spans = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
-    """For each name the indices of its units, and for "rest" those of all others.
+    """For each name the indices of its units, and for "rest" the indices of all others.
 
     A unit belongs as a whole to the name that has most of its visible characters, to the first of equals, and to "rest"
     only if no name has any.

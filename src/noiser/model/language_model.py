@@ -175,7 +175,7 @@ class LanguageModel:
         return any("logits_to_keep" in inspect.signature(forward).parameters for forward in forwards)
 
     def running(self, *, gradients: bool = False, attention: Any = None) -> AbstractContextManager[None]:
-        """Holds the model's lock while it runs, and puts back what is changed for that; see `runtime.running`."""
+        """Holds the model's lock while it runs, and undoes every change afterwards; see `runtime.running`."""
         return running(self.model, gradients=gradients, attention=attention)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:

@@ -52,7 +52,7 @@ class Context:
         self.inputs = torch.cat([self.inputs, inputs])
 
     def after(self, start: int, stop: int, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, [1, heads, tokens, dim], after the cached ones of positions `start` to `stop`."""
+        """Keys and values of a layer, [1, heads, tokens, dim], after cached keys of positions `start` to `stop`."""
         if start >= stop:
             return key, value
         clean = (old[..., start:stop, :] for old in self.cache[layer])

@@ -1,4 +1,4 @@
-"""Attention that hands back shares of its gradient: what relevance rules need of transformers."""
+"""Attention that hands back shares of its gradient, as relevance rules need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a model while it runs: its lock, and one list of what is to be put back."""
+"""The state of a model while it runs: its lock, and one list of changes to undo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Undo = list[Callable[[], object]]
 
 
 class Held(NamedTuple):
-    """A model's reentrant lock, the same for everybody who wraps it, and the list of what was changed in it."""
+    """A model's reentrant lock, shared by everybody who wraps it, and the list of changes to undo."""
 
     lock: Any
     undo: Undo
@@ -77,7 +77,7 @@ def own_defaults() -> Generator[None]:
 
 @contextlib.contextmanager
 def running(model: Any, *, gradients: bool = False, attention: Attention | str | None = None) -> Generator[None]:
-    """Holds a model's lock while it runs, and puts back what is changed for that.
+    """Holds a model's lock while it runs, and undoes every change afterwards.
 
     The model is in evaluation mode, compiled parts run eagerly, and layers run as `products.forward_of` says. Each
     change is on the undo list before it is made and leaves the list after it is put back: an interrupt at any moment

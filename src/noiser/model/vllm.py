@@ -158,7 +158,7 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
 
 
 def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab dim"], config: Any) -> float:
-    """The factor between rows of the embedding table and what the model reads, measured by running it on eight tokens.
+    """The factor between rows of the embedding table and the model's input, measured by running it on eight tokens.
 
     Raises:
         UnsupportedModelError: with no known factor it predicts from embeddings what it predicts from their tokens.

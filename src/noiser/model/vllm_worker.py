@@ -1,4 +1,4 @@
-"""What vLLM's workers keep for us: the logits of the next token, which vLLM itself would send token by token.
+"""The logits of the next token, kept by vLLM's workers; vLLM itself would send them token by token.
 
 vLLM imports this module by name in every worker; it needs nothing else of this package.
 """

@@ -120,7 +120,7 @@ def _winner(column: Frame, losers: set[str]) -> str:
 
 
 def methods(plan: Plan) -> Frame:
-    """The methods with what the plan sets for them."""
+    """The methods with their settings in the plan."""
     return pd.DataFrame(
         {
             "method": one.label,

@@ -1,4 +1,4 @@
-"""Which requests the server answers: those of its own page and of programs, with the password where there is one."""
+"""The requests that the server answers: from its own page and from programs, with the password if there is one."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Models:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What to load, by the name that visitors see, the end of a path; then the built-in models that are there."""
+        """The models to load, by the name that visitors see, the end of a path; then the built-in models."""
         from noiser.model.gguf import BUILT_IN
 
         installed = [model.name for model in BUILT_IN.values() if model.folder() is not None]

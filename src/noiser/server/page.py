@@ -1,4 +1,4 @@
-"""What the page asks, with the names that its links use, and the HTML of what it shows."""
+"""The page's questions, named as in its links, and the HTML of their answers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Measure(BaseModel):
 
 
 class Answer(NamedTuple):
-    """What the page shows and can save."""
+    """An answer that the page shows and can save."""
 
     html: str
     saved: Sequence[dict[str, Any]] = ()

@@ -1,4 +1,4 @@
-"""What programs ask: the library's questions as JSON, and a page about them."""
+"""The library's questions as JSON, for programs, and a page about them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Removal = Literal["zero", "mean", "noise", "delete"]
 
 
 class Question(BaseModel):
-    """What every question has."""
+    """The fields of every question."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,7 +29,7 @@ class Question(BaseModel):
     seed: int = Field(0, description="Of all random numbers.")
 
     def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
-        """What the library's function of the class's name answers, as `save` writes it."""
+        """The answer of the library's function of the class's name, as `save` writes it."""
         import noiser
         from noiser.methods import make_method
 
@@ -70,7 +70,7 @@ class Cite(Question):
 
 
 class Example(BaseModel):
-    """A prompt with what is expected of it."""
+    """A prompt with its expected answer."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Routes of the server and what each answers."""
+"""Routes of the server and their answers."""
 
 from __future__ import annotations
 

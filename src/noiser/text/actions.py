@@ -1,4 +1,4 @@
-"""What an assistant did in a chat, as a continuation to explain, and what a chat template leaves out."""
+"""An assistant's action in a chat, as a continuation to explain, and the parts that a chat template leaves out."""
 
 from __future__ import annotations
 
