@@ -401,6 +401,16 @@ def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
     assert capsys.readouterr().err.count("About 9 min 48 s left") == 1
 
 
+def test_long_work_is_announced_from_the_clean_pass_before_it_starts(monkeypatch, capsys):
+    times = iter([0.0, 9.0, 12.0, 12.0])  # nine seconds of a model's trial do not count
+    monkeypatch.setattr("noiser.explain.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
+    with terminal.progress_bar("Attributing") as update:
+        for done, expected in ((0, 50), (50, 50), (50, 10_050)):
+            assert not capsys.readouterr().err
+            update(done, expected)
+    assert "About 10 min" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("patience", "shows"), [(60.0, False), (0.0, True)])
 def test_a_bar_only_for_what_takes_long(monkeypatch, patience, shows):
     stderr = terminal_stderr(monkeypatch)

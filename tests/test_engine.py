@@ -596,3 +596,6 @@ def test_progress_counts_token_forwards(method):
     assert all(now <= expected for now, expected in told)
     assert told[-1] == (done[-1], done[-1])
     assert done[-1] == att.info["token_forwards"] + len(lm.tokenizer(PROMPT)["input_ids"])
+    length = len(lm.tokenizer(PROMPT)["input_ids"])
+    assert told[0] == (0, length)
+    assert next(expected for now, expected in told if now == length and expected > now) > 5 * length, "before they run"

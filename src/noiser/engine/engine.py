@@ -19,7 +19,7 @@ from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
-from noiser.model.memory import free_memory, is_out_of_memory, logit_bytes
+from noiser.model.memory import LOGIT_BYTES, LOGIT_BYTES_ELSEWHERE, free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import own_defaults
 from noiser.types import Progress
@@ -84,14 +84,14 @@ class _Item:
 
 
 class Engine:
-    """A model at work on many generators; `progress` hears of done and expected token-forwards after every pass."""
+    """A model at work on many generators; `progress` hears of done and expected token-forwards around passes."""
 
     def __init__(self, lm: LanguageModel, progress: Progress | None = None) -> None:
         check_model(lm)
         self.lm, self.progress = lm, progress
         self._queue: deque[_Item] = deque()
         self._most_tokens, self._done = lm.batch_tokens, 0
-        self._logit_bytes = logit_bytes(lm.device)
+        self._logit_bytes = LOGIT_BYTES.get(lm.device.type, LOGIT_BYTES_ELSEWHERE)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The number and the result, or the error, of every generator, in the order in which they end.
@@ -154,6 +154,7 @@ class Engine:
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
+        self._report(0)  # what is expected is known before it runs
         items = self._fill()
         contexts = {id(item.context): i for i, item in reversed(list(enumerate(items)))}
         items.sort(key=lambda item: (contexts[id(item.context)], -item.start))

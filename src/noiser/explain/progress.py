@@ -12,7 +12,7 @@ from noiser.numbers import duration
 from noiser.types import Progress
 
 _MEASURED, _LONG = 1.0, 120.0
-"""Seconds of work, after the first pass, from which the time left can be told, and how much of it is long."""
+"""Seconds of work, such as of one long clean pass, from which the time left can be told, and how much is long."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def bar(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     display = Bar(*columns, console=Console(stderr=True), transient=True)
     task, begin, told = display.add_task(""), time.monotonic(), not advise
-    first: list[float] = []  # time and work done at the first call: before it a model may be measured and compiled
+    first: list[float] = []  # time and work done at the first call, before the clean pass and after the model's trial
 
     def update(done: float, total: float, text: str = label) -> None:
         nonlocal told

@@ -12,9 +12,9 @@ _SAID = (
 )
 
 
-def logit_bytes(device: torch.device) -> int:
-    """The most bytes of logits of one pass: what caches hold counts on a CPU, what is launched on a card."""
-    return (192 if device.type == "cpu" else 1024) * 2**20
+LOGIT_BYTES = {"cpu": 192 * 2**20}
+"""The most bytes of logits of one pass, on a CPU what its caches hold; elsewhere `LOGIT_BYTES_ELSEWHERE`."""
+LOGIT_BYTES_ELSEWHERE = 2**30
 
 
 def is_out_of_memory(error: BaseException) -> bool:
