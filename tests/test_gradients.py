@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from noiser.methods import (
     SequentialIntegratedGradients,
 )
 from noiser.methods.protocol import movable_positions
+from noiser.model.packing import cache_argument
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -364,3 +366,8 @@ def test_equals_inseq(real, name, method):
     expected = reduced(out.sequence_attributions[0].target_attributions.float()[:-1, 0], method.reduce)
     assert expected.shape == att.scores[0].shape
     torch.testing.assert_close(att.scores[0], expected, atol=2e-4 * float(expected.abs().max()), rtol=1e-3)
+
+
+def test_a_cache_has_the_name_that_models_know():
+    """Transformers 5.24 renamed it, and warns of the old name."""
+    assert cache_argument(None).keys() <= signature(tiny_model("llama").forward).parameters.keys()

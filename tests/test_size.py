@@ -25,7 +25,7 @@ LIMITS = {
     "judges": 754,
     "methods": 2_178,
     "metrics": 1_824,
-    "model": 2_209,
+    "model": 2_219,
     "report": 1_087,
     "server": 1_310,
     "text": 1_029,

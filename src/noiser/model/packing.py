@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +68,15 @@ class Context:
         for layer, pair in sorted(self.cache.items()):
             keys, values = (part[..., :length, :].expand(copies, -1, -1, -1) for part in pair)
             grown.update(keys, values, layer)
-        return {"past_key_values": grown, "use_cache": True}
+        return cache_argument(grown)
+
+
+def cache_argument(cache: Any) -> dict[str, Any]:
+    """The arguments by which models take a cache; transformers 5.24 renamed the first."""
+    from transformers.masking_utils import create_causal_mask
+
+    named = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
+    return {named: cache, "use_cache": True}
 
 
 @dataclass(eq=False)

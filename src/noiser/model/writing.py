@@ -13,6 +13,7 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
+from noiser.model.packing import cache_argument
 from noiser.model.runtime import held
 from noiser.text.tokens import continuation
 
@@ -89,7 +90,7 @@ def write(
     asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
     grown = DynamicCache()  # without a configuration, so that it keeps all
     if lm.abilities.continues:
-        asked["past_key_values"] = grown
+        asked |= cache_argument(grown)
     with nullcontext() if seed is None else torch.random.fork_rng():
         if seed is not None:
             torch.manual_seed(seed)
