@@ -203,11 +203,12 @@ PEERS = {"KernelSHAPIQ": "k-SII", "SHAPIQ": "SII", "PermutationSamplingSII": "SI
 """Estimators of shapiq and the index that each estimates, of p^¼; of log odds, fewer pairs were found."""
 
 
-def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> bool:
-    """Whether the gold pair is named rightly, or has the most extreme interaction."""
+def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> tuple[bool, int]:
+    """Whether the gold pair is named rightly, or has the most extreme interaction; how many others are named."""
     gold, bits = tuple(sorted(game.gold)), 1 << np.arange(game.units)
     if way in PAIRS:
-        return (gold, kind) in [(pair.units, pair.kind) for pair in game.play(PAIRS[way], seed).pairs]
+        named = [(pair.units, pair.kind) for pair in game.play(PAIRS[way], seed).pairs]
+        return (gold, kind) in named, len(named) - ((gold, kind) in named)
     from shapiq import approximator
 
     made = getattr(approximator, way)(n=game.units, max_order=2, index=PEERS[way], random_state=seed)
@@ -215,34 +216,37 @@ def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> bool:
     every = {
         pair: values[pair] * (1 if kind == "together" else -1) for pair in itertools.combinations(range(game.units), 2)
     }
-    return max(every, key=every.__getitem__) == gold and every[gold] > 0
+    return max(every, key=every.__getitem__) == gold and every[gold] > 0, 0
+
+
+def _cell(way: str, budget: int, some: list[tuple[str, Played]], seeds: int) -> str:
+    """Share of prompts whose gold pair is found, with its interval; by `joint`, other pairs per prompt."""
+    kind, ours = some[0][0], way in PAIRS
+    if not kind and not ours:
+        return ""
+    try:
+        hits = [found_by(way, budget, kind, game, seed) for _, game in some for seed in range(seeds)]
+    except (ImportError, ValueError) as error:
+        return type(error).__name__
+    found, others = (sum(each) / len(hits) for each in zip(*hits, strict=True))
+    low, high = binomtest(round(found * len(some)), len(some)).proportion_ci(method="wilson")
+    parts = [f"{found:.2f} [{low:.2f}, {high:.2f}]"] * bool(kind) + [f"{others:.2f} others"] * ours
+    return ", ".join(parts)
 
 
 def pairs_table(path: Path, seeds: int) -> str:
     """Markdown with a row per way. Of facts in two parts those count of which leaving out either halves p."""
     games: dict[str, list[tuple[str, Played]]] = defaultdict(list)
-    false: dict[str, list[int]] = defaultdict(list)
     for row, game in read(path):
         halved = [2 * game.prob[2**game.units - 1 - (1 << unit)] <= game.prob[-1] for unit in game.gold]
-        if row["set"] in KINDS and (row["set"] == "twice" or all(halved)):
-            games[f"{row['set']}, {row['model']}"].append((KINDS[row["set"]], game))
-        if row["set"] == "once":
-            false[row["model"]] += [len(game.play(PAIRS["joint, 8 n + 10"], seed).pairs) for seed in range(seeds)]
+        if row["set"] in ("once", "twice") or (row["set"] == "combined" and all(halved)):
+            games[f"{row['set']}, {row['model']}"].append((KINDS.get(row["set"], ""), game))
     head = " | ".join(f"{name} ({len(some)})" for name, some in games.items())
     lines = [f"| | {head} |", "|---" * (len(games) + 1) + "|"]
     for way, budget in [*((way, 0) for way in PAIRS), *itertools.product(PEERS, (50, 60))]:
-        cells: list[str] = []
-        for some in games.values():
-            try:
-                hits = [found_by(way, budget, kind, game, seed) for kind, game in some for seed in range(seeds)]
-            except (ImportError, ValueError) as error:
-                cells.append(type(error).__name__)
-                continue
-            low, high = binomtest(round(sum(hits) / seeds), len(some)).proportion_ci(method="wilson")
-            cells.append(f"{statistics.mean(hits):.2f} [{low:.2f}, {high:.2f}]")
-        lines.append(f"| {way}{f', {budget} inputs' * bool(budget)} | {' | '.join(cells)} |")
-    means = {model: statistics.mean(counts) for model, counts in false.items()}
-    return "\n".join([*lines, "", f"Pairs on prompts with one fact: {means}"])
+        cells = " | ".join(_cell(way, budget, some, seeds) for some in games.values())
+        lines.append(f"| {way}{f', {budget} inputs' * bool(budget)} | {cells} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
