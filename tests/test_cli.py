@@ -276,6 +276,7 @@ def test_what_is_known_before_is_said_before_loading(noiser_command, arguments):
         (["compare", PROMPT, "--methods", "noiser", "occlusion"], "commas between names"),
         (["attribute", PROMPT, "--unit", "words"], "Did you mean 'word'?"),
         (["attribute", SOURCE, "--method", "random"], f"the name of a file; its text is read by: - < {SOURCE}"),
+        (["evaluate", SOURCE, "--method", "random", "--metrics", "erasure"], "the name of a file; its text is read by"),
     ],
 )
 def test_hints(noiser_command, arguments, hint):

@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import Regex, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from noiser.errors import PromptError, TargetError, UnsupportedModelError
 from noiser.text import as_prompt, encode, encode_target, extend, make_units, token_texts
 from noiser.text.segments import join_overlapping
 from noiser.text.tokens import continuation, mend
+from tiny import tiny_tokenizer
 from tokenizers_for_tests import SENTENCES, TOKENIZERS
 
 TEXTS = (
@@ -432,3 +433,14 @@ def test_real_tokenizers(request, name):
         encoding = encode(tokenizer, CHAT)
         assert texts_of(encoding, encoding.regions) == [m["content"] for m in CHAT]
         check_invariants(encoding)
+
+
+def test_a_pattern_that_never_ends_is_an_error():
+    """The library behind tokenizers panics, with an exception that is no Exception."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    endless = pre_tokenizers.Split(Regex("(?:(?:a|aa|aaa)+)+(?!a|b)"), "isolated")
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([endless, bytewise])
+    with pytest.raises(PromptError, match=r"The tokenizer cannot split this text: Onig.* retry-limit"):
+        encode(tokenizer, "a" * 200 + "b")
+    assert encode(tokenizer, "Who?").tokens

@@ -111,5 +111,6 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
-    texts = [text for prompt in prompts for text in (sys.stdin.read().split("\n") if prompt == "-" else [prompt])]
-    return [o.to_prompt(text, chat) for text in texts if text.strip()]
+    lines = sys.stdin.read().split("\n") if "-" in prompts else []
+    typed = [o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()]
+    return [*typed, *(o.to_prompt(line, chat) for line in lines if line.strip())]

@@ -12,6 +12,7 @@ from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from noiser.errors import PromptError
 from noiser.text.segments import Offset, owners
 
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
@@ -36,6 +37,10 @@ def untruncated(tokenizer: Any) -> Generator[None]:
         truncation, padding = backend.truncation, backend.padding
         try:
             yield
+        except BaseException as error:  # the tokenizer's own is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            raise PromptError(f"The tokenizer cannot split this text: {error}. Give another text or model.") from None
         finally:
             if truncation is not None:
                 backend.enable_truncation(**truncation)
