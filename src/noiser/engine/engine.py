@@ -19,7 +19,7 @@ from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
-from noiser.model.memory import LOGIT_BYTES, LOGIT_BYTES_ELSEWHERE, free_memory, is_out_of_memory
+from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import own_defaults
 from noiser.types import Progress
@@ -91,7 +91,6 @@ class Engine:
         self.lm, self.progress = lm, progress
         self._queue: deque[_Item] = deque()
         self._most_tokens, self._done = lm.batch_tokens, 0
-        self._logit_bytes = LOGIT_BYTES.get(lm.device.type, LOGIT_BYTES_ELSEWHERE)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The number and the result, or the error, of every generator, in the order in which they end.
@@ -189,7 +188,7 @@ class Engine:
     def _fill(self) -> list[_Item]:
         """Takes sequences from the queue, in their order, up to the limits of a pass; at least one."""
         items: list[_Item] = []
-        tokens, rows = self._most_tokens, max(1, self._logit_bytes // (self.lm.vocabulary_size * 4))
+        tokens, rows = self._most_tokens, self.lm.logit_rows
         while self._queue:
             item = self._queue[0]
             room = min(tokens // (item.stop - item.start), rows // max(1, len(item.wanted)))
@@ -218,7 +217,7 @@ class Engine:
             if sum(map(len, item.parts)) == item.change.samples:
                 whole.setdefault((id(item.work), item.change.samples, *item.targets), []).append(item)
         for group in whole.values():
-            size = max(1, self._logit_bytes // 4 // sum(4 * part.numel() for part in group[0].parts))
+            size = max(1, self.lm.logit_rows // 4 // sum(part.shape[:2].numel() for part in group[0].parts))
             for first in range(0, len(group), size):
                 self._read(group[first : first + size])
             work = group[0].work

@@ -19,7 +19,7 @@ from noiser.engine.backward import backward, differentiable
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import LOGIT_BYTES, LOGIT_BYTES_ELSEWHERE, free_memory, is_out_of_memory
+from noiser.model.memory import free_memory, is_out_of_memory
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
@@ -61,8 +61,7 @@ def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read
         UnsupportedModelError: a layer has no backward pass.
     """
     tokens = max((sum(len(query.target_spans[g]) for g in one.targets) for one in inputs), default=1)
-    bytes_of_logits = LOGIT_BYTES.get(lm.device.type, LOGIT_BYTES_ELSEWHERE)
-    most = min(lm.batch_tokens // len(query.token_ids), bytes_of_logits // (4 * lm.vocabulary_size * max(1, tokens)))
+    most = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // max(1, tokens))
     most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
     continues = bool(query.context.cache) and lm.abilities.continues
     for start, group in groupby(enumerate(inputs), lambda one: one[1].positions[0] if continues else 0):

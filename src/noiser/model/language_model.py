@@ -94,8 +94,10 @@ class LanguageModel:
             dtype=_dtype_name(model),
             architecture=kind,
         )
-        default = 1024 if self.device.type == "cpu" else 8192
+        on_cpu = self.device.type == "cpu"
+        default = 1024 if on_cpu else 8192
         self.batch_tokens = check_count("batch_tokens", default if batch_tokens is None else batch_tokens)
+        self.logit_rows = max(1, (192 if on_cpu else 1024) * 2**18 // self.vocabulary_size)  # float32, of one pass
         self.chat_template_kwargs = chat_template_kwargs or {}
         self.known: dict[tuple[int, ...], KeysValues] = {}  # of sequences, for those that begin with them
 

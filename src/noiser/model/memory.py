@@ -12,11 +12,6 @@ _SAID = (
 )
 
 
-LOGIT_BYTES = {"cpu": 192 * 2**20}
-"""The most bytes of logits of one pass, on a CPU what its caches hold; elsewhere `LOGIT_BYTES_ELSEWHERE`."""
-LOGIT_BYTES_ELSEWHERE = 2**30
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
     text = str(error).lower()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from noiser.errors import PromptError
@@ -129,18 +130,13 @@ def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]
             if now.count(_BAD) <= known.count(_BAD) and len(now) - now.count(_BAD) > len(known) - known.count(_BAD)
         )
         stop, now = next(whole, (done + 1, read(ids[begin : done + 1])))
-        same = _common(known, now)
+        same = len(commonprefix([known, now]))  # noqa: RUF071 - of characters
         place = len(text) - len(known) + same
         text = text[:place] + now[same:]
         offsets += [(place, len(text))] * (stop - done)
         known, done = now, stop
-    own = _common(first, text)  # half a character at the end of `first` is completed
+    own = len(commonprefix([first, text]))  # noqa: RUF071 - half a character at the end is completed
     return text[own:], [(max(0, start - own), max(0, end - own)) for start, end in offsets]
-
-
-def _common(one: str, other: str) -> int:
-    """Number of characters that two texts begin with alike."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
