@@ -84,7 +84,7 @@ class _Item:
 
 
 class Engine:
-    """A model at work on many generators; `progress` hears of done and expected token-forwards around passes."""
+    """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass."""
 
     def __init__(self, lm: LanguageModel, progress: Progress | None = None) -> None:
         check_model(lm)
@@ -104,6 +104,7 @@ class Engine:
                 ready = [_Work[T](number, [steps]) for number, steps in new]
                 working |= {work.number: work for work in ready}
                 if not working:
+                    self._report(0)
                     return
                 with own_defaults():
                     ready = ready or self._pass()
@@ -182,7 +183,7 @@ class Engine:
         changed = [item for item in items if item.change]
         for spent in {item.work.request.query.spent for item in changed}:
             spent.add(sum(item.size for item in changed if item.work.request.query.spent is spent))
-        self._report(sum(item.size for item in items))
+        self._done += sum(item.size for item in items)
         return self._take(items, logits)
 
     def _fill(self) -> list[_Item]:
