@@ -255,7 +255,7 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
     full, half = tiny("llama"), noiser.wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
     order = query_of(full, PROMPT).clean[0].argsort(descending=True).tolist()
     method = noiser.Noiser(samples=2, steps=4)
-    with pytest.warns(UserWarning, match=r"leads its strongest rival by 0\.0\d+ in log odds, and bfloat16 moves"):
+    with pytest.warns(UserWarning, match=r"leads its strongest rival by less than 0\.\d+ in log odds, which bfloat16"):
         noiser.attribute(half, PROMPT, target=order[100], foil=order[105], method=method)
     noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method)
     noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)
