@@ -67,10 +67,6 @@ def backward(
             "a method that only predicts, such as 'occlusion'."
         )
     (slope,) = torch.autograd.grad(values.sum(), head)
-    if "torch::autograd::WarnNotImplemented" in _kinds(
-        logits
-    ):  # PyTorch's for kernels without one: the gradient would be zero
-        raise _no_backward(lm, "a kernel that one of its layers calls has no backward pass")
     slope = slope * wanted.to(slope)[:, None, None]
     size = slope.abs().amax((-1, -2), keepdim=True)
     try:
@@ -89,12 +85,13 @@ def backward(
     return values.detach(), found
 
 
-def _kinds(out: Tensor) -> set[str]:
-    """The names of all steps of the backward pass from a tensor."""
-    waiting, found = [out.grad_fn], dict[Any, str]()
+def check_kernels(lm: LanguageModel, out: Tensor) -> None:
+    """Raises UnsupportedModelError for a pass with a kernel whose gradient PyTorch takes to be zero."""
+    waiting, seen = [out.grad_fn], set[Any]()
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in found:
-            found[node] = node.name()
+        if node is not None and node not in seen:
+            if node.name() == "torch::autograd::WarnNotImplemented":
+                raise _no_backward(lm, "a kernel that one of its layers calls has no backward pass")
+            seen.add(node)
             waiting += [after for after, _ in node.next_functions]
-    return {*found.values()}

@@ -104,7 +104,7 @@ class Engine:
                 ready = [_Work[T](number, [steps]) for number, steps in new]
                 working |= {work.number: work for work in ready}
                 if not working:
-                    self._report(0)
+                    self._report()
                     return
                 with own_defaults():
                     ready = ready or self._pass()
@@ -142,7 +142,8 @@ class Engine:
                         answer = answer_inside(self.lm, request)
                     except Exception as error:
                         raised = error
-                    self._report(request.query.spent.token_forwards - before)
+                    self._done += request.query.spent.token_forwards - before
+                    self._report()
         except StopIteration as stop:
             return (stop.value,)
         except Exception as error:  # of one generator: the others go on
@@ -154,7 +155,7 @@ class Engine:
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
-        self._report(0)  # what is expected is known before it runs
+        self._report()  # what is expected is known before it runs
         items = self._fill()
         contexts = {id(item.context): i for i, item in reversed(list(enumerate(items)))}
         items.sort(key=lambda item: (contexts[id(item.context)], -item.start))
@@ -230,7 +231,8 @@ class Engine:
         """Reads changes of one request with the same targets and number of samples together."""
         work, targets, request = items[0].work, items[0].targets, items[0].work.request
         try:
-            logits = torch.stack([torch.cat(item.parts) for item in items])
+            wholes = (item.parts[0] if len(item.parts) == 1 else torch.cat(item.parts) for item in items)
+            logits = torch.stack([*wholes])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             ids, clean = request.query.ids, request.query.clean_of
             of_targets = zip(logits.split([len(ids[g]) for g in targets], 2), targets, strict=True)
@@ -241,8 +243,7 @@ class Engine:
         except Exception as error:  # of the reading: it ends this generator
             work.error = error
 
-    def _report(self, tokens: int) -> None:
-        self._done += tokens
+    def _report(self) -> None:
         if self.progress:
             self.progress(self._done, self._done + sum(item.size for item in self._queue))
 

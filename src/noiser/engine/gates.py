@@ -44,16 +44,23 @@ def gate_slopes(lm: LanguageModel, request: Gates) -> Float[Tensor, "targets len
         )
     at = torch.tensor(request.positions)
     opened = torch.full((len(at),), request.gate).log().requires_grad_()
+    masks: dict[int | None, Tensor] = {}
+
+    def mask(keys: int, window: int | None) -> Tensor:
+        """The mask of every layer with this window, float32 [rows, keys]: gates, and what is not seen."""
+        if window not in masks:
+            distance = torch.arange(begin, keys)[:, None] - torch.arange(keys)
+            seen = (distance >= 0) & (distance < (window or keys))
+            bias = torch.zeros(keys).index_put((at,), opened).expand(distance.shape)
+            masks[window] = torch.where(seen, torch.where(distance > 0, bias, 0), -torch.inf)
+        return masks[window]
 
     def attend(
         _: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, __: Any, sliding_window: Any = None, **options: Any
     ) -> Any:
         k, v = context.after(0, begin, int(module.layer_idx), k, v)
-        distance = torch.arange(begin, begin + q.shape[-2])[:, None] - torch.arange(k.shape[-2])
-        seen = (distance >= 0) & (distance < (sliding_window or len(context.inputs)))
-        bias = torch.zeros(k.shape[-2]).index_put((at,), opened).expand(distance.shape)
-        mask = torch.where(seen, torch.where(distance > 0, bias, 0), torch.finfo(q.dtype).min).to(q)
-        return eager_of(module)(module, q, k, v, mask[None, None], **options)[0], None
+        seen = mask(k.shape[-2], sliding_window).to(q).clamp_min(torch.finfo(q.dtype).min)[None, None]
+        return eager_of(module)(module, q, k, v, seen, **options)[0], None
 
     found = torch.zeros(len(query.target_spans), len(query.token_ids), dtype=torch.float64)
     targets, inputs = range(len(found)), context.inputs[None, begin:]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from noiser.engine.backward import backward, differentiable
+from noiser.engine.backward import backward, check_kernels, differentiable
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.model.language_model import LanguageModel, check_finite
@@ -119,6 +119,7 @@ def target_logits(
     positions = [query.logit_positions[token] - start for span in spans for token in span]
     logits = lm.output(embeddings, positions=positions, **options).logits.float()
     check_finite(lm, logits.detach().softmax(-1))
+    check_kernels(lm, logits)
     return list(logits.split([len(span) for span in spans], 1))
 
 
