@@ -70,8 +70,9 @@ def _byte_fallback() -> PreTrainedTokenizerFast:
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     specials = ["<unk>", "<s>", "</s>"]
+    known = [sentence for sentence in SENTENCES if sentence.isascii()]  # `limit_alphabet` breaks ties anew each time
     trained.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=350, special_tokens=specials, limit_alphabet=60, show_progress=False)
+        known, trainers.BpeTrainer(vocab_size=350, special_tokens=specials, show_progress=False)
     )
     model = json.loads(trained.to_str())["model"]
     vocab = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
