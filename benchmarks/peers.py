@@ -227,7 +227,7 @@ class Ours:
         def score(question: Question, way: str) -> Sequence[float]:
             spans = [tuple(span) for span in question.spans]
             att = library.attribute(lm, question.prompt, method=methods[way], unit=spans, seed=question.seed)
-            self.tokens += att.info["token_forwards"]
+            self.tokens += len(lm.encode(question.prompt).token_ids) + att.info["token_forwards"]
             return att.scores[0].tolist()
 
         self.score: Scorer = score

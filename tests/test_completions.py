@@ -261,6 +261,8 @@ def test_another_server_writes_and_its_stream_is_passed_on(web):
         places = [(each["start"], each["end"]) for each in chunks[-1].citations]
         assert places == [(each["start"], each["end"]) for each in own[-1].citations]
         assert complete(here).choices[0].message.content == text_of(own)
+        assert chunks[-1].usage.prompt_tokens == own[-1].usage.prompt_tokens
+        assert chunks[-1].usage.completion_tokens > 0
 
 
 def test_a_server_upstream_that_is_not_there_or_fails(web):

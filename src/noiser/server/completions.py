@@ -105,7 +105,8 @@ class Completion(BaseModel):
                     citations += new
                     for citation in new:
                         tell(chunk({}, citations=[citation]))
-            used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(answer.ids)}
+            written = answer.ids or (answer.text and encode_target(lm.tokenizer, read, answer.text))
+            used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(written)}
             tell(chunk({}, citations=citations, usage={**used, "total_tokens": sum(used.values())}))
 
     def answer(self, models: Models, upstream: Upstream | None, job: Job[Event]) -> Event:
