@@ -1,10 +1,12 @@
-"""What methods are compared with: whole sequences in one pass, without a cache, one input after the other."""
+"""What methods are compared with: whole sequences, one input after the other; and games that need no model."""
 
 from __future__ import annotations
 
-import itertools
+import pytest
+import torch
 
 from engine_for_tests import query_of
+from noiser.engine import StoredGame
 
 
 def asked(lm, att):
@@ -22,14 +24,28 @@ def predict(lm, query, row, removed=(), baseline=None):
         return lm.model(inputs_embeds=rows[None], use_cache=False).logits[0, row].double().softmax(-1)
 
 
-def all_values(lm, att, g, value):
-    """The value of every set of units for one target, by the set of kept units; and the units before the target."""
-    query = asked(lm, att)
-    row = query.logit_positions[g]
-    seen = [u for u, unit in enumerate(att.units) if unit.token_indices[-1] <= row]
-    values = {}
-    for size in range(len(seen) + 1):
-        for kept in map(frozenset, itertools.combinations(range(len(seen)), size)):
-            gone = [i for k, u in enumerate(seen) if k not in kept for i in att.units[u].token_indices]
-            values[kept] = value(predict(lm, query, row, gone))
-    return values, seen
+def subsets(units):
+    """[2^units, units], every set of units."""
+    return (torch.arange(2**units)[:, None] >> torch.arange(units)) % 2 == 1
+
+
+def stored(value, units, score="prob"):
+    """A game of one target, all of whose inputs are stored, and its values, by `value` of a set of kept units."""
+    kept = subsets(units)
+    values = torch.tensor([float(value(set(row.nonzero().flatten().tolist()))) for row in kept]).double()
+    table = {(0, row.numpy().tobytes()): number for row, number in zip(kept, values.tolist(), strict=True)}
+    return StoredGame(torch.ones(1, units, dtype=torch.bool), values[-1:], score, table), values
+
+
+def random_game(units, score="prob", seed=0):
+    """A stored game whose values are random numbers."""
+    numbers = iter(torch.rand(2**units, generator=torch.Generator().manual_seed(seed)).tolist())
+    return stored(lambda _: next(numbers), units, score)
+
+
+def play(method, game, seed=0):
+    """The scores of a method in a stored game."""
+    steps = method.play(game, torch.Generator().manual_seed(seed))
+    with pytest.raises(StopIteration) as stop:
+        next(steps)
+    return stop.value.value

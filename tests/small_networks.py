@@ -125,13 +125,11 @@ class GatedByHand:
         self.silu = self.g / (1 + np.exp(-self.g))
         return self.head @ (self.silu * self.u)
 
-    def backward(self, slope, slope_of_gate, *, share=1.0, norm_is_constant=False):
+    def backward(self, slope, slope_of_gate):
         """From the slope of the logits to the slope of the mean."""
         h = self.head.T @ slope
-        n = share * (self.gate.T @ (h * self.u * slope_of_gate) + self.up.T @ (h * self.silu))
+        n = self.gate.T @ (h * self.u * slope_of_gate) + self.up.T @ (h * self.silu)
         scaled = n * self.w * self.factor
-        if norm_is_constant:
-            return scaled
         return scaled - self.mean * (scaled @ self.mean) * self.factor**2 / len(self.mean)
 
 

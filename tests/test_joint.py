@@ -1,4 +1,4 @@
-"""Joint removal against its definition over all sets of units, each a whole sequence."""
+"""Joint removal against its definition over all sets of units."""
 
 from __future__ import annotations
 
@@ -9,35 +9,28 @@ import pytest
 import torch
 
 import noiser
-from methods_for_tests import all_values
+from methods_for_tests import play, random_game
 from noiser.bench import Store
 from noiser.errors import ParameterError
 from noiser.methods.joint import _Fit, _fit, _ordered
-from tiny import FAMILIES, tiny
+from tiny import tiny
 
 PROMPT = "The quick fox sings"
 EVERY = 1 << 10
 
 
-def root_of(token):
-    return lambda p: float(p[token].double() ** 0.25)
-
-
-def log_odds_of(token):
-    return lambda p: float(p[token].double().log() - (1 - p[token].double()).log())
-
-
 def ends(values, units):
-    """The mean of the first and the last step of each unit; `values` maps sets of units to numbers."""
-    every, none = frozenset(range(units)), frozenset()
-    steps = [values[every] - values[every - {u}] + values[frozenset({u})] - values[none] for u in range(units)]
-    return torch.tensor(steps).double() / 2
+    """The mean of the first and the last step of each unit; input number Σ 2^u keeps the units u."""
+    every = 2**units - 1
+    steps = [values[every] - values[every - 2**u] + values[2**u] - values[0] for u in range(units)]
+    return torch.stack(steps) / 2
 
 
 def banzhaf(values, units):
     """The mean step of each unit over all sets of the others."""
-    steps = [[values[kept | {u}] - values[kept] for kept in values if u not in kept] for u in range(units)]
-    return torch.tensor(steps).double().mean(1)
+    kept = torch.arange(2**units)
+    without = [kept[kept >> u & 1 == 0] for u in range(units)]
+    return torch.stack([(values[some + 2**u] - values[some]).mean() for u, some in enumerate(without)])
 
 
 def in_order(values, order):
@@ -55,34 +48,25 @@ def exact(f, g, units):
     return (part * mean + (1 - part) * in_order(second, mean.argsort())).float()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_with_all_inputs_it_is_its_definition_in_every_family(family):
-    lm = tiny(family)
-    att = noiser.attribute(lm, PROMPT, method=noiser.Joint(samples=EVERY))
-    token = att.targets[0].token_id
-    roots, seen = all_values(lm, att, 0, root_of(token))
-    odds, _ = all_values(lm, att, 0, log_odds_of(token))
-    torch.testing.assert_close(att.scores[0], exact(roots, odds, len(seen)), atol=1e-5, rtol=0)
-    assert (att.stderr == 0).all()
-
-
-def test_several_targets_words_and_log_odds_are_exact_too():
-    lm = tiny("gemma3")
-    method = noiser.Joint(samples=EVERY, score="logit")
-    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3, unit="word")
-    for row, target in enumerate(att.targets):
-        values, seen = all_values(lm, att, row, log_odds_of(target.token_id))
-        torch.testing.assert_close(att.scores[row, seen], exact(values, values, len(seen)), atol=1e-4, rtol=0)
+@pytest.mark.parametrize(("score", "units"), [("root", 5), ("logit", 5), ("prob", 3), ("prob", 1)])
+def test_with_all_inputs_it_is_its_definition(score, units):
+    """The ends are of p^¼ with "root", and the values of the game are log odds."""
+    game, values = random_game(units, "logit" if score == "root" else score)
+    found = play(noiser.Joint(samples=EVERY, score=score), game)
+    f = values.sigmoid() ** 0.25 if score == "root" else values
+    torch.testing.assert_close(found.scores[0], exact(f, values, units), atol=1e-6, rtol=0)
+    assert not found.stderr.any()
 
 
 def test_with_a_foil_the_root_gives_way_to_log_odds_of_the_pair():
-    lm, foil = tiny("llama"), 77
-    att = noiser.attribute(lm, PROMPT, method=noiser.Joint(samples=EVERY), foil=foil)
-    token = att.targets[0].token_id
-    values, seen = all_values(lm, att, 0, lambda p: float(p[token].log() - p[foil].log()))
-    torch.testing.assert_close(att.scores[0], exact(values, values, len(seen)), atol=5e-5, rtol=0)
+    scores = [
+        noiser.attribute(tiny("llama"), PROMPT, method=noiser.Joint(score=score), foil=77).scores
+        for score in ("root", "logit", "logprob")
+    ]
+    assert torch.equal(scores[0], scores[1])
+    torch.testing.assert_close(scores[1], scores[2], atol=1e-6, rtol=1e-5)
     with pytest.raises(ParameterError, match=r"hellinger.* has no foil"):
-        noiser.attribute(lm, PROMPT, method=noiser.Joint(score="hellinger"), foil=foil)
+        noiser.attribute(tiny("llama"), PROMPT, method=noiser.Joint(score="hellinger"), foil=77)
 
 
 @pytest.mark.parametrize("removal", ["zero", "delete", "hidden"])  # with noise, other draws are another game
@@ -113,7 +97,7 @@ def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
 # ---- the fit, on games that need no model ----------------------------------------------------------------------------
 
 
-def play(value, units, pairs, seed=0):
+def fitted(value, units, pairs, seed=0):
     """The effects in the middle, and their standard errors, of a game: a function from a set of units to a number."""
     kept = torch.rand(pairs, units, generator=torch.Generator().manual_seed(seed)) < 0.5
     numbers = lambda rows: torch.tensor([value(frozenset(row.nonzero().flatten().tolist())) for row in rows]).double()
@@ -146,14 +130,14 @@ def test_the_fit_minimises_what_it_says():
 
 def test_a_sum_is_found_with_the_fewest_samples():
     weights = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0, 1.5, -0.5]
-    fit = play(lambda kept: sum(weights[u] for u in kept), 8, 1)
+    fit = fitted(lambda kept: sum(weights[u] for u in kept), 8, 1)
     torch.testing.assert_close(fit.scores, torch.tensor(weights).double())
 
 
 def test_copies_share_what_one_of_them_would_have():
     """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is half the time all there is."""
     for pairs in (24, 200):
-        fit = play(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
+        fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
         assert fit.scores.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
     torch.testing.assert_close(fit.scores[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0)
 
@@ -162,7 +146,7 @@ def test_standard_errors_are_the_spread_over_seeds():
     pairs = {(i, j): (-1.0) ** (i * j) * (1 + (3 * i + 5 * j) % 4) for i, j in itertools.combinations(range(10), 2)}
     value = lambda kept: sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
     for drawn in (15, 30, 60):
-        fits = [play(value, 10, drawn, seed) for seed in range(200)]
+        fits = [fitted(value, 10, drawn, seed) for seed in range(200)]
         spread = torch.stack([fit.scores for fit in fits]).std(0)
         claimed = torch.stack([fit.moves.square().sum(1) for fit in fits]).mean(0).sqrt()
         assert 0.85 < float((claimed / spread).mean()) < 1.15

@@ -24,7 +24,6 @@ from metrics_for_tests import (
     valid_units,
     with_scores,
 )
-from noiser.explain.attribute import run_many
 from noiser.metrics import METRICS, Case, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
 from noiser.metrics.case import reference_scores
 from noiser.metrics.erasure import SHARES
@@ -382,26 +381,6 @@ def test_what_does_not_depend_on_the_scores_is_measured_once_for_the_methods_of_
     before = len(cache)
     columns(lm, case_of(lm, words, **few, cache=cache), name)
     assert len(cache) > before  # other units are another question
-
-
-@pytest.mark.parametrize("family", ["llama", "mamba"])
-def test_many_prompts_side_by_side_and_small_passes_change_nothing(family):
-    lm = tiny(family)
-    small = noiser.wrap(lm.model, lm.tokenizer, batch_tokens=16)
-    pairs = [attributed(family, prompt, max_new_tokens=2) for prompt in ("A dog", "The teacher plays")]
-    names = ["soft_scores", "mass_matched_rank", "erasure_curves", "lds"]
-
-    def every(each, att):
-        case, found = case_of(each, att, masks=4, draws=1, rates=(0.2, 0.8)), {}
-        for name in names:
-            found |= yield from measured(case, METRICS.get(name).factory())
-        return found
-
-    state = torch.get_rng_state()
-    together = run_many(lm, [every(lm, att) for _, att in pairs])
-    assert torch.equal(torch.get_rng_state(), state)
-    for (_, att), found in zip(pairs, together, strict=True):
-        assert found == pytest.approx(run(small, every(small, att)), abs=1e-4, nan_ok=True)
 
 
 def test_with_a_foil_the_contrast_is_measured():

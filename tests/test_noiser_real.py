@@ -74,16 +74,6 @@ def test_certified_search_gives_the_same_scores_for_less(gemma):
     assert certified.info["token_forwards"] < 0.8 * bisection.info["token_forwards"]
 
 
-def test_any_batch_budget_gives_the_same_scores(gemma):
-    small = noiser.wrap(gemma.model, gemma.tokenizer, batch_tokens=48)
-    torch.testing.assert_close(
-        noiser.attribute(small, LEBRON, method="noiser").scores,
-        noiser.attribute(gemma, LEBRON, method="noiser").scores,
-        atol=1e-5,
-        rtol=0,
-    )
-
-
 def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     program = (
         "import noiser, torch; torch.set_num_threads(2)\n"
@@ -95,20 +85,3 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     first = torch.tensor(eval(runs[0].stdout))
     torch.testing.assert_close(noiser.attribute(smol, SHORT, method="noiser", seed=3).scores, first, atol=1e-5, rtol=0)
     assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, first, atol=1e-3)
-
-
-def test_chat_attributes_contents_only(smol):
-    messages = [{"role": "user", "content": "Name the capital of France in one word."}]
-    att = noiser.attribute(smol, messages, unit="word", method="noiser_relative", max_new_tokens=1)
-    assert "".join(unit.text for unit in att.units) == messages[0]["content"]
-    assert {unit.text.strip() for unit in att.units} >= {"capital", "France"}
-    top = max(range(len(att.units)), key=lambda i: float(att.scores[0, i]))
-    assert att.units[top].text.strip() in {"capital", "France", "Name", "word"}
-
-
-def test_half_precision_runs(gemma):
-    half = noiser.load_model("gemma-3-270m", dtype="bfloat16", device="cpu")
-    att = noiser.attribute(half, LEBRON, method="noiser")
-    assert att.targets[0].text == " basketball"
-    assert att.scores.dtype == torch.float32
-    assert att.scores.isfinite().all()

@@ -1,4 +1,4 @@
-"""Numbers of the caller's own: hand-worked values, and every kind of method against plain runs of the model."""
+"""Numbers of the caller's own: hand-worked values, and that every method takes them; see also test_target_spans.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import noiser
-from engine_for_tests import query_of
 from noiser.errors import ParameterError
 from noiser.methods import METHODS
-from noiser.objectives import divergence, entropy, name_of
+from noiser.objectives import divergence, entropy
 from test_contract import run
-from test_target_spans import ANSWER, PROMPT, SPANS, Plain
+from test_target_spans import PROMPT, log_p_of_5
 from tiny import tiny
 
 READS_NO_PREDICTION = {"last_attention", "attention_rollout"}
@@ -28,78 +27,6 @@ def test_hand_worked_numbers():
     clean = log([0.25, 0.5, 0.25], [1 / 3, 1 / 3, 1 / 3])
     assert entropy(changed, clean).item() == pytest.approx((1.5 * math.log(2) + math.log(3)) / 2)
     assert divergence(changed, clean).item() == pytest.approx(-0.25 * math.log(0.5) - 0.5 * math.log(2))
-
-
-def objective_of(plain, rows, g, of):
-    before = [p - 1 for p in plain.spans[g]]
-    clean = plain.log_probabilities(plain.rows)[before]
-    return of(plain.log_probabilities(rows)[before][None], clean)[0]
-
-
-def log_p_of_5(log_p, clean):
-    return log_p[:, 0, 5]
-
-
-OBJECTIVES = [entropy, divergence, log_p_of_5]
-
-
-@pytest.mark.parametrize("of", OBJECTIVES, ids=name_of)
-def test_occlusion_of_spans(of):
-    lm = tiny("llama")
-    plain = Plain(lm, query_of(lm, PROMPT, target=ANSWER, target_unit=SPANS))
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, unit="word", method="occlusion", of=of)
-    assert att.info["of"] == name_of(of)
-    with torch.no_grad():
-        for g, row in enumerate(att.scores):
-            rest = objective_of(plain, plain.rows, g, of)
-            for unit, found in zip(att.units, row, strict=True):
-                if not found.isnan():
-                    expected = rest - objective_of(plain, plain.without(unit.token_indices), g, of)
-                    assert float(found) == pytest.approx(float(expected), rel=1e-3, abs=5e-5)
-
-
-@pytest.mark.parametrize("of", [entropy, divergence], ids=name_of)
-def test_noise_has_the_standard_errors_of_the_delta_method(of):
-    lm = tiny("llama")
-    plain = Plain(lm, query_of(lm, PROMPT, target=ANSWER, target_unit=SPANS))
-    noise = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
-    method = noiser.Noiser(noise=noise, bounding=0.2)
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, method=method, of=of)
-    unit = next(i for i, unit in enumerate(att.units) if len(unit.token_indices) == 1)
-    (position,) = att.units[unit].token_indices
-    samples = []
-    for vector in noise.double():
-        rows = plain.rows.clone()
-        rows[position] += 0.2 * vector
-        with torch.no_grad():
-            samples.append(plain.log_probabilities(rows).exp())
-    weights = torch.full((4,), 0.25, dtype=torch.float64, requires_grad=True)
-    for g, span in enumerate(plain.spans):
-        before = [p - 1 for p in span]
-        with torch.no_grad():
-            clean = plain.log_probabilities(plain.rows)[before]
-        mean = torch.einsum("s,spv->pv", weights, torch.stack(samples))[before].log()
-        value = of(mean[None], clean)[0]
-        expected = (of(clean[None], clean)[0] - value).detach()
-        assert float(att.scores[g, unit]) == pytest.approx(float(expected), rel=1e-3, abs=5e-5)
-        (influence,) = torch.autograd.grad(value, weights)
-        assert float(att.stderr[g, unit]) == pytest.approx(float(influence.std() / 2), rel=2e-3)
-
-
-@pytest.mark.parametrize("of", [entropy, log_p_of_5], ids=name_of)
-def test_gradients_differentiate_it(of):
-    lm = tiny("llama")
-    plain = Plain(lm, query_of(lm, PROMPT, target=ANSWER, target_unit=SPANS))
-    method = noiser.InputXGradient(reduce="sum")
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, method=method, of=of)
-    for g, row in enumerate(att.scores):
-        rows = plain.rows.clone().requires_grad_()
-        objective_of(plain, rows, g, of).backward()
-        products = (rows * rows.grad).sum(-1).detach()
-        for unit, found in zip(att.units, row, strict=True):
-            if not found.isnan():
-                expected = float(products[list(unit.token_indices)].sum())
-                assert float(found) == pytest.approx(expected, rel=2e-3, abs=2e-4)
 
 
 @pytest.mark.parametrize("name", METHODS.names())

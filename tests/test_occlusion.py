@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -46,8 +47,9 @@ def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=Non
             assert float(att.scores[g, u]) == pytest.approx(expected, abs=3e-4 if score == "hellinger" else 2e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("score", ["prob", "logprob", "hellinger"])
+@pytest.mark.parametrize(
+    ("family", "score"), [*zip(FAMILIES, itertools.cycle(["prob", "logprob", "hellinger"]), strict=False)]
+)
 def test_equals_whole_sequences_in_every_family(family, score):
     att = noiser.attribute(tiny(family), PROMPT, method=noiser.Occlusion(score=score), max_new_tokens=2)
     assert_whole_sequences_say_so(tiny(family), att, score)
@@ -125,10 +127,3 @@ def test_random_scores_are_the_softmax_of_uniform_numbers():
     for row in att.scores:
         seen = row[~row.isnan()]
         torch.testing.assert_close(seen, torch.rand(len(seen), generator=numbers).softmax(0))
-
-
-@pytest.mark.slow
-def test_the_name_and_the_sport_matter_most(gemma):
-    att = noiser.attribute(gemma, "LeBron James professionally plays the sport of", method="occlusion")
-    assert att.targets[0].text.strip() == "basketball"
-    assert {unit.text for unit in att.top(4)} == {"Le", "Bron", "sport", "of"}

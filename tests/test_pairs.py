@@ -6,42 +6,33 @@ import dataclasses
 import itertools
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import noiser
 from attribution_for_tests import make
+from methods_for_tests import play, stored
 from metrics_for_tests import attributed, case_of, columns
 from noiser.engine import StoredGame
-from noiser.metrics import lds
+from noiser.metrics import Case
 from noiser.types import Pair
 
 BOTH = (0, 1)
 
 
-def subsets(units):
-    return (torch.arange(2**units)[:, None] >> torch.arange(units)) % 2 == 1
-
-
 def played(value, units, samples=None, seed=0, checks="free"):
-    """The pairs that joint removal finds in a game of one target, all of whose inputs are stored."""
-    inputs = subsets(units)
-    values = [float(value(set(row.nonzero().flatten().tolist()))) for row in inputs]
-    table = {(0, row.numpy().tobytes()): number for row, number in zip(inputs, values, strict=True)}
-    game = StoredGame(torch.ones(1, units, dtype=torch.bool), torch.tensor(values[-1:]).double(), "prob", table)
-    steps = noiser.Joint(samples=samples, score="prob", pairs=checks).play(game, torch.Generator().manual_seed(seed))
-    with pytest.raises(StopIteration) as stop:
-        next(steps)
-    return stop.value.value.pairs, values
+    """The pairs that joint removal finds in a stored game, and the values of all its inputs."""
+    game, values = stored(value, units)
+    return play(noiser.Joint(samples=samples, score="prob", pairs=checks), game, seed).pairs, values
 
 
 def interaction(values, units, i, j):
     """The Banzhaf interaction index, by its definition."""
     others = [x for x in range(2**units) if not x >> i & 1 and not x >> j & 1]
-    return sum(values[x | 1 << i | 1 << j] - values[x | 1 << i] - values[x | 1 << j] + values[x] for x in others) / len(
-        others
-    )
+    steps = [values[x | 1 << i | 1 << j] - values[x | 1 << i] - values[x | 1 << j] + values[x] for x in others]
+    return float(sum(steps)) / len(steps)
 
 
 GAMES = {
@@ -167,7 +158,8 @@ def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkey
     """max(x, y) + z / 4: the scores are .5, .5 and .25, the interaction of x and y is -1: together exact."""
     lm, att = attributed(prompt="red fox sings", unit="word", max_new_tokens=1)
     att = dataclasses.replace(att, scores=torch.tensor([[0.5, 0.5, 0.25]]))
-    monkeypatch.setattr(lds, "_log_odds", lambda case, kept: _answered([kept[0][:, :2].any(1) + kept[0][:, 2] / 4.0]))
+    game = SimpleNamespace(values=lambda kept: _answered([kept[0][:, :2].any(1) + kept[0][:, 2] / 4.0]))
+    monkeypatch.setattr(Case, "game", lambda case, score: game)
     alone, pair = (
         columns(lm, case_of(lm, dataclasses.replace(att, pairs=pairs), masks=64), "lds_with_pairs")["lds_with_pairs"]
         for pairs in ((), (Pair(0, (0, 1), -1.0, 0.0, "either"),))

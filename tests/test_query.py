@@ -104,14 +104,6 @@ def test_a_foil_is_about_the_first_token_that_differs():
     assert query.logit_positions == (query.prompt_tokens - 1 + shared,)
 
 
-def test_units_behind_a_target_have_no_score():
-    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), max_new_tokens=3)
-    prompt_units = sum(unit.end <= len(PROMPT) for unit in att.units)
-    for row in range(len(att.targets)):
-        assert att.scores[row].isfinite().tolist() == [i < prompt_units + row for i in range(len(att.units))]
-    assert len(att.targets) == 3
-
-
 def test_continuation_units_can_be_left_out():
     att = noiser.attribute(
         tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), max_new_tokens=3, continuation_units=False
@@ -180,8 +172,8 @@ def test_where_a_greedy_continuation_ends(texts, options, expected):
 def test_a_chats_answer_and_a_named_target_are_one_row_by_default(question, rows):
     query = query_of(with_chat_template("llama"), **{"prompt": PROMPT, "target_unit": None} | question)
     tokens = len(query.target_ids)
-    assert len(query.target_spans) == (rows or tokens)
-    assert query.target_unit == ("all" if len(query.target_spans) < tokens else "token")
+    assert len(query.targets) == (rows or tokens)
+    assert query.target_unit == ("all" if len(query.targets) < tokens else "token")
     if question in ({"prompt": MESSAGES}, {"target": " in the river"}):
         assert 1 < tokens <= 40
 
@@ -218,7 +210,7 @@ def test_a_saved_result_is_the_same_question(family, question, tmp_path):
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     assert (loaded.targets, loaded.target_unit, loaded.foil) == (att.targets, att.target_unit, att.foil)
     asked, again = query_of(lm, PROMPT, **question), run_one(lm, restore(lm, loaded))
-    for name in ("encoding", "target_ids", "logit_positions", "target_spans", "target_texts", "units", "foil_id"):
+    for name in ("encoding", "target_ids", "logit_positions", "target_rows", "target_texts", "units", "foil_id"):
         assert getattr(again, name) == getattr(asked, name), name
     torch.testing.assert_close(again.clean, asked.clean, atol=1e-5, rtol=1e-5)
     scores = run_method(lm, again, noiser.Occlusion()).scores

@@ -18,20 +18,20 @@ LIMITS = {
     "bench": 1_610,
     "cli": 943,
     "data": 902,
-    "engine": 1_944,
+    "engine": 1_887,
     "evaluation": 666,
     "explain": 2_100,
-    "integrations": 731,
+    "integrations": 729,
     "judges": 754,
-    "methods": 2_179,
-    "metrics": 1_824,
+    "methods": 2_082,
+    "metrics": 1_807,
     "model": 2_216,
     "report": 1_087,
     "server": 1_311,
     "text": 1_030,
 }
-ALL, FILES = 22_336, 177
-AROUND = {"tests": 20_167, "benchmarks": 2063}
+ALL, FILES = 22_163, 175
+AROUND = {"tests": 19_757, "benchmarks": 2063}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -19,11 +19,10 @@ from noiser.engine.engine import ask as ask
 from noiser.engine.engine import run_one as run_one
 from noiser.engine.game import Game as Game
 from noiser.engine.game import StoredGame as StoredGame
-from noiser.engine.gates import Gates as Gates
-from noiser.engine.gradients import Input as Input
 from noiser.engine.gradients import differentiate as differentiate
 from noiser.engine.inside import Attentions as Attentions
 from noiser.engine.inside import Call as Call
+from noiser.engine.inside import Gates as Gates
 from noiser.engine.inside import Integrals as Integrals
 from noiser.engine.inside import Path as Path
 from noiser.engine.inside import Relevance as Relevance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine.query import Query
+from noiser.model.packing import Context
 from noiser.types import Baseline, RemovalName
 
 BASELINES: tuple[str, ...] = get_args(Baseline)
@@ -48,6 +50,23 @@ class Change:
     samples: int = 1
     hidden: bool = False
     targets: Sequence[int] | None = None
+
+    def inputs(
+        self, context: Context, start: int, stop: int, samples: slice = slice(None)
+    ) -> Float[Tensor, "samples length dim"]:
+        """What the model reads from `start` to `stop`, in some of the samples."""
+        if self.hidden:
+            return context.inputs[start:stop][None]
+        if not self.rows:
+            gone = set(self.positions)
+            kept = (i for i in range(start, len(context.inputs)) if i not in gone)
+            return context.inputs[[*islice(kept, stop - start)]][None]
+        places = list(self.positions)
+        rows = self.rows(context.inputs[places].float() / context.scale)[samples]
+        inside = [i - start for i in places if i < stop]
+        inputs = context.inputs[start:stop].repeat(len(rows), 1, 1)
+        inputs[:, inside] = (rows[:, : len(inside)] * context.scale).to(inputs.dtype)
+        return inputs
 
 
 def replace(positions: Iterable[int], row: Float[Tensor, " dim"], targets: Sequence[int] | None = None) -> Change:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from noiser.engine.changes import Change
-from noiser.engine.inside import answer_inside
+from noiser.engine.inside import Inside, answer_inside
 from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
@@ -46,18 +46,14 @@ class Ask(Request):
 
 @dataclass(eq=False)
 class _Work(Generic[T]):
-    """A generator with those it waits for, the innermost last, and the answer to its request as far as it has come."""
+    """A generator with those it waits for, the innermost last; what it is sent next, or the error raised in it."""
 
     number: int
     steps: list[Steps[Any]]
     request: Any = None
-    found: list[Tensor] = field(default_factory=list[Tensor])
-    left: int = 0
+    answer: Any = None
     error: Exception | None = None
-
-    def close(self) -> None:
-        for steps in reversed(self.steps):
-            steps.close()
+    left: int = 0
 
 
 @dataclass(eq=False)
@@ -115,41 +111,32 @@ class Engine:
                         del working[work.number]
                         yield work.number, outcome[0]
         finally:
-            for work in working.values():
-                work.close()
+            for steps in (steps for work in working.values() for steps in reversed(work.steps)):
+                steps.close()
 
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
         """Sends a generator its answer; its result or error if it ends, else its next sequences are in the queue."""
-        answer: Any = work.found[0] if isinstance(work.request, Prefill) else work.found
-        raised: Exception | None = None
-        try:
-            while True:
-                if work.error:
-                    raise work.error
-                work.request = request = _next_request(work.steps, answer if work.request else None, raised)
-                raised = None
-                if isinstance(request, Ask | Prefill):
-                    items = _items(self.lm, work)
-                    count = len(request.changes) if isinstance(request, Ask) else 1
-                    answer = work.found = [torch.zeros(0, 1, dtype=torch.float64)] * count  # where no target is read
-                    work.left = len(items)
-                    if items:
-                        self._queue.extend(sorted(items, key=lambda item: -item.start))
-                        return None
-                else:  # the model answers at once
-                    before, work.found = request.query.spent.token_forwards, []
-                    try:
-                        answer = answer_inside(self.lm, request)
-                    except Exception as error:
-                        raised = error
+        items: list[_Item] = []
+        while not items:
+            try:
+                work.request = request = _next_request(work)
+            except StopIteration as stop:
+                return (stop.value,)
+            except Exception as error:  # of one generator: the others go on
+                return (error,)
+            try:
+                if isinstance(request, Inside):  # the model answers at once
+                    before = request.query.spent.token_forwards
+                    work.answer = answer_inside(self.lm, request)
                     self._done += request.query.spent.token_forwards - before
                     self._report()
-        except StopIteration as stop:
-            return (stop.value,)
-        except Exception as error:  # of one generator: the others go on
-            work.close()
-            query = getattr(work.request, "query", None)
-            return (_too_large(self.lm, len(query.token_ids)) if query and is_out_of_memory(error) else error,)
+                else:
+                    items = _items(self.lm, work)
+            except Exception as error:
+                work.error = _too_large(self.lm, len(request.query.token_ids)) if is_out_of_memory(error) else error
+        work.left = len(items)
+        self._queue.extend(sorted(items, key=lambda item: -item.start))
+        return None
 
     # ---- one pass ---------------------------------------------------------------------------------------------------
 
@@ -157,12 +144,18 @@ class Engine:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
         self._report()  # what is expected is known before it runs
         items = self._fill()
-        contexts = {id(item.context): i for i, item in reversed(list(enumerate(items)))}
-        items.sort(key=lambda item: (contexts[id(item.context)], -item.start))
+        contexts = {context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))}
+        items.sort(key=lambda item: (contexts[item.context], -item.start))
         branches: list[Branch] = []
         try:
             for item in items:
-                branches.append(_branch(self.lm, item))
+                context, change, start, stop = item.context, item.change, item.start, item.stop
+                if change:
+                    inputs = change.inputs(context, start, stop, slice(item.first, item.last))
+                    hidden, record = change.positions if change.hidden else (), False
+                else:
+                    inputs, hidden, record = context.inputs[start:stop][None], (), self.lm.abilities.packs
+                branches.append(Branch(context, start, inputs, item.wanted, hidden, record, item.tokens))
             logits = self.lm.run(branches)
         except Exception as error:  # of any kind: it ends the generators whose sequences these were
             if is_out_of_memory(error):
@@ -176,7 +169,7 @@ class Engine:
                 culprit = items.pop(len(branches))
                 self._queue.extendleft(reversed(items))
                 items = [culprit]
-            works = list({id(item.work): item.work for item in items}.values())
+            works = [*dict.fromkeys(item.work for item in items)]
             self._queue = deque(item for item in self._queue if item.work not in works)
             for work in works:
                 work.error = error
@@ -208,24 +201,21 @@ class Engine:
 
     def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
         """Stores what was run; the generators that have all of their answers now."""
-        ended: list[_Work[Any]] = []
         whole: dict[tuple[Any, ...], list[_Item]] = {}
         for item, part in zip(items, logits, strict=True):
-            if not item.change:
-                item.work.found[0] = part[0].to(torch.float32, copy=True)  # a copy: other prompts' logits are let go
-                ended.append(item.work)
-                continue
-            item.parts.append(part)
-            if sum(map(len, item.parts)) == item.change.samples:
-                whole.setdefault((id(item.work), item.change.samples, *item.targets), []).append(item)
+            if item.change:
+                item.parts.append(part)
+                if sum(map(len, item.parts)) == item.change.samples:
+                    whole.setdefault((item.work, item.change.samples, *item.targets), []).append(item)
+            else:
+                item.work.answer = part[0].to(torch.float32, copy=True)  # a copy: other prompts' logits are let go
+                item.work.left = 0
         for group in whole.values():
             size = max(1, self.lm.logit_rows // 4 // sum(part.shape[:2].numel() for part in group[0].parts))
             for first in range(0, len(group), size):
                 self._read(group[first : first + size])
-            work = group[0].work
-            work.left -= len(group)
-            ended += [] if work.left else [work]
-        return ended
+            group[0].work.left -= len(group)
+        return [work for work in dict.fromkeys(item.work for item in items) if not work.left]
 
     def _read(self, items: Sequence[_Item]) -> None:
         """Reads changes of one request with the same targets and number of samples together."""
@@ -238,42 +228,46 @@ class Engine:
             of_targets = zip(logits.split([len(ids[g]) for g in targets], 2), targets, strict=True)
             values = torch.stack([request.read(part, clean[g], ids[g]) for part, g in of_targets], 1)
             for item, value in zip(items, values.cpu().double(), strict=True):
-                work.found[item.index] = value
+                work.answer[item.index] = value
                 item.parts.clear()
         except Exception as error:  # of the reading: it ends this generator
-            work.error = error
+            work.error = _too_large(self.lm, items[0].stop) if is_out_of_memory(error) else error
 
     def _report(self) -> None:
         if self.progress:
             self.progress(self._done, self._done + sum(item.size for item in self._queue))
 
 
-def _next_request(steps: list[Steps[Any]], answer: Any, raised: Exception | None = None) -> Any:
-    """The next request, once the innermost generator got an answer, or an error. StopIteration has the last result."""
+def _next_request(work: _Work[Any]) -> Any:
+    """The next request, once the innermost generator got its answer or error. StopIteration has the last result."""
+    answer, error = work.answer, work.error
+    work.answer = work.error = None
     while True:
         try:
-            request = steps[-1].throw(raised) if raised else steps[-1].send(answer)
-        except Exception as error:
-            steps.pop()
-            if not steps:
+            request = work.steps[-1].throw(error) if error else work.steps[-1].send(answer)
+        except Exception as raised:
+            work.steps.pop()
+            if not work.steps:
                 raise
-            answer, raised = (error.value, None) if isinstance(error, StopIteration) else (None, error)
+            answer, error = (raised.value, None) if isinstance(raised, StopIteration) else (None, raised)
         else:
             if not isinstance(request, Generator):
                 return request
-            steps.append(request)
-            answer = raised = None
+            work.steps.append(request)
+            answer = error = None
 
 
 def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
-    """The sequences that answer a generator's request."""
+    """The sequences that answer a generator's request; without any the answer is there."""
     if isinstance(work.request, Prefill):
         context, wanted, tokens = work.request.context, work.request.positions, work.request.tokens
         start = context.done if lm.abilities.packs else 0
         return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
     query, items = work.request.query, list[_Item]()
+    work.answer = [torch.zeros(0, 1, dtype=torch.float64)] * len(work.request.changes)
+    every, foil = range(len(query.targets)), () if query.foil_id is None else (query.foil_id,)
     for index, change in enumerate(work.request.changes):
-        targets = range(len(query.target_spans)) if change.targets is None else change.targets
+        targets = every if change.targets is None else change.targets
         if not targets:
             continue
         if (change.rows and not lm.takes_embeddings) or (change.hidden and not lm.abilities.packs):
@@ -294,7 +288,8 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
                 "another way, such as 'zero', or give the prompt as chat messages, whose template stays."
             )
         place = query.context, min(first, *wanted) if lm.abilities.packs else 0, max(wanted) + 1, wanted
-        tokens = [ids for target in targets for ids in query.exact[target]]
+        explained = (query.targets[target] for target in targets)
+        tokens = [(token, *foil) for target in explained for token in (target.token_id, *target.rest)]
         items.append(_Item(work, *place, tokens, change, targets, index, last=change.samples))
     return items
 
@@ -304,25 +299,6 @@ def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
         f"Not enough memory on {lm.device} to run one sequence of {tokens} tokens. Shorten the prompt, attribute fewer "
         "targets at once, or load the model in a smaller dtype."
     )
-
-
-def _branch(lm: LanguageModel, item: _Item) -> Branch:
-    """An item as sequences of embeddings."""
-    context, change, start, stop = item.context, item.change, item.start, item.stop
-    if change is None:
-        inputs = context.inputs[start:stop][None]
-        return Branch(context, start, inputs, item.wanted, record=lm.abilities.packs, tokens=item.tokens)
-    if not (change.rows or change.hidden):
-        gone = set(change.positions)
-        kept = list(islice((i for i in range(start, len(context.inputs)) if i not in gone), stop - start))
-        return Branch(context, start, context.inputs[kept][None], item.wanted, tokens=item.tokens)
-    inputs = context.inputs[start:stop].repeat(item.last - item.first, 1, 1)
-    if change.rows:
-        places = list(change.positions)
-        rows = change.rows(context.inputs[places].float() / context.scale)[item.first : item.last]
-        inside = [i - start for i in places if i < stop]
-        inputs[:, inside] = (rows[:, : len(inside)] * context.scale).to(inputs.dtype)
-    return Branch(context, start, inputs, item.wanted, change.positions if change.hidden else (), tokens=item.tokens)
 
 
 def run_one(lm: LanguageModel, steps: Steps[T], progress: Progress | None = None) -> T:

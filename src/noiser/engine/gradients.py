@@ -1,41 +1,33 @@
-"""Gradients of scores with respect to rows of the embedding table.
-
-One forward pass serves all targets; each target then has a backward pass of its own.
-"""
+"""Gradients of scores: one forward pass serves all targets, each of which then has a backward pass of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from noiser.engine.backward import backward, check_kernels, differentiable
+from noiser.engine.changes import Change
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
+from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory
+from noiser.model.runtime import Attention, add_hook
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
 CPU it is not memory that limits batches, and a backward pass gains from large ones."""
 
 
-class Input(NamedTuple):
-    """One input to differentiate at: tokens, a function that makes their rows [positions, dim], and targets to read."""
-
-    positions: Sequence[int]
-    rows: Callable[[], Tensor]
-    targets: Sequence[int]
-
-
 class Slope(NamedTuple):
-    """Of input `number` one target's score [], and its gradient [length, dim] at unscaled rows of the table."""
+    """Under change `number` one target's score [], and its gradient [length, dim] at unscaled rows of the table."""
 
     number: int
     target: int
@@ -43,16 +35,16 @@ class Slope(NamedTuple):
     gradient: Tensor
 
 
-def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read: Read) -> Iterator[Slope]:
-    """Scores and gradients of every input, for each of its targets.
+def differentiate(lm: LanguageModel, query: Query, changes: Sequence[Change], read: Read) -> Iterator[Slope]:
+    """Scores and gradients under every change, of each of its targets.
 
-    Where the clean sequence is cached, inputs run from their first changed token on. Batches are half as long after
+    Where the clean sequence is cached, sequences run from their first changed token on. Batches are half as long after
     memory has run out.
 
     Args:
         lm: the model.
         query: its tokens and targets.
-        inputs: where to differentiate.
+        changes: where to differentiate; of rows, in one sample each.
         read: the score.
 
     Raises:
@@ -60,16 +52,16 @@ def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read
         ParameterError: the score is a caller's function that cannot be differentiated.
         UnsupportedModelError: a layer has no backward pass.
     """
-    tokens = max((sum(len(query.target_spans[g]) for g in one.targets) for one in inputs), default=1)
+    tokens = max((sum(len(query.target_rows[g]) for g in targets_of(query, change)) for change in changes), default=1)
     most = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // max(1, tokens))
     most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
     continues = bool(query.context.cache) and lm.abilities.continues
-    for start, group in groupby(enumerate(inputs), lambda one: one[1].positions[0] if continues else 0):
+    for start, group in groupby(enumerate(changes), lambda one: one[1].positions[0] if continues else 0):
         waiting = list(group)
         while waiting:
             part, found = waiting[:most], None
             try:
-                found = list(_slopes(lm, query, part, read=read, start=start))
+                found = list(_slopes(lm, query, part, read, start))
             except (MemoryError, RuntimeError) as error:
                 if len(part) == 1 or not is_out_of_memory(error):
                     raise
@@ -82,28 +74,47 @@ def differentiate(lm: LanguageModel, query: Query, inputs: Sequence[Input], read
 
 
 def _slopes(
-    lm: LanguageModel, query: Query, inputs: Sequence[tuple[int, Input]], *, read: Read, start: int
+    lm: LanguageModel, query: Query, changes: Sequence[tuple[int, Change]], read: Read, start: int
 ) -> Iterator[Slope]:
     """One forward pass of a batch from the token `start` on, and one backward pass for each of its targets."""
-    targets = sorted({g for _, one in inputs for g in one.targets})
+    asked = [targets_of(query, change) for _, change in changes]
+    targets = sorted({target for some in asked for target in some})
     if not targets:
         return
-    stop = max(query.target_rows[target][-1] for target in targets) + 1
+    stop, scale = query.target_rows[targets[-1]][-1] + 1, lm.abilities.embedding_scale
     with differentiable(lm):
-        embeddings = query.context.inputs[start:stop].repeat(len(inputs), 1, 1)
-        for sequence, (_, one) in zip(embeddings, inputs, strict=True):
-            inside = [i - start for i in one.positions if i < stop]
-            sequence[inside] = (one.rows()[: len(inside)] * lm.abilities.embedding_scale).to(sequence)
-        options = query.context.continued(start, len(inputs)) if start else {}
-        heads = target_logits(lm, query, embeddings.requires_grad_(), targets, start, **options)
-        for target, logits in zip(targets, heads, strict=True):
-            asked, score = [target in one.targets for _, one in inputs], partial(score_at, query, read, target)
-            wanted, keep = torch.tensor(asked), target != targets[-1]
-            values, gradients = backward(lm, logits, embeddings, score, wanted, keep=keep)
-            for (index, _), value, gradient, asks in zip(inputs, values, gradients, asked, strict=True):
-                if asks:
-                    yield Slope(index, target, value, pad(gradient, (0, 0, start, len(query.token_ids) - stop)))
+        embeddings = torch.cat([change.inputs(query.context, start, stop) for _, change in changes])
+        options = query.context.continued(start, len(changes)) if start else {}
+        leaf = embeddings.requires_grad_()
+        for target, values, gradients in backward(lm, query, embeddings, leaf, targets, read, start, **options):
+            for (number, _), some, value, gradient in zip(changes, asked, values, gradients, strict=True):
+                if target in some:
+                    whole = pad(scale * gradient, (0, 0, start, len(query.token_ids) - stop))
+                    yield Slope(number, target, value, whole)
     query.spent.add(embeddings[..., 0].numel(), 1 + len(targets))
+
+
+def targets_of(query: Query, change: Change | None) -> Sequence[int]:
+    """The indices of the targets that are read under a change."""
+    return range(len(query.targets)) if change is None or change.targets is None else change.targets
+
+
+@contextlib.contextmanager
+def differentiable(lm: LanguageModel, attention: Attention | None = None) -> Generator[None]:
+    """Within it only the input gets gradients, and layers that cut them off are refused."""
+
+    def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
+        x = args[0] if args else None
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad) or y.requires_grad:
+            return
+        if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
+            raise _no_backward(lm, f"its layer {name} has no backward pass, as kernels of some quantisation schemes")
+
+    with lm.running(gradients=True, attention=attention):
+        for name, module in lm.model.named_modules():
+            if not any(module.children()):
+                add_hook(lm.model, module, partial(check, f"{name} ({type(module).__name__})"))
+        yield
 
 
 def target_logits(
@@ -113,16 +124,78 @@ def target_logits(
     targets: Sequence[int],
     start: int = 0,
     **options: Any,
-) -> list[Float[Tensor, "batch _tokens vocab"]]:
+) -> Sequence[Float[Tensor, "batch _tokens vocab"]]:
     """For each target the logits at its tokens, from a pass that begins with the token `start`."""
-    spans = [query.target_spans[target] for target in targets]
-    positions = [query.logit_positions[token] - start for span in spans for token in span]
+    rows = [query.target_rows[target] for target in targets]
+    positions = [row - start for some in rows for row in some]
     logits = lm.output(embeddings, positions=positions, **options).logits.float()
     check_finite(lm, logits.detach().softmax(-1))
-    check_kernels(lm, logits)
-    return list(logits.split([len(span) for span in spans], 1))
+    _check_kernels(lm, logits)
+    return logits.split([len(some) for some in rows], 1)
 
 
 def score_at(query: Query, read: Read, target: int, logits: Tensor) -> Tensor:
     """The score of one target, from the logits at its tokens."""
     return read(logits, query.clean_of[target].to(logits.device), query.ids[target].to(logits.device))
+
+
+def backward(
+    lm: LanguageModel,
+    query: Query,
+    embeddings: Float[Tensor, "batch length dim"],
+    leaf: Float[Tensor, "batch rows columns"],
+    targets: Sequence[int],
+    read: Read,
+    start: int = 0,
+    **options: Any,
+) -> Iterator[tuple[int, Float[Tensor, " batch"], Float[Tensor, "batch rows columns"]]]:
+    """For each target its scores, and their gradients with respect to what the pass depends on.
+
+    The gradient with respect to the logits may be far below what half precision can hold, so each sequence's is brought
+    to size 1 for the way through the model, and the factor put back afterwards.
+    """
+    heads = target_logits(lm, query, embeddings, targets, start, **options)
+    for target, logits in zip(targets, heads, strict=True):
+        head = logits.detach().requires_grad_()
+        values = score_at(query, read, target, head)
+        if not values.requires_grad:
+            raise ParameterError(
+                "The function given as of= cannot be differentiated. Use torch's functions from its first argument on, "
+                "or a method that only predicts, such as 'occlusion'."
+            )
+        (slope,) = torch.autograd.grad(values.sum(), head)
+        size = slope.abs().amax((-1, -2), keepdim=True)
+        slope = slope / torch.where(size > 0, size, 1)
+        try:
+            (found,) = torch.autograd.grad(logits, leaf, slope, retain_graph=target != targets[-1])
+        except Exception as error:  # of any kind: kernels, rules and hooks of other libraries run here
+            if is_out_of_memory(error) or isinstance(error, NoiserError):
+                raise
+            raise _no_backward(lm, f"a layer's backward pass failed ({type(error).__name__}: {error})") from error
+        found = found.float() * size.to(found.device)
+        if not torch.isfinite(found).all():
+            raise NumericalError(
+                f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); expected finite "
+                "numbers. Where the whole input is zero, normalisation layers are too steep: choose another baseline. "
+                "In float16, load the model with dtype='float32' or dtype='bfloat16'."
+            )
+        yield target, values.detach(), found
+
+
+def _check_kernels(lm: LanguageModel, out: Tensor) -> None:
+    """Raises UnsupportedModelError for a pass with a kernel whose gradient PyTorch takes to be zero."""
+    waiting, seen = [out.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if node.name() == "torch::autograd::WarnNotImplemented":
+                raise _no_backward(lm, "a kernel that one of its layers calls has no backward pass")
+            seen.add(node)
+            waiting += [after for after, _ in node.next_functions]
+
+
+def _no_backward(lm: LanguageModel, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"No gradient passes through this {type(lm.model).__name__} ({lm.identity.dtype}): {reason}. Take a method "
+        "without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
+    )

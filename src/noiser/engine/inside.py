@@ -11,16 +11,61 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine.backward import backward, differentiable
-from noiser.engine.gates import Gates, gate_slopes
-from noiser.engine.gradients import Input, differentiate, score_at, target_logits
+from noiser.engine.changes import Change
+from noiser.engine.gradients import backward, differentiable, differentiate, score_at, target_logits, targets_of
 from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps
 from noiser.model.language_model import LanguageModel
+from noiser.model.runtime import Attention, eager_of
 from noiser.types import Baseline
+
+
+@dataclass(frozen=True, eq=False)
+class Inside(Request):
+    """A request that the model answers at once, and not by passes that requests share."""
+
+    query: Query
+
+    def answer(self, lm: LanguageModel) -> Any:
+        """The answer."""
+        raise NotImplementedError
+
+
+def answer_inside(lm: LanguageModel, request: Inside) -> Any:
+    """The answer to a request. Raises UnsupportedModelError where the model's layers are not in this process."""
+    if not lm.looks_inside and not isinstance(request, Call):
+        raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere and only predicts. Load it into this process.")
+    return request.answer(lm)
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Inside):
+    """The request to call another library that runs the model by itself; the function's result is the answer.
+
+    The function may `ask` further requests, and counts its work in `query.spent`.
+    """
+
+    function: Callable[[LanguageModel, Query], Any]
+
+    def answer(self, lm: LanguageModel) -> Any:
+        """The function's result."""
+        return self.function(lm, self.query)
+
+
+@dataclass(frozen=True, eq=False)
+class Attentions(Inside):
+    """The request for attention weights of the clean input: [length, length] for each layer that has attention."""
+
+    def answer(self, lm: LanguageModel) -> list[Float[Tensor, "length length"]]:
+        """The weights, by one pass."""
+        self.query.spent.add(len(self.query.token_ids))
+        return attention_maps(lm, self.query.token_ids)
+
+
+# ---- gradients along paths ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,121 +91,130 @@ class Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Integrals(Request):
+class Integrals(Inside):
     """The request for integrals of a score's gradient along paths; input times gradient is one with one place, its end.
 
     The answer is a pair: contributions [targets, length, dim], Σ over paths and places of weight × gradient × direction
     of the path; and [paths, targets, length], each path's contributions summed over dimensions, on the CPU.
     """
 
-    query: Query
     paths: Sequence[Path]
     read: Read
 
+    def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
+        """The pair; errors as for `differentiate`."""
+        query, paths = self.query, self.paths
+        rows, count = query.context.rows[: len(query.token_ids)], len(query.targets)
+        contributions = torch.zeros(count, *rows.shape, device=rows.device)
+        sums = torch.zeros(len(paths), count, len(rows), device=rows.device)
+        places, changes = list[tuple[int, float, Tensor]](), list[Change]()
+        for p, path in enumerate(paths):
+            end = rows[list(path.positions)] + (0 if path.shift is None else path.shift.to(rows))
+            start = query.baseline(path.baseline).expand_as(end)
+            for alpha, weight in zip(path.alphas, path.weights, strict=True):
+                places.append((p, weight, end - start))
+                point = partial(_point, start, end, alpha)
+                changes.append(Change(path.positions, point, targets=path.targets))
+        for index, target, _, gradient in differentiate(lm, query, changes, self.read):
+            p, weight, direction = places[index]
+            at = list(paths[p].positions)
+            product = weight * gradient[at] * direction
+            contributions[target, at] += product
+            sums[p, target, at] += product.sum(-1)
+        return contributions, sums.cpu()
+
+
+def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor, "1 positions dim"]:
+    return torch.lerp(start, end, alpha)[None]
+
+
+# ---- relevance ------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, eq=False)
-class Relevance(Request):
+class Relevance(Inside):
     """The request for one pass under rules that replace derivatives, from the score `read`.
 
-    The path `reference` begins where a reference run is made, and names the targets; None for none, and all targets.
-    The answer is a pair: the scores [targets, 1 or 2] of the clean input and of the reference; and each token's
-    Σ_d (x - reference) × gradient, [targets, length], float64.
+    Under the change `reference`, of rows, a reference run is made, and its targets are read; None for none, and all
+    targets. The answer is a pair: the scores [targets, 1 or 2] of the clean input and of the reference; and each
+    token's Σ_d (x - reference) × gradient, [targets, length], float64.
     """
 
-    query: Query
     rules: Rules
     read: Read
-    reference: Path | None = None
+    reference: Change | None = None
+
+    def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
+        """The pair; errors as for `differentiate`."""
+        query, change, length = self.query, self.reference, len(self.query.token_ids)
+        targets = targets_of(query, change)
+        inputs = query.context.inputs[None, :length].clone()
+        reference = torch.zeros_like(inputs) if change is None else change.inputs(query.context, 0, length)
+        columns: list[list[Tensor]] = []
+        with differentiable(lm), ruled(lm.model, self.rules):
+            if change is not None:
+                with torch.no_grad():
+                    heads = target_logits(lm, query, reference, targets)
+                columns = [[score_at(query, self.read, *pair) for pair in zip(targets, heads, strict=True)]]
+            found = [*backward(lm, query, inputs.requires_grad_(), inputs, targets, self.read)]
+        query.spent.add(length, 1 + len(columns) + len(targets))
+        columns = [[value for _, value, _ in found], *columns]
+        moved = (inputs.detach().cpu().double() - reference.cpu().double())[0]  # small differences of large sums
+        values = torch.stack([torch.cat(column) for column in columns], 1)
+        return values.cpu(), torch.stack([(moved * gradient[0].cpu().double()).sum(-1) for _, _, gradient in found])
+
+
+# ---- gates ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Attentions(Request):
-    """The request for attention weights of the clean input: [length, length] for each layer that has attention."""
+class Gates(Inside):
+    """The request for slopes of a score by gates: what rows from `first` on see of an earlier token, times its gate.
 
-    query: Query
-
-
-@dataclass(frozen=True, eq=False)
-class Call(Request):
-    """The request to call another library that runs the model by itself; the function's result is the answer.
-
-    The function may `ask` further requests, and counts its work in `query.spent`.
+    A gate multiplies a token's weight in attention, in all layers and heads, before weights are scaled to add up to 1:
+    0 hides the token as `hide` does, 1 changes nothing. All positions have the same `gate`. The answer is [targets,
+    length], float64; an UnsupportedModelError says why there is none.
     """
 
-    query: Query
-    function: Callable[[LanguageModel, Query], Any]
+    positions: tuple[int, ...]
+    first: int
+    gate: float
+    read: Read
+
+    def answer(self, lm: LanguageModel) -> Float[Tensor, "targets length"]:
+        """The slopes; other errors as for `differentiate`."""
+        query, context, begin = self.query, self.query.context, self.first
+        if not lm.abilities.packs:
+            raise UnsupportedModelError(
+                f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so its attention has no "
+                "gates. Take another method, such as 'occlusion' or 'attn_lrp'."
+            )
+        at = torch.tensor(self.positions)
+        opened = torch.full((1, 1, len(at)), self.gate).log().requires_grad_()
+        masks: dict[int | None, Tensor] = {}
+
+        def attend(
+            _: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, __: Any, sliding_window: Any = None, **options: Any
+        ) -> Any:
+            k, v = context.after(0, begin, int(module.layer_idx), k, v)
+            if sliding_window not in masks:
+                masks[sliding_window] = _mask(at, opened, begin, k.shape[-2], sliding_window)
+            seen = masks[sliding_window].to(q).clamp_min(torch.finfo(q.dtype).min)
+            return eager_of(module)(module, q, k, v, seen, **options)[0], None
+
+        found = torch.zeros(len(query.targets), len(query.token_ids), dtype=torch.float64)
+        targets, inputs = range(len(found)), context.inputs[None, begin:]
+        place = {"position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]}
+        with differentiable(lm, Attention(attend, masked=False)):
+            for target, _, slope in backward(lm, query, inputs, opened, targets, self.read, begin, **place):
+                found[target, at] = slope[0, 0].double() / self.gate
+        query.spent.add(inputs.shape[1], 1 + len(found))
+        return found
 
 
-def answer_inside(lm: LanguageModel, request: Request) -> Any:
-    """The answer to a request that is not a list of changes. Raises UnsupportedModelError where no layer is here."""
-    if not lm.looks_inside and not isinstance(request, Call):
-        raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere and only predicts. Load it into this process.")
-    match request:
-        case Integrals():
-            return integrals(lm, request)
-        case Relevance():
-            return relevance(lm, request)
-        case Attentions():
-            request.query.spent.add(len(request.query.token_ids))
-            return attention_maps(lm, request.query.token_ids)
-        case Gates():
-            return gate_slopes(lm, request)
-        case Call():
-            return request.function(lm, request.query)
-        case _:
-            raise AssertionError(f"no engine answers {request!r}")
-
-
-def integrals(lm: LanguageModel, request: Integrals) -> tuple[Tensor, Tensor]:
-    """The answer to `Integrals`; errors as for `differentiate`."""
-    query, paths = request.query, request.paths
-    rows, count = query.context.rows[: len(query.token_ids)], len(query.target_spans)
-    ends = [rows[list(path.positions)] + (0 if path.shift is None else path.shift.to(rows)) for path in paths]
-    starts = [query.baseline(path.baseline).expand_as(end) for path, end in zip(paths, ends, strict=True)]
-    places, inputs = list[tuple[int, float]](), list[Input]()
-    for p, path in enumerate(paths):
-        for alpha, weight in zip(path.alphas, path.weights, strict=True):
-            places.append((p, weight))
-            move = partial(torch.lerp, starts[p], ends[p], alpha)
-            inputs.append(Input(path.positions, move, _targets_of(query, path)))
-    contributions = torch.zeros(count, *rows.shape, device=rows.device)
-    sums = torch.zeros(len(paths), count, len(rows), device=rows.device)
-    for index, target, _, gradient in differentiate(lm, query, inputs, request.read):
-        p, weight = places[index]
-        at = list(paths[p].positions)
-        product = weight * gradient[at] * (ends[p] - starts[p])
-        contributions[target, at] += product
-        sums[p, target, at] += product.sum(-1)
-    return contributions, sums.cpu()
-
-
-def relevance(lm: LanguageModel, request: Relevance) -> tuple[Tensor, Tensor]:
-    """The answer to `Relevance`; errors as for `differentiate`."""
-    query, path = request.query, request.reference
-    targets, others = _targets_of(query, path), list[list[Tensor]]()
-    with differentiable(lm):
-        moved = query.context.rows[: len(query.token_ids)]  # here, where a caller's inference mode is off
-        embeddings = lm.embed(query.token_ids)[None].detach()
-        with ruled(lm.model, request.rules):
-            if path is not None:
-                reference, at = embeddings.clone(), list(path.positions)
-                start = query.baseline(path.baseline)
-                reference[:, at] = (start * lm.abilities.embedding_scale).to(reference)
-                moved[at] -= start
-                moved[[i for i in range(len(moved)) if i not in set(at)]] = 0
-                with torch.no_grad():
-                    others = [target_logits(lm, query, reference, targets)]
-            heads = [target_logits(lm, query, embeddings.requires_grad_(), targets), *others]
-        values, contributions = list[list[Tensor]](), list[Tensor]()
-        for target, logits, *other in zip(targets, *heads, strict=True):
-            score, keep = partial(score_at, query, request.read, target), target != targets[-1]
-            (value,), (gradient,) = backward(lm, logits, embeddings, score, torch.tensor([True]), keep=keep)
-            values.append([value, *(score(each)[0] for each in other)])
-            # in double precision: small differences of large sums
-            contributions.append((moved.cpu().double() * gradient.cpu().double()).sum(-1))
-    query.spent.add(len(moved), len(heads) + len(targets))
-    return torch.tensor(values), torch.stack(contributions)
-
-
-def _targets_of(query: Query, path: Path | None) -> Sequence[int]:
-    return range(len(query.target_spans)) if path is None or path.targets is None else path.targets
+def _mask(at: Tensor, opened: Tensor, begin: int, keys: int, window: int | None) -> Float[Tensor, "1 1 rows keys"]:
+    """The gates of keys, as seen from the rows from `begin` on, and -inf where a row does not see a key."""
+    distance = torch.arange(begin, keys)[:, None] - torch.arange(keys)
+    seen = (distance >= 0) & (distance < (window or keys))
+    bias = torch.zeros(keys).index_put((at,), opened[0, 0]).expand(distance.shape)
+    return torch.where(seen, torch.where(distance > 0, bias, 0), -torch.inf)[None, None]

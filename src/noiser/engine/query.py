@@ -79,9 +79,8 @@ class Query:
         prompt_length: how many characters of its text are the prompt.
         target_ids: token ids whose probabilities are explained, in order.
         logit_positions: for each of these tokens, the position whose logits predict it.
-        target_spans: for each target the indices of its tokens in `target_ids`.
+        targets: of one or several of these tokens, in order: texts, ids, probabilities and ranks without a change.
         target_unit: name of that segmentation: "token", "word", "sentence", "all" or "spans".
-        targets: texts, ids, probabilities and ranks without a change.
         units: the parts of the input that get a score.
         unit: name of the segmentation, or "spans".
         foil: the token that the (only) target, a token, is contrasted with, or None; `foil_id` is its id.
@@ -97,7 +96,6 @@ class Query:
         token_ids: [length], everything that the model reads, on the CPU.
         target_rows: for each target, the positions whose logits predict its tokens.
         ids: for each target, the ids of its tokens [tokens], on the device.
-        exact: for each target, for each of its tokens the ids that a score reads: its own, and the foil's.
         clean_of: for each target, the clean log-probabilities at its tokens, [tokens, vocab].
         causal_mask: [targets, units], whether all of a unit stands before all of a target, so that it has a score.
     """
@@ -108,9 +106,8 @@ class Query:
     prompt_length: int
     target_ids: tuple[int, ...]
     logit_positions: tuple[int, ...]
-    target_spans: tuple[tuple[int, ...], ...]
-    target_unit: str
     targets: tuple[Target, ...]
+    target_unit: str
     units: tuple[Span, ...]
     unit: str
     foil: Target | None = None
@@ -128,27 +125,24 @@ class Query:
     embedding_dim: int = field(init=False)
     token_ids: Int[Tensor, " length"] = field(init=False, repr=False)
     target_rows: list[tuple[int, ...]] = field(init=False)
-    ids: list[Int[Tensor, " tokens"]] = field(init=False, repr=False)
-    exact: list[list[tuple[int, ...]]] = field(init=False, repr=False)
-    clean_of: list[Float[Tensor, "tokens vocab"]] = field(init=False, repr=False)
+    ids: Sequence[Int[Tensor, " tokens"]] = field(init=False, repr=False)
+    clean_of: Sequence[Float[Tensor, "tokens vocab"]] = field(init=False, repr=False)
     causal_mask: Bool[Tensor, "targets units"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        inputs, spans = self.context.inputs, self.target_spans
-        rows = [tuple(self.logit_positions[token] for token in span) for span in spans]
-        foil = (self.foil.token_id,) if self.foil else ()
+        inputs, sizes = self.context.inputs, [1 + len(target.rest) for target in self.targets]
+        rows = [tuple(some.tolist()) for some in torch.tensor(self.logit_positions).split(sizes)]
         last = torch.tensor([max(unit.token_indices) for unit in self.units], device="cpu")
         vars(self).update(
-            foil_id=foil[0] if foil else None,
+            foil_id=self.foil.token_id if self.foil else None,
             target_texts=tuple(target.text for target in self.targets),
             device=inputs.device,
             embedding_dim=inputs.shape[1],
             token_ids=torch.tensor(self.encoding.token_ids),
             target_rows=rows,
-            ids=[torch.tensor([self.target_ids[token] for token in span], device=inputs.device) for span in spans],
-            exact=[[(self.target_ids[token], *foil) for token in span] for span in spans],
-            clean_of=[self.clean[span[0] : span[-1] + 1] for span in spans],
-            causal_mask=last <= torch.tensor([span[:1] for span in rows], device="cpu"),
+            ids=torch.tensor(self.target_ids, device=inputs.device).split(sizes),
+            clean_of=self.clean.split(sizes),
+            causal_mask=last <= torch.tensor([some[:1] for some in rows], device="cpu"),
         )
 
     @cached_property
@@ -281,15 +275,14 @@ def query_of(
     begin, positions = len(encoding.token_ids), [position for span in spans for position in span]
     clean = logits[[position - begin for position in positions]].log_softmax(-1)
     check_finite(lm, clean)
-    whole = extend(lm.tokenizer, encoding, ids)
-    texts, last, numbers, targets = token_texts(lm.tokenizer, ids), 0, list[tuple[int, ...]](), list[Target]()
-    for span in spans:  # a single token as `token_texts` has it, several as the continuation reads there
-        first, stop, done = span[0] - begin, span[-1] + 1 - begin, sum(map(len, numbers))
+    whole, texts = extend(lm.tokenizer, encoding, ids), token_texts(lm.tokenizer, ids)
+    last, targets = 0, list[Target]()
+    for span, log_p in zip(spans, clean.split(list(map(len, spans))), strict=True):
+        first, stop = span[0] - begin, span[-1] + 1 - begin
+        # a single token as `token_texts` has it, several as the continuation reads there
         start, end = whole.offsets[span[0]][0], max(whole.offsets[position][1] for position in span)
-        text = texts[first] if len(span) == 1 else whole.text[start:end]
-        numbers.append(tuple(range(done, done + len(span))))
-        found = _probability(clean[done : done + len(span)], ids[first:stop])
-        targets.append(Target(text, ids[first], *found, rest=ids[first + 1 : stop], before=ids[last:first]))
+        text, own = texts[first] if len(span) == 1 else whole.text[start:end], ids[first:stop]
+        targets.append(Target(text, own[0], *_probability(log_p, own), rest=own[1:], before=ids[last:first]))
         last = stop
     foil = None
     if foil_id is not None:
@@ -301,7 +294,6 @@ def query_of(
         prompt_length=len(encoding.text),
         target_ids=tuple(ids[position - begin] for position in positions),
         logit_positions=tuple(position - 1 for position in positions),
-        target_spans=tuple(numbers),
         targets=tuple(targets),
         foil=foil,
         model=lm.identity,

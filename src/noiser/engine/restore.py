@@ -59,19 +59,20 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         unit=att.unit,
     )
     texts = tuple(target.text for target in att.targets)
-    if query.target_texts != texts:
-        raise _mismatch(lm, att, f"the targets read {query.target_texts} with it, not {texts}")
-    if query.encoding.text != att.text:
-        raise _mismatch(lm, att, f"prompt and continuation read {query.encoding.text!r} with it, not {att.text!r}")
+    for what, found, right in (
+        ("the targets read", query.target_texts, texts),
+        ("prompt and continuation read", query.encoding.text, att.text),
+    ):
+        if found != right:
+            raise _mismatch(lm, att, f"{what} {found!r} with it, not {right!r}")
     # spans that the caller chose, and sources, need only touch the characters that their tokens cover
     offsets = query.encoding.offsets
     loose = {att.unit, att.info.get("aggregated", {}).get("from")} & {"spans", "source", "auto"}
     for unit in att.units:
         cover = [offsets[i] for i in unit.token_indices if 0 <= i < len(offsets)]
-        if not cover or len(cover) < len(unit.token_indices):
-            raise _mismatch(lm, att, f"{unit.text!r} has the tokens {unit.token_indices} of {len(offsets)}")
-        start, end = min(start for start, _ in cover), max(end for _, end in cover)
-        if (start, end) != (unit.start, unit.end) and not (loose and start < unit.end and unit.start < end):
+        start, end = min((start for start, _ in cover), default=0), max((end for _, end in cover), default=0)
+        touches = loose and start < unit.end and unit.start < end
+        if len(cover) < len(unit.token_indices) or not (touches or (start, end) == (unit.start, unit.end)):
             place = f"{unit.start} to {unit.end} are at {start} to {end}"
             raise _mismatch(lm, att, f"the tokens of {unit.text!r} at {place}")
     return query

@@ -104,7 +104,7 @@ class CaptumMethod(LibraryMethod):
         tokens[positions] = per_token.float().cpu()
         if features:
             tokens[[i for unit in query.units for i in unit.token_indices[1:]]] = 0
-        return sum_over_units(query, tokens.expand(len(query.target_spans), -1))[g]
+        return sum_over_units(query, tokens.expand(len(query.targets), -1))[g]
 
     def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
         """Those of the class's `attribute`: defaults, then settings."""

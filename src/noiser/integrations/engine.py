@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.engine import Ask, Game, Input, Prefill, Query, Steps, ask, differentiate, query_of, run_one, set_rows
+from noiser.engine import Ask, Game, Prefill, Query, Steps, ask, differentiate, query_of, run_one, set_rows
 from noiser.methods import Method, Scores, scored
+from noiser.methods.coalitions import widened
 from noiser.methods.gradients import GradientScore
 from noiser.model.language_model import LanguageModel
 from noiser.text import Encoding, extend, make_units
@@ -40,8 +40,8 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
         at = function.positions
-        inputs = [Input(at, partial(torch.clone, row), (function.g,)) for row in rows.detach()]
-        slopes = list(differentiate(function.lm, function.query, inputs, function.read))
+        changes = [set_rows(at, row[None], (function.g,)) for row in rows.detach()]
+        slopes = list(differentiate(function.lm, function.query, changes, function.read))
         ctx.save_for_backward(torch.stack([slope.gradient[list(at)] for slope in slopes]).to(rows))
         return torch.stack([slope.value for slope in slopes]).to(rows)
 
@@ -57,9 +57,7 @@ def target_game(lm: LanguageModel, game: Game, g: int) -> tuple[Callable[[Any], 
     seen = game.units[g]
 
     def play(players: Any) -> Any:
-        masks = torch.as_tensor(np.atleast_2d(players).astype(bool))
-        kept = torch.ones(len(masks), game.mask.shape[1], dtype=torch.bool)
-        kept[:, seen] = masks
+        kept = widened(torch.as_tensor(np.atleast_2d(players).astype(bool)), seen, game.mask.shape[1])
         return run_one(lm, game(kept))[g].numpy()  # for all targets: another one may ask for the same input
 
     return play, len(seen)

@@ -73,7 +73,7 @@ class InseqMethod(LibraryMethod):
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Scores of every unit for every target; see `Method`."""
-        spans = query.target_unit == "all" or len(query.target_spans) < len(query.target_ids)
+        spans = query.target_unit == "all" or len(query.targets) < len(query.target_ids)
         if spans or query.of is not None or any(target.before for target in query.targets[1:]):
             raise ParameterError(
                 f"Inseq explains token by token; expected target_unit='token' and no of=, got {query.target_unit!r}."

@@ -4,48 +4,32 @@ from __future__ import annotations
 
 from functools import partial
 
-from noiser.methods.attention import AttentionRollout, LastAttention
-from noiser.methods.attn_lrp import AttnLrp
-from noiser.methods.deeplift import DeepLift
-from noiser.methods.gates import AttentionGradient
-from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
-from noiser.methods.joint import Joint
-from noiser.methods.noiser import Noiser
-from noiser.methods.occlusion import Added, Occlusion
-from noiser.methods.protocol import METHODS, Method, Scores, check_answers, describe, make_method, scored
-from noiser.methods.random import Position, Random
-from noiser.methods.shapley import KernelShap, ShapleySampling
-from noiser.methods.surrogates import ContextCite, Lime
-
-__all__ = [
-    "METHODS",
-    "Added",
-    "AttentionGradient",
-    "AttentionRollout",
-    "AttnLrp",
-    "ContextCite",
-    "DeepLift",
-    "GradientShap",
-    "InputXGradient",
-    "IntegratedGradients",
-    "Joint",
-    "KernelShap",
-    "LastAttention",
-    "Lime",
-    "Method",
-    "Noiser",
-    "Occlusion",
-    "Position",
-    "Random",
-    "Scores",
-    "SequentialIntegratedGradients",
-    "ShapleySampling",
-    "check_answers",
-    "describe",
-    "make_method",
-    "scored",
-]
-
+from noiser.methods.attention import AttentionRollout as AttentionRollout
+from noiser.methods.attention import LastAttention as LastAttention
+from noiser.methods.attn_lrp import AttnLrp as AttnLrp
+from noiser.methods.deeplift import DeepLift as DeepLift
+from noiser.methods.gates import AttentionGradient as AttentionGradient
+from noiser.methods.gradients import GradientShap as GradientShap
+from noiser.methods.gradients import InputXGradient as InputXGradient
+from noiser.methods.gradients import IntegratedGradients as IntegratedGradients
+from noiser.methods.gradients import SequentialIntegratedGradients as SequentialIntegratedGradients
+from noiser.methods.joint import Joint as Joint
+from noiser.methods.noiser import Noiser as Noiser
+from noiser.methods.occlusion import Added as Added
+from noiser.methods.occlusion import Occlusion as Occlusion
+from noiser.methods.protocol import METHODS as METHODS
+from noiser.methods.protocol import Method as Method
+from noiser.methods.protocol import Scores as Scores
+from noiser.methods.protocol import check_answers as check_answers
+from noiser.methods.protocol import describe as describe
+from noiser.methods.protocol import make_method as make_method
+from noiser.methods.protocol import scored as scored
+from noiser.methods.random import Position as Position
+from noiser.methods.random import Random as Random
+from noiser.methods.shapley import KernelShap as KernelShap
+from noiser.methods.shapley import ShapleySampling as ShapleySampling
+from noiser.methods.surrogates import ContextCite as ContextCite
+from noiser.methods.surrogates import Lime as Lime
 
 METHODS.register("joint", Joint, summary="units removed alone, last and first, and in random halves; copies are found")
 METHODS.register("noiser", partial(Noiser, search="bisection"), version=1, summary="bounded noise, always by bisection")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
-from noiser.methods.protocol import Scores, mean_over_targets, sum_over_units
+from noiser.methods.protocol import Scores, sum_over_units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class LastAttention:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
-        return Scores(scores=sum_over_units(query, mean_over_targets(query, maps[-1][list(query.logit_positions)])))
+        return _scores(query, maps[-1][list(query.logit_positions)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class AttentionRollout:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
-        return Scores(scores=sum_over_units(query, mean_over_targets(query, rollout(maps, query.logit_positions))))
+        return _scores(query, rollout(maps, query.logit_positions))
 
 
 def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]) -> Float[Tensor, "rows length"]:
@@ -59,14 +59,16 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _attentions(query: Query) -> Attentions:
-    refuse_contrast(query)
-    return Attentions(query)
-
-
-def refuse_contrast(query: Query) -> None:
-    """Raises ParameterError for a foil or a number of the caller's own, which attention knows nothing of."""
+    """The request for weights, which know nothing of a foil or a number of the caller's own."""
     if query.of is not None or query.foil_id is not None:
         raise ParameterError(
             "Attention weights are the same whatever is explained: leave out the foil, or the function of your own "
             "(of=), or use a method that reads the prediction, such as 'occlusion'."
         )
+    return Attentions(query)
+
+
+def _scores(query: Query, weights: Float[Tensor, "tokens length"]) -> Scores:
+    """Each target's mean over its tokens, by units."""
+    means = [rows.mean(0) for rows in weights.split(list(map(len, query.target_rows)))]
+    return Scores(scores=sum_over_units(query, torch.stack(means)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,37 +11,11 @@ from torch import Tensor
 from noiser.engine import StoredGame
 
 
-class Players(NamedTuple):
-    """Targets of a game that have the same units.
-
-    Attributes:
-        units: [players], indices of the units.
-        targets: indices of the targets.
-    """
-
-    units: Tensor
-    targets: list[int]
-
-
-def players_of(game: StoredGame) -> list[Players]:
-    """The targets of a game by their units, in the order of the first target that has them."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for target, units in enumerate(game.units):
-        groups.setdefault(tuple(units.tolist()), []).append(target)
-    return [Players(torch.tensor(units), targets) for units, targets in groups.items()]
-
-
-def for_each_target(
-    game: StoredGame, players: Sequence[Players], kept: Sequence[Bool[Tensor, "_inputs _players"]]
-) -> list[Bool[Tensor, "_inputs units"]]:
-    """For each target its group's coalitions, as inputs of all units; those that do not play are kept."""
-    inputs: list[Tensor] = [torch.empty(0)] * len(game.units)
-    for group, coalitions in zip(players, kept, strict=True):
-        whole = torch.ones(len(coalitions), game.mask.shape[1], dtype=torch.bool)
-        whole[:, group.units] = coalitions
-        for target in group.targets:
-            inputs[target] = whole
-    return inputs
+def widened(kept: Bool[Tensor, "inputs players"], units: Tensor, count: int) -> Bool[Tensor, "inputs _"]:
+    """Coalitions of some units as inputs of all `count` units; those that do not play are kept."""
+    whole = torch.ones(len(kept), count, dtype=torch.bool)
+    whole[:, units] = kept
+    return whole
 
 
 def table(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import BASELINES, Baseline, Path, Query, Relevance, Steps
+from noiser.engine import BASELINES, Baseline, Query, Relevance, Steps, remover
 from noiser.engine.rules import Activation, Rules, derivative, widened
 from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
@@ -45,11 +45,11 @@ class DeepLift:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         read = query.score(self.score)
-        difference = torch.zeros(len(query.target_spans))
+        difference = torch.zeros(len(query.targets))
         contributions = torch.zeros(len(difference), len(query.encoding.token_ids), dtype=torch.float64)
+        remove = remover(query, self.baseline)
         for positions, targets in movable_groups(query):
-            reference = Path(positions, targets, baseline=self.baseline)
-            values, found = yield Relevance(query, Rules(rescale), read, reference)
+            values, found = yield Relevance(query, Rules(rescale), read, remove(positions, targets))
             difference[list(targets)], contributions[list(targets)] = values[:, 0] - values[:, 1], found
         delta = difference - contributions.sum(-1)
         return Scores(

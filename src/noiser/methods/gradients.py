@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_not_negative, set_count
@@ -77,26 +77,28 @@ class IntegratedGradients:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        groups = movable_groups(query)
-        contributions, losses = yield from self._integrated(query, groups)
-        difference = torch.zeros(len(query.target_spans), dtype=torch.float64)
-        for group, loss in zip(groups, losses, strict=True):
-            difference[list(group.targets)] = loss
+        contributions, losses = yield from self._integrated(query, movable_groups(query))
+        difference = losses.nansum(1)
         delta = difference - contributions.sum((-1, -2)).cpu()
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
             info={"difference": difference.tolist(), "delta": delta.tolist()},
         )
 
-    def _integrated(self, query: Query, groups: Sequence[Movable]) -> Steps[tuple[Tensor, list[Tensor]]]:
-        """Contributions [targets, length, dim], and what the targets of each group lose where its path begins."""
+    def _integrated(
+        self, query: Query, groups: Sequence[Movable]
+    ) -> Steps[tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]]:
+        """Contributions, and what targets lose where the path of their group begins, NaN for those of other groups."""
         alphas, weights = gauss_legendre(self.n_steps)
         paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
         read, remove = query.score(self.score), remover(query, self.baseline)
         contributions, _ = yield Integrals(query, paths, read)
         ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
         whole = query.read_clean(read)
-        return contributions, [whole[list(group.targets)] - end[:, 0] for group, end in zip(groups, ends, strict=True)]
+        losses = torch.full((len(whole), len(groups)), torch.nan, dtype=torch.float64)
+        for column, group, end in zip(losses.T, groups, ends, strict=True):
+            column[list(group.targets)] = whole[list(group.targets)] - end[:, 0]
+        return contributions, losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +166,10 @@ class SequentialIntegratedGradients(IntegratedGradients):
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        units = [u for u, seen in enumerate(query.targets_per_unit) if seen]
-        groups = [Movable(query.units[u].token_indices, query.targets_per_unit[u]) for u in units]
+        positions = [unit.token_indices for unit in query.units]
+        groups = list(map(Movable, positions, query.targets_per_unit))
         contributions, losses = yield from self._integrated(query, groups)
-        difference = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float64)
-        for unit, group, loss in zip(units, groups, losses, strict=True):
-            difference[list(group.targets), unit] = loss
-        delta = difference - sum_over_units(query, contributions.sum(-1))
+        delta = losses - sum_over_units(query, contributions.sum(-1))
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
             info={"delta": delta.tolist()},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from noiser.checks import check_choice, check_positive, set_count
@@ -16,7 +17,7 @@ from noiser.engine import SCORES, Ask, Effect, Query, ScoreName, Steps, effect_o
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
 from noiser.methods.protocol import Scores
-from noiser.methods.search import TIE, Answer, Bisection, Certified, Mode, Search
+from noiser.methods.search import TIE, Bisection, Certified, Mode, Probe, Search
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
@@ -24,15 +25,6 @@ _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": 
 
 ROUNDING = 16
 """Epsilons by which half precision may move log odds: the standard deviation is 7, of Gemma 3 270M on 100 prompts."""
-
-
-class Probed(NamedTuple):
-    """Noise `k` (None: "relative") on `unit`, read at `target`, with the first `samples` noise vectors or with all."""
-
-    unit: int
-    k: float | None
-    target: int
-    samples: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,71 +103,69 @@ class Noiser:
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         """Searches, bounds and scores; see the class."""
         call = _Call(self, query, rng)
-        searches = yield from call.search()
-        k = call.bounds(searches)
-        yield from call.evaluate(Probed(u, k[g, u], g) for g, u in call.pairs)
-        return call.scores(searches, k)
+        return (yield from call.score((yield from call.search())))
 
 
 class _Call:
-    """One call of Noiser: the noise, the effects that are known so far, and the steps from there to scores."""
+    """One call of Noiser: the noise, and the effects that are known so far."""
 
     def __init__(self, method: Noiser, query: Query, rng: torch.Generator) -> None:
         self.method, self.query = method, query
         self.units = [unit.token_indices for unit in query.units]
-        self.pairs = [(g, u) for g, row in enumerate(query.causal_mask.tolist()) for u, seen in enumerate(row) if seen]
-        self.targets = range(len(query.target_spans))
-        k = draw_k(rng) if method.bounding == "random" else math.nan
-        self.fixed = {"random": k, "none": 1.0, "relative": None}
-        longest, dim = max(map(len, self.units)), query.embedding_dim
-        own = method.noise
+        k, dim = method.bounding, query.embedding_dim
+        named = {"random": draw_k(rng) if k == "random" else math.nan, "none": 1.0, "relative": method.r}
+        if isinstance(k, str) and k.startswith("norm_"):
+            k = 1 / expected_norm(k.removeprefix("norm_"), dim)  # pyright: ignore
+        self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
+        self.relative = str(k) == "relative"
+        longest, own = max(map(len, self.units)), method.noise
         drawn = draw_noise(method.samples, longest, dim, rng) if own is None else check_noise(own, longest, dim)
         self.noise = drawn.to(query.device)  # once, not for every change
         self.read = effect_of(query.score(method.score), query.foil_id)
-        self.effects: dict[Probed, Effect] = {}
+        self.effects: dict[tuple[int, Probe], Effect] = {}
 
-    def evaluate(self, probes: Iterable[Probed]) -> Steps[None]:
-        """Asks for the effects that are not known yet; all targets of a (unit, k) pair come from the same passes."""
-        groups: dict[tuple[int, float | None, int | None], list[int]] = {}
-        for probe in sorted(set(probes) - self.effects.keys(), key=lambda probe: probe.target):
-            groups.setdefault((probe.unit, probe.k, probe.samples), []).append(probe.target)
+    def evaluate(self, asked: Iterable[tuple[int, Probe]]) -> Steps[None]:
+        """Asks for the effects on targets that are not known yet; all targets of a probe come from the same passes."""
+        groups: dict[Probe, list[int]] = {}
+        for target, probe in dict.fromkeys(asked):
+            if (target, probe) not in self.effects:
+                groups.setdefault(probe, []).append(target)
         changes = [
-            noise(self.units[u], self.noise[:samples], self.method.r if k is None else k, targets, relative=k is None)
+            noise(self.units[u], self.noise[:samples], k, targets, relative=self.relative)
             for (u, k, samples), targets in groups.items()
         ]
         found: list[Tensor] = yield Ask(self.query, changes, self.read)
-        for ((unit, k, samples), targets), rows in zip(groups.items(), found, strict=True):
+        for (probe, targets), rows in zip(groups.items(), found, strict=True):
             for g, numbers in zip(targets, rows.tolist(), strict=True):
-                self.effects[Probed(unit, k, g, samples)] = Effect(*numbers)
+                self.effects[g, probe] = Effect(*numbers)
 
-    def search(self) -> Steps[list[Search]]:
-        """Searches run to their end, one for each target; none without a search."""
-        if self.method.bounding not in _SEARCHES:
-            return []
-        searches = [self._new_search([u for t, u in self.pairs if t == g]) for g in self.targets]
+    def search(self) -> Steps[Float64[Tensor, "targets units"]]:
+        """The thresholds that were searched to the end; NaN for others."""
+        mask, method = self.query.causal_mask, self.method
+        if method.bounding not in _SEARCHES:
+            return torch.full(mask.shape, torch.nan, dtype=torch.float64)
+        searches: list[Search] = []
+        for units in (row.nonzero()[:, 0].tolist() for row in mask):
+            mode, last_probe = _SEARCHES[str(method.bounding)], method.profile == "authors"
+            searches.append(
+                Certified(units, steps=method.steps, samples=len(self.noise))
+                if method.certifies
+                else Bisection(units, mode=mode, steps=method.steps, last_probe=last_probe)
+            )
         while any(rounds := [search.probes() for search in searches]):
-            wanted = [[Probed(p.unit, p.k, g, p.samples) for p in probes] for g, probes in enumerate(rounds)]
-            yield from self.evaluate(probe for probes in wanted for probe in probes)
-            for search, probes, keys in zip(searches, rounds, wanted, strict=True):
+            yield from self.evaluate((g, probe) for g, probes in enumerate(rounds) for probe in probes)
+            for g, (search, probes) in enumerate(zip(searches, rounds, strict=True)):
                 if probes:
-                    effects = [self.effects[key] for key in keys]
-                    answers = [Answer(bool(effect.flips), effect.lead) for effect in effects]
-                    search.update(dict(zip(probes, answers, strict=True)))
-        self._warn_of_ties(searches)
-        return searches
+                    search.update({probe: self.effects[g, probe] for probe in probes})
+        self._warn_of_ties(any(search.tied for search in searches))
+        return torch.stack([search.thresholds(len(self.units)) for search in searches])
 
-    def _new_search(self, units: list[int]) -> Search:
-        if self.method.certifies:
-            return Certified(units, steps=self.method.steps, samples=len(self.noise))
-        mode = _SEARCHES[str(self.method.bounding)]
-        return Bisection(units, mode=mode, steps=self.method.steps, last_probe=self.method.profile == "authors")
-
-    def _warn_of_ties(self, searches: Sequence[Search]) -> None:
+    def _warn_of_ties(self, tied: bool) -> None:
         query = self.query
         clean = [leads(c, c, ids, query.foil_id).abs().min() for c, ids in zip(query.clean_of, query.ids, strict=True)]
         dtype = query.context.inputs.dtype
         moved = ROUNDING * torch.finfo(dtype).eps
-        if any(search.tied for search in searches):
+        if tied:
             warnings.warn(f"{TIE} Load the model with dtype='float32'.", stacklevel=3)
         elif dtype.itemsize == 2 and min(clean) < moved:  # said once of many prompts: the text is the same
             name = str(dtype).removeprefix("torch.")
@@ -185,37 +175,22 @@ class _Call:
                 stacklevel=3,
             )
 
-    def bounds(self, searches: Sequence[Search]) -> dict[tuple[int, int], float | None]:
-        """The k of every (target, unit) pair; None for relative noise."""
-        if not searches:
-            return dict.fromkeys(self.pairs, self._fixed_k())
-        bounds: dict[tuple[int, int], float | None] = {}
-        for g, search in enumerate(searches):
-            thresholds: list[float] = search.thresholds(len(self.units)).tolist()
-            found = [k for k in thresholds if not math.isnan(k)]
-            ends = {"k_min": min(found, default=math.nan), "k_max": max(found, default=math.nan)}
-            shared = ends.get(str(self.method.bounding))
-            bounds |= {(t, u): thresholds[u] if shared is None else shared for t, u in self.pairs if t == g}
-        return bounds
-
-    def _fixed_k(self) -> float | None:
-        bounding = self.method.bounding
-        if isinstance(bounding, str) and bounding.startswith("norm_"):
-            return 1 / expected_norm(bounding.removeprefix("norm_"), self.query.embedding_dim)  # pyright: ignore
-        return self.fixed[bounding] if isinstance(bounding, str) else float(bounding)
-
-    def scores(self, searches: Sequence[Search], k: dict[tuple[int, int], float | None]) -> Scores:
-        """The effects at every pair's k as tensors, with the thresholds that were searched to the end."""
-        shape = (len(self.targets), len(self.units))
-        scores, stderr, used, thresholds = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(4))
-        for (g, u), bound in k.items():
-            effect = self.effects[Probed(u, bound, g)]
+    def score(self, thresholds: Float64[Tensor, "targets units"]) -> Steps[Scores]:
+        """The effects at every unit's k, with the thresholds."""
+        bounding, mask = self.method.bounding, self.query.causal_mask
+        least, most = thresholds.nan_to_num(torch.inf).amin(1), thresholds.nan_to_num(-torch.inf).amax(1)
+        searched = {"k_min": least[:, None], "k_max": most[:, None], "k_max_per_unit": thresholds}
+        k = searched.get(str(bounding), torch.tensor(self.fixed, dtype=torch.float64)).expand_as(mask)
+        probes = {(g, u): Probe(u, float(k[g, u])) for g, u in mask.nonzero().tolist()}
+        yield from self.evaluate((g, probe) for (g, _), probe in probes.items())
+        scores, stderr = (torch.full_like(thresholds, torch.nan) for _ in range(2))
+        for (g, u), probe in probes.items():
+            effect = self.effects[g, probe]
             scores[g, u], stderr[g, u] = effect.score, effect.stderr
-            used[g, u] = math.nan if bound is None else bound
-        k_min = torch.full(shape[:1], torch.nan, dtype=torch.float64)
-        for g, search in enumerate(searches):
-            thresholds[g] = search.thresholds(len(self.units))
-            if self.method.bounding in ("k_min", "k_max_per_unit"):
-                k_min[g] = thresholds[g].nan_to_num(torch.inf).min()
-        info = {"k": used.tolist()}
-        return Scores(scores=scores, thresholds=thresholds, k_min=k_min, stderr=stderr, info=info)
+        return Scores(
+            scores=scores,
+            thresholds=thresholds,
+            k_min=least if bounding in ("k_min", "k_max_per_unit") else torch.full_like(least, torch.nan),
+            stderr=stderr,
+            info={"k": k.masked_fill(~mask | self.relative, torch.nan).tolist()},
+        )

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from noiser.checks import check_choice
-from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
-from noiser.methods.protocol import Scores
+from noiser.engine import Steps, StoredGame
+from noiser.methods.protocol import GameMethod, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occlusion:
+class Occlusion(GameMethod):
     """Scores each unit by the signed drop of the prediction when all its rows are replaced by the baseline.
 
     s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil). One short sequence per unit serves all
@@ -25,17 +24,6 @@ class Occlusion:
             distributions, which is never negative.
     """
 
-    baseline: Absence = "zero"
-    score: ScoreName = "prob"
-
-    def __post_init__(self) -> None:
-        check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, SCORES)
-
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores the game in which units are replaced by the baseline."""
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
-
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Asks for the value of every target without each unit before it."""
         values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool))
@@ -43,7 +31,7 @@ class Occlusion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Added(Occlusion):
+class Added(GameMethod):
     """Scores each unit by its contribution where it first appears: earlier units are kept, later ones removed.
 
     s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Query, Steps
+from noiser.checks import check_choice
+from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
 from noiser.registry import Entry, Registry
@@ -61,6 +62,32 @@ class Method(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class GameMethod:
+    """A method that scores the game in which units are removed; `play` says how.
+
+    Args:
+        baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens are taken out, and
+            later ones move up; or "hidden", see `noiser.engine.hide`.
+        score: the value of the game; see `noiser.engine.SCORES`.
+    """
+
+    baseline: Absence = "zero"
+    score: ScoreName = "prob"
+
+    def __post_init__(self) -> None:
+        check_choice("baseline", self.baseline, ABSENCES)
+        check_choice("score", self.score, SCORES)
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        """Scores of every unit for every target; see `Method`."""
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+        """Scores of the units of a game, also of one that is stored."""
+        raise NotImplementedError
+
+
 def check_answers(method: Method, model: str, looks_inside: bool) -> None:
     """Raises UnsupportedModelError for a method that looks inside a model whose layers are not in this process."""
     if getattr(method, "looks_inside", False) and not looks_inside:
@@ -103,11 +130,6 @@ def movable_groups(query: Query) -> list[Movable]:
         own = set(rows[1:])
         groups.setdefault(tuple(p for p in movable if p not in own), []).append(target)
     return [Movable(positions, tuple(targets)) for positions, targets in groups.items()]
-
-
-def mean_over_targets(query: Query, tokens: Float[Tensor, "tokens length"]) -> Float[Tensor, "targets length"]:
-    """Each target's mean over its tokens."""
-    return torch.stack([tokens[list(span)].mean(0) for span in query.target_spans])
 
 
 def sum_over_units(

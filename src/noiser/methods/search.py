@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.engine import Effect
+
 Mode = Literal["min", "max", "each"]
 
 
@@ -24,13 +26,6 @@ class Probe(NamedTuple):
     unit: int
     k: float
     samples: int | None = None
-
-
-class Answer(NamedTuple):
-    """Whether the model changes its mind, and its own token's log odds against the strongest rival, 1 without noise."""
-
-    flips: bool
-    lead: float
 
 
 SMALLEST = 2.0**-40
@@ -66,7 +61,7 @@ class Bisection:
         """The values of k to evaluate next; empty when the search is over."""
         return [Probe(u, sum(self._interval[u]) / 2) for u in sorted(self._active)]
 
-    def update(self, answers: Mapping[Probe, Answer]) -> None:
+    def update(self, answers: Mapping[Probe, Effect]) -> None:
         """Takes the answers to all of `probes()`."""
         probes = self.probes()
         self._round += 1
@@ -145,7 +140,7 @@ class Certified:
         places = self._root.next[:1] if few else self._root.next
         return [Probe(unit, k, few) for k in places for unit in self._followed]
 
-    def update(self, answers: Mapping[Probe, Answer]) -> None:
+    def update(self, answers: Mapping[Probe, Effect]) -> None:
         """Takes the answers to all of `probes()`."""
         bounded = {probe: answer._replace(lead=max(answer.lead, LAST)) for probe, answer in answers.items()}
         {"screen": self._screen, "follow": self._follow, "certify": self._certify}[self._phase](bounded)
@@ -155,7 +150,7 @@ class Certified:
         k = [self._root.low if unit in self._followed else math.nan for unit in range(count)]
         return torch.tensor(k, dtype=torch.float64)
 
-    def _screen(self, answers: Mapping[Probe, Answer]) -> None:
+    def _screen(self, answers: Mapping[Probe, Effect]) -> None:
         for (unit, k, _), answer in answers.items():
             self._leads[unit][k] = answer.lead
         estimates = {unit: _crossing(self._leads[unit]) for unit in self._followed}
@@ -167,7 +162,7 @@ class Certified:
         if self._round == len(NEAR) or len(self._followed) == 1:
             self._phase = "follow"
 
-    def _follow(self, answers: Mapping[Probe, Answer]) -> None:
+    def _follow(self, answers: Mapping[Probe, Effect]) -> None:
         for k in sorted({probe.k for probe in answers}):
             here = {probe.unit: answer for probe, answer in answers.items() if probe.k == k}
             flipped = [unit for unit, answer in here.items() if answer.flips]
@@ -182,7 +177,7 @@ class Certified:
             self._uncertain = sorted(rest, key=lambda unit: _crossing(self._leads[unit]))
             self._phase = "certify" if rest else "over"
 
-    def _certify(self, answers: Mapping[Probe, Answer]) -> None:
+    def _certify(self, answers: Mapping[Probe, Effect]) -> None:
         flipped = [probe.unit for probe in answers if answers[probe].flips]
         self._uncertain, self._at_once = self._uncertain[len(answers) :], len(self._units)
         if flipped:

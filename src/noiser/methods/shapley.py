@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, set_count
-from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
-from noiser.methods.coalitions import draw_per_unit, for_each_target, players_of, table
-from noiser.methods.protocol import Scores
+from noiser.checks import set_count
+from noiser.engine import Steps, StoredGame
+from noiser.methods.coalitions import draw_per_unit, table, widened
+from noiser.methods.protocol import GameMethod, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelShap:
+class KernelShap(GameMethod):
     """Scores each unit by its Shapley value, found by regression on coalitions of units.
 
     With z in {0, 1}^n marking the units that are kept and f the prediction, the scores φ minimise
@@ -39,41 +39,31 @@ class KernelShap:
     """
 
     samples: int | None = None
-    baseline: Absence = "zero"
-    score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.samples is not None:
             set_count(self, "samples", least=2)
-        check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, SCORES)
-
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores the game in which units are replaced by the baseline."""
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
-        """Runs the coalitions of every target, shared by targets with the same units, then solves for each."""
-        players = players_of(game)
-        sizes = [len(group.units) for group in players]
-        drawn = [draw_coalitions(units, self.samples or 16 * units + 128, rng) for units in sizes]
-        kept = [torch.cat([torch.zeros(1, n, dtype=torch.bool), d.kept]) for n, d in zip(sizes, drawn, strict=True)]
-        values = yield from game.values(for_each_target(game, players, kept))
-        rows: list[Tensor] = [torch.empty(0)] * len(game.units)
-        for group, coalitions in zip(players, drawn, strict=True):
-            for g in group.targets:
-                empty, gains = values[g][0], values[g][1:]
-                rows[g] = shapley_regression(coalitions.kept, gains - empty, coalitions.weights, game.whole[g] - empty)
-        counts = map(len, game.units)
-        info = {
-            "exact": [(self.samples or 16 * count + 128) >= 2**count for count in counts],
-            "baseline_value": [float(found[0]) for found in values],
-        }
+        """Runs the coalitions of every target, shared by targets with as many units, then solves for each."""
+        samples = {n: self.samples or 16 * n + 128 for n in map(len, game.units)}
+        drawn = {n: draw_coalitions(n, count, rng) for n, count in samples.items()}
+        inputs: list[Tensor] = []
+        for mask, units in zip(game.mask, game.units, strict=True):
+            inputs.append(torch.cat([~mask[None], widened(drawn[len(units)].kept, units, len(mask))]))
+        values = yield from game.values(inputs)
+        rows: list[Tensor] = []
+        for units, whole, found in zip(game.units, game.whole, values, strict=True):
+            kept, weights = drawn[len(units)]
+            rows.append(shapley_regression(kept, found[1:] - found[0], weights, whole - found[0]))
+        exact = [samples[len(units)] >= 2 ** len(units) for units in game.units]
+        info = {"exact": exact, "baseline_value": [float(found[0]) for found in values]}
         return Scores(scores=table(game, rows), info=info)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapleySampling:
+class ShapleySampling(GameMethod):
     """Scores each unit by its mean marginal contribution when units join the baseline input in random orders.
 
     φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased estimate of the
@@ -90,17 +80,10 @@ class ShapleySampling:
     """
 
     permutations: int = 25
-    baseline: Absence = "zero"
-    score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         set_count(self, "permutations")
-        check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, SCORES)
-
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores the game in which units are replaced by the baseline."""
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs the coalitions of every order once for all targets."""

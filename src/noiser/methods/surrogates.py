@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, check_positive, check_probability, random_state_kept, set_count
-from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.checks import check_positive, check_probability, random_state_kept, set_count
+from noiser.engine import ScoreName, Steps, StoredGame
 from noiser.methods.coalitions import draw_per_unit, table
-from noiser.methods.protocol import Scores
+from noiser.methods.protocol import GameMethod, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lime:
+class Lime(GameMethod):
     """Scores each unit by its weight in a linear model of the prediction, fitted to inputs with units missing.
 
     In each of `samples` inputs every unit is replaced by the baseline with probability `mask_probability`,
@@ -43,22 +43,15 @@ class Lime:
 
     samples: int = 50
     mask_probability: float = 0.3
-    baseline: Absence = "zero"
     alpha: float = 1.0
     kernel_width: float = 0.25
-    score: ScoreName = "prob"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         set_count(self, "samples")
         check_probability("mask_probability", self.mask_probability)
-        check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
         check_positive("kernel_width", self.kernel_width)
-        check_choice("score", self.score, SCORES)
-
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores the game in which units are replaced by the baseline."""
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
@@ -71,7 +64,7 @@ class Lime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextCite:
+class ContextCite(GameMethod):
     """Scores each unit by its weight in a sparse linear model of the prediction's log-odds.
 
     In each of `samples` inputs every unit is kept with probability `keep_probability`, independently. The scores are
@@ -94,20 +87,14 @@ class ContextCite:
 
     samples: int = 64
     keep_probability: float = 0.5
-    baseline: Absence = "zero"
     alpha: float = 0.01
     score: ScoreName = "logit"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         set_count(self, "samples")
         check_probability("keep_probability", self.keep_probability)
-        check_choice("baseline", self.baseline, ABSENCES)
         check_positive("alpha", self.alpha)
-        check_choice("score", self.score, SCORES)
-
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores the game in which units are replaced by the baseline."""
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Runs every mask once for all targets, then fits each target."""
@@ -140,8 +127,10 @@ def ridge(
     with random_state_kept():
         from sklearn.linear_model import Ridge
 
-    model: Any = Ridge(alpha=alpha, solver="svd").fit(kept.double().numpy(), values.numpy(), importance.numpy())
-    return _surrogate(model.coef_, model.intercept_, kept, values, importance)
+    x, y, weights = kept.double().numpy(), values.numpy(), importance.numpy()
+    model: Any = Ridge(alpha=alpha, solver="svd").fit(x, y, weights)
+    r2 = model.score(x, y, weights) if y.max() > y.min() else torch.nan
+    return Surrogate(torch.as_tensor(model.coef_), float(model.intercept_), float(r2))
 
 
 def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples"], alpha: float) -> Surrogate:
@@ -154,21 +143,14 @@ def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples
         from sklearn.preprocessing import StandardScaler
 
     scaler: Any = StandardScaler()
-    features = scaler.fit_transform(kept.double().numpy())
-    if not values.var(correction=0):
-        return Surrogate(torch.zeros(kept.shape[1], dtype=torch.float64), float(values[0]), torch.nan)
+    x, y = scaler.fit_transform(kept.double().numpy()), values.numpy()
+    if y.max() == y.min():
+        return Surrogate(torch.zeros(kept.shape[1], dtype=torch.float64), float(y[0]), torch.nan)
     # random_state is unused, but without it scikit-learn draws from NumPy's global generator
-    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0).fit(features, values.numpy())
+    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0).fit(x, y)
     weights = model.coef_ / scaler.scale_
-    return _surrogate(weights, model.intercept_ - scaler.mean_ @ weights, kept, values, torch.ones_like(values))
-
-
-def _surrogate(weights: Any, intercept: float, kept: Tensor, values: Tensor, importance: Tensor) -> Surrogate:
-    found = torch.as_tensor(weights, dtype=torch.float64)
-    mean = (importance * values).sum() / importance.sum()
-    variance = (importance * (values - mean) ** 2).sum()
-    residual = (importance * (values - intercept - kept.double() @ found) ** 2).sum()
-    return Surrogate(found, float(intercept), float(1 - residual / variance) if variance else torch.nan)
+    intercept = float(model.intercept_ - scaler.mean_ @ weights)
+    return Surrogate(torch.as_tensor(weights), intercept, float(model.score(x, y)))
 
 
 def _scores(game: StoredGame, fits: Sequence[Surrogate]) -> Scores:

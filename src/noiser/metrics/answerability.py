@@ -23,17 +23,13 @@ FRACTION = 0.5
 
 
 def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
-    def answers(words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, tuple[Verdict, Measured]]:
+    def answers(words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
         counts = {i: math.ceil(FRACTION * len(one.words)) for i, one in words.items()}
-        asked = ask(counts, top)
-        whole: dict[int, tuple[Verdict, Status]] = {}
+        asked, whole = ask(counts, top), dict[int, tuple[Verdict, Status]]()
         if all(status != "correct" for _, status in asked.values()):  # can it answer at all?
-            whole = ask({i: len(one.words) for i, one in words.items()}, top)
-        found: dict[int, tuple[Verdict, Measured]] = {}
-        for i, (verdict, status) in asked.items():
-            every = {f"{prefix}all_words": float(whole[i][1] == "correct")} if i in whole else {}
-            found[i] = verdict, columns(words[i], counts[i], verdict, status) | every
-        return found
+            whole = ask({i: len(words[i].words) for i in asked}, top)
+        every = {i: {f"{prefix}all_words": float(status == "correct")} for i, (_, status) in whole.items()}
+        return {i: columns(words[i], counts[i], *asked[i]) | every.get(i, {}) for i in asked}
 
     def columns(words: ScoredWords, count: int, verdict: Verdict, status: Status) -> dict[str, Any]:
         shown, correct = words.best(count), float(status == "correct")
@@ -71,16 +67,16 @@ ANSWERABILITY_TOP5 = _metric(5, "answerability_top5_", "is among the judge's fiv
 # ---- minimum top-k% -------------------------------------------------------------------------------------------------
 
 
-def _minima(profile: Profile, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, tuple[Verdict, Measured]]:
+def _minima(profile: Profile, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
     """From all words drops the one of lowest score, one by one, until the judge fails; a round is judged at once."""
     left = {i: len(one.words) for i, one in words.items()}
-    found: dict[int, tuple[Verdict, Measured]] = {}
+    found: dict[int, Measured] = {}
     while left:
-        for i, (verdict, status) in ask(left, 1).items():
+        asked = ask(left, 1)
+        for i, (_, status) in asked.items():
             if status != "correct" or left[i] == 1:
-                found[i] = verdict, _minimum(len(words[i].words), left.pop(i), status, profile)
-            else:
-                left[i] -= 1
+                found[i] = _minimum(len(words[i].words), left[i], status, profile)
+        left = {i: left[i] - 1 for i in asked if i not in found}
     return found
 
 

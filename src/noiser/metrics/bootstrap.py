@@ -195,11 +195,6 @@ def mean(values: Columns) -> Columns:
     return values.mean(-1)
 
 
-def mean_gap(a: Columns, b: Columns) -> Columns:
-    """Statistic: mean(a) - mean(b)."""
-    return mean(a) - mean(b)
-
-
 def difference(statistic: Statistic) -> Statistic:
     """Statistic of twice as many columns: its value on the first half minus its value on the second."""
 
@@ -208,6 +203,10 @@ def difference(statistic: Statistic) -> Statistic:
         return statistic(*columns[:half]) - statistic(*columns[half:])
 
     return gap
+
+
+mean_gap = difference(mean)
+"""Statistic: mean(a) - mean(b)."""
 
 
 def log_mean_ratio(values: Columns, reference: Columns) -> Columns:

@@ -21,6 +21,8 @@ from noiser.types import Profile, RemovalName
 
 T = TypeVar("T")
 
+Numbers = dict[str, float]
+
 NOISE_SAMPLES = 5
 """Samples of the noise where units are removed by noise; values are means over them."""
 
@@ -154,13 +156,17 @@ class Case(Settings):
             self.cache[key] = yield steps()
         return self.cache[key]
 
-    def own_and_random(
-        self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[T]]
-    ) -> Steps[tuple[T, T]]:
-        """The measured numbers of the attribution's scores, and of random scores (cached)."""
-        own: T = yield measure(self.scores[None])
+    def compared(
+        self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[Numbers]]
+    ) -> Steps[dict[str, float]]:
+        """The numbers of the attribution's scores, and as "random_..." those of random scores (cached).
+
+        Numbers with an "@" in their names are of the attribution's scores alone.
+        """
+        own: Numbers = yield measure(self.scores[None])
         key = (what, settings, self.seed, self.draws)
-        return own, (yield self.cached(key, lambda: measure(reference_scores(self, "random"))))
+        random: Numbers = yield self.cached(key, lambda: measure(reference_scores(self, "random")))
+        return own | {f"random_{name}": x for name, x in random.items() if "@" not in name} | {"draws": self.draws}
 
 
 Reference = Literal["random", "permuted", "position"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -57,7 +58,7 @@ def _measure(case: Case) -> Steps[Measured]:
     return {"sufficiency": only, "comprehensiveness": without}
 
 
-def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[Float64[Tensor, " areas"]]:
+def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
     """The areas under both curves, by the trapezoid rule, and the mean drop; means over draws and targets."""
     sizes = [(len(units), min(POINTS, len(units))) for units in case.units]
     counts = [torch.tensor([round(p * size / points) for p in range(points + 1)]) for size, points in sizes]
@@ -67,13 +68,7 @@ def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[F
         x = some / some[-1]
         drops = (deletion[:, :1] - deletion[:, 1:]).mean(-1)
         areas.append(torch.stack([torch.trapezoid(deletion, x), torch.trapezoid(insertion, x), drops]).mean(-1))
-    return torch.stack(areas).mean(0)
-
-
-def _measure_curves(case: Case) -> Steps[Measured]:
-    numbers = yield from case.own_and_random("erasure curves", case.removal, lambda scores: _curves(case, scores))
-    own, random = (dict(zip(_CURVE_SCALES, each.tolist(), strict=True)) for each in numbers)
-    return own | {f"random_{name}": area for name, area in random.items()} | {"draws": case.draws}
+    return dict(zip(_CURVE_SCALES, torch.stack(areas).mean(0).tolist(), strict=True))
 
 
 ERASURE = Metric(
@@ -92,7 +87,7 @@ _CURVE_SCALES = {
     "aopc": Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
 }
 ERASURE_CURVES = Metric(
-    measure=_measure_curves,
+    measure=lambda case: case.compared("erasure curves", case.removal, partial(_curves, case)),
     summaries=mean_of_columns(**_CURVE_SCALES) | gap_to("random", "that of random orders", _CURVE_SCALES),
     primary="aopc",
     reads=frozenset({"removal", "draws"}),
@@ -102,24 +97,19 @@ ERASURE_CURVES = Metric(
 # ---- top k ----------------------------------------------------------------------------------------------------------
 
 
-def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[Float64[Tensor, "2 draws targets k"]]:
-    """Drops, then holds, in nats; NaN where a target has no more than k units."""
+def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
+    """Drops and holds in nats, means over draws and targets; NaN where no target has more than k units."""
     game, k = case.game("logprob"), torch.tensor(case.k)
     asked = [k < len(units) for units in case.units]
     values = yield from without_and_with(game, scores, [k[fewer] for fewer in asked])
     falls = torch.full((2, *scores.shape[:2], len(k)), torch.nan, dtype=torch.float64)
     for g, (fewer, value) in enumerate(zip(asked, values, strict=True)):
         falls[:, :, g, fewer] = game.whole[g] - value
-    return falls
-
-
-def _measure_top(case: Case) -> Steps[Measured]:
-    found = yield from case.own_and_random("top k", (case.k, case.removal), lambda scores: _falls(case, scores))
-    columns: dict[str, float] = {"draws": case.draws}
-    for name, own, random in zip(("drop", "hold"), *found, strict=True):
-        columns |= {name: float(own.nanmean()), f"random_{name}": float(random.nanmean())}
-        columns |= {f"{name}@{k}": mean for k, mean in zip(case.k, own.nanmean((0, 1)).tolist(), strict=True)}
-    return columns
+    numbers: dict[str, float] = {}
+    for name, some in zip(("drop", "hold"), falls, strict=True):
+        numbers[name] = float(some.nanmean())
+        numbers |= zip((f"{name}@{number}" for number in case.k), some.nanmean((0, 1)).tolist(), strict=True)
+    return numbers
 
 
 _DROP = Scale(-math.inf, math.inf, None, True, "fall of log p(target) without the k highest units")
@@ -129,7 +119,7 @@ _TOP_SCALES = {
 }
 
 TOP_K = Metric(
-    measure=_measure_top,
+    measure=lambda case: case.compared("top k", (case.k, case.removal), partial(_falls, case)),
     summaries=mean_of_columns(**_TOP_SCALES) | gap_to("random", "that of random orders", _TOP_SCALES),
     primary="drop",
     others={"drop@": _DROP, "hold@": _HOLD},

@@ -76,12 +76,13 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
 
 
 Asked = Callable[[Mapping[int, int], Literal[1, 5]], dict[int, tuple[Verdict, Status]]]
-"""From numbers of words by prompt, and of answers that count, to verdicts and whether they are right, of one round."""
+"""From numbers of words by prompt, and of answers that count, to verdicts and whether they are right, of one round.
+Prompts without a reply are left out."""
 
 
 def judged(
     cases: Sequence[Case],
-    judge_all: Callable[[Mapping[int, ScoredWords], Asked], Mapping[int, tuple[Verdict, Measured]]],
+    judge_all: Callable[[Mapping[int, ScoredWords], Asked], Mapping[int, Measured]],
 ) -> list[Measured | Exception]:
     """The columns of all cases, which go to the judge together, or their errors.
 
@@ -91,19 +92,17 @@ def judged(
 
     Args:
         cases: of one judge and normalization.
-        judge_all: from the words of prompts, and the function that asks about the best of them, to their last verdicts
-            and columns.
+        judge_all: from the words of prompts, and the function that asks about the best of them, to their columns.
 
     Raises:
         JudgeStoppedError: the judge cannot work at all.
     """
-    results: dict[int, Measured | Exception] = {}
-    words: dict[int, ScoredWords] = {}
+    errors, words = dict[int, Exception](), dict[int, ScoredWords]()
     for index, case in enumerate(cases):
         try:
             words[index] = scored_words(case.att, case.query.encoding.frozen, case.normalization or "sum")
         except NoiserError as error:
-            results[index] = error
+            errors[index] = error
 
     def ask(counts: Mapping[int, int], top: Literal[1, 5]) -> dict[int, tuple[Verdict, Status]]:
         requests = {
@@ -113,12 +112,15 @@ def judged(
         }
         verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
         verdicts |= zip(requests, _verdicts(cases[0].judge, list(requests.values())), strict=True)
+        errors.update({i: JudgeError(f"The judge gave no reply: {v.reason}.") for i, v in verdicts.items() if v.lost})
         statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
-        return {i: (verdict, statuses[verdict.says(_target(cases[i]), top)]) for i, verdict in verdicts.items()}
+        right: dict[int, Status] = {
+            i: statuses[verdict.says(_target(cases[i]), top)] for i, verdict in verdicts.items()
+        }
+        return {i: (verdict, right[i]) for i, verdict in verdicts.items() if not verdict.lost}
 
-    for index, (verdict, columns) in judge_all(words, ask).items():
-        results[index] = JudgeError(f"The judge gave no reply: {verdict.reason}.") if verdict.lost else columns
-    return [results[index] for index in range(len(cases))]
+    columns = judge_all(words, ask)
+    return [errors.get(index) or columns[index] for index in range(len(cases))]
 
 
 def _target(case: Case) -> str:

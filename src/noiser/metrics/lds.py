@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 from torch import Tensor
 
 from noiser.engine import Steps
@@ -31,19 +31,13 @@ def masks_of(case: Case, masks: int) -> list[Bool[Tensor, "masks units"]]:
     return kept
 
 
-def _log_odds(case: Case, kept: list[Bool[Tensor, "masks units"]]) -> Steps[list[Float64[Tensor, " masks"]]]:
-    """The target's log odds under each mask, which the model is asked once for."""
-    settings = ("lds", case.masks, case.seed, case.removal)
-    return case.cached(settings, lambda: case.game("logit").values(kept))
-
-
 def _measure(case: Case, *, with_pairs: bool = False) -> Steps[Measured]:
     """The correlation of the scores, and of shuffled ones; or of Σ scores of kept units + Σ of pairs' I_ij s_i s_j / 4.
 
     With s = 2 kept - 1, the second sum is what interaction indices say of an input beyond single units.
     """
-    kept = masks_of(case, case.masks or 64)
-    odds: list[Float64[Tensor, " masks"]] = yield _log_odds(case, kept)
+    kept, settings = masks_of(case, case.masks or 64), ("lds", case.masks, case.seed, case.removal)
+    odds: list[Tensor] = yield case.cached(settings, lambda: case.game("logit").values(kept))
     rows = [case.scores[None], *([] if with_pairs else [reference_scores(case, "permuted")])]
     scores, pairs = torch.cat(rows).double().nan_to_num(), case.att.pairs if with_pairs else ()
     found: list[Tensor] = []

@@ -40,13 +40,10 @@ def search(game: Game, units: Sequence[Sequence[int]], beam: int = BEAM) -> Step
     """
     beams: dict[tuple[int, int], Sums] = {(sign, g): {frozenset(): 0.0} for sign in (1, -1) for g in range(len(units))}
     for size in range(1, max(map(len, units))):
-        larger = {key: _larger(sums, units[key[1]]) for key, sums in beams.items() if size < len(units[key[1]])}
+        larger = {(sign, g): _larger(sums, units[g]) for (sign, g), sums in beams.items() if size < len(units[g])}
         sets = [[*{**larger.get((1, g), {}), **larger.get((-1, g), {})}] for g in range(len(units))]
         values = yield from game.values([_kept(some, game.mask.shape[1]) for some in sets])
-        drops = [
-            dict(zip(some, (whole - value).tolist(), strict=True))
-            for some, whole, value in zip(sets, game.whole, values, strict=True)
-        ]
+        drops = [dict(zip(some, (game.whole[g] - values[g]).tolist(), strict=True)) for g, some in enumerate(sets)]
         for (sign, g), found in larger.items():
             sums: Sums = {removed: total + sign * drops[g][removed] for removed, total in found.items()}
             best = sorted(sums, key=lambda removed: (-sums[removed], sorted(removed)))[:beam]
@@ -66,10 +63,8 @@ def _larger(sums: Sums, units: Sequence[int]) -> Sums:
 
 
 def _kept(sets: Sequence[frozenset[int]], units: int) -> Tensor:
-    kept = torch.ones(len(sets), units, dtype=torch.bool)
-    for row, removed in zip(kept, sets, strict=True):
-        row[list(removed)] = False
-    return kept
+    rows = [[unit not in removed for unit in range(units)] for removed in sets]
+    return torch.tensor(rows, dtype=torch.bool).view(-1, units)
 
 
 def _measure(case: Case) -> Steps[Measured]:

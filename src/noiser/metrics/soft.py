@@ -107,13 +107,14 @@ def soft_scores(
 def _measure(case: Case) -> Steps[Measured]:
     """Soft-NS and Soft-NC of the attribution and of random scores; what makes them hard to compare."""
     case = replace(case, special=True) if case.profile == "authors" else case
-    settings = (case.normalization, case.masks, case.profile)
-    numbers = yield from case.own_and_random("soft scores", settings, lambda scores: soft_scores(case, scores))
+
+    def means(scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
+        return dict(zip(_NUMBERS, (yield from soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False))
+
+    numbers = yield from case.compared("soft scores", (case.normalization, case.masks, case.profile), means)
     shares = normalize(case.scores, case.normalization or "sum")
-    values = [float(number) for both in numbers for number in both.mean((1, 2))]
     return {
-        **dict(zip(_NUMBERS, values, strict=True)),
-        "draws": case.draws,
+        **numbers,
         "sum_not_positive": float((case.scores.nansum(-1) <= 0).any()),
         "clipped": float(((shares < 0) | (shares > 1)).any()),
     }
