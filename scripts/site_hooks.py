@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
@@ -20,19 +19,16 @@ _NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds a page for every notebook and every class of error, the changelog, and llms.txt."""
-    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
-        page = file.src_uri.removesuffix(".ipynb") + ".md"
-        text = notebook_markdown(Path(file.abs_src_path).read_text(encoding="utf-8"), posixpath.basename(file.src_uri))
-        files.append(File.generated(config, page, content=text))
+    made = {file.src_uri.replace(".ipynb", ".md"): notebook(Path(file.abs_src_path))
+            for file in files if file.src_uri.endswith(".ipynb")}  # fmt: skip
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    moved = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
-    files.append(File.generated(config, "changelog.md", content=moved))
+    made["changelog.md"] = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
     for name in errors():
-        page = f"::: noiser.errors.{name}\n    options: {{ heading_level: 1 }}\n"
-        files.append(File.generated(config, f"reference/errors/{name}.md", content=page))
+        made[f"reference/errors/{name}.md"] = f"::: noiser.errors.{name}\n    options: {{ heading_level: 1 }}\n"
     index = (ROOT / "llms.txt").read_text(encoding="utf-8") + "\n## Errors\n\n" + error_list("docs/reference/errors/")
-    index = index.replace("](docs/", "](").replace(".md)", ".html)")
-    files.append(File.generated(config, "llms.txt", content=index))
+    made["llms.txt"] = index.replace("](docs/", "](").replace(".md)", ".html)")
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
     return files
 
 
@@ -50,45 +46,25 @@ def error_list(folder: str) -> str:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turns links to files outside `docs`, which the site does not have, into paths, and to notebooks into pages."""
-    folder = posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "reference/errors.md":
         markdown += "\n" + error_list("errors/")
 
     def link(match: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join("docs", folder, match[2]))
-        if place.startswith("docs/"):
-            return match[0]
-        if not (ROOT / place).exists():
-            raise PluginError(f"{page.file.src_uri} links to {match[2]}, which does not exist.")
-        return f"`{place}`" if match[1].strip("`") == place else f"{match[1]} (`{place}`)"
+        place = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), match[2]))
+        path = f"`{place}`" if match[1].strip("`") == place else f"{match[1]} (`{place}`)"
+        return match[0] if place.startswith("docs/") else path
 
     return _NOTEBOOK.sub(r"\1.md)", _LINK.sub(link, markdown))
 
 
-def notebook_markdown(text: str, name: str) -> str:
-    """A stored notebook as Markdown, with its outputs.
-
-    Raises:
-        PluginError: a cell that was not run, or that failed; `python scripts/notebooks.py` runs them.
-    """
-    pieces = []
-    for cell in json.loads(text)["cells"]:
+def notebook(path: Path) -> str:
+    """A stored notebook as Markdown, with its outputs."""
+    pieces: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown":
-            pieces.append(source)
-            continue
-        if cell["execution_count"] is None:
-            raise PluginError(f"{name} has a cell that was not run; run it with scripts/notebooks.py: {source[:60]!r}")
-        pieces.append(f"```python\n{source}\n```")
-        pieces += [_output(output, name) for output in cell["outputs"]]
-    download = f'[Download this notebook]({name}){{ download="{name}" }}'
-    return "\n\n".join([*pieces, download, ""])
-
-
-def _output(output: dict[str, Any], name: str) -> str:
-    if output["output_type"] == "error":
-        raise PluginError(f"{name} holds an error: {output['ename']}: {output['evalue']}")
-    data = output.get("data", {"text/plain": output.get("text", "")})
-    html = data.get("text/html") or ["<pre>", escape("".join(data["text/plain"])), "</pre>"]
-    inner = "".join(html)
-    return f'<div class="notebook-output">\n{inner}\n</div>'
+        pieces.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            html = "".join(data.get("text/html", ())) or f"<pre>{escape(''.join(data['text/plain']))}</pre>"
+            pieces.append(f'<div class="notebook-output">\n{html}\n</div>')
+    return "\n\n".join([*pieces, f'[Download this notebook]({path.name}){{ download="{path.name}" }}', ""])

@@ -120,11 +120,11 @@ class Fragile:
         return name.upper()
 
 
-def killed_runs(plan: str, folder: Path, kills: int) -> None:
+def killed_runs(plan: str, folder: Path, kills: int, seed: int) -> None:
     """Runs a plan, kills it at random moments, and starts it again; fails where a stored row is lost or made again."""
     from noiser.bench import Store
 
-    chance, stored = random.Random(0), dict[tuple[str, ...], Any]()
+    chance, stored = random.Random(seed), dict[tuple[str, ...], Any]()
     for _ in range(kills):
         child = os.fork()
         if not child:
@@ -168,4 +168,4 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     noiser.load_model(sys.argv[4], dtype="float32")  # so that children start at once
-    killed_runs(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    killed_runs(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]))

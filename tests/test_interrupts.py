@@ -15,6 +15,7 @@ import torch
 
 import noiser
 from noiser.model import runtime
+from soak import times
 from tiny import tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -123,8 +124,12 @@ def real_interrupts(lm, count, chance):
 
 
 @pytest.mark.slow
-def test_real_interrupts():
-    assert real_interrupts(careless(), 50, random.Random(0))[1] == 0
+@pytest.mark.soak
+@pytest.mark.parametrize("train", [True, False])
+def test_real_interrupts(train):
+    lm = careless()
+    lm.model.train(train)
+    assert real_interrupts(lm, times(50, 600), random.Random(0))[1] == 0
 
 
 def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it_too():

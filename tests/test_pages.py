@@ -142,7 +142,7 @@ def test_other_commands_name_what_is_there(page, command):
         assert page in OWN_TESTS
     else:
         place = rest[0] if program in ("python", ".") else program
-        assert place in ("pytest", "mkdocs", "pre-commit") or (ROOT / place).is_file(), command
+        assert place in ("pytest", "mkdocs", "pre-commit", "jupyter") or (ROOT / place).is_file(), command
 
 
 def check_install(arguments):

@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,7 +26,10 @@ from noiser.server import check_address, guard, listening
 from noiser.server.chart import tolerance_html
 from noiser.server.jobs import Job, Models
 from noiser.server.page import FACT, Ask, parse_chat
+from soak import times
 from web_for_tests import PROMPT, chatty, failing, nonsense, served
+
+pytestmark = pytest.mark.usefixtures("unchecked_module")
 
 ROOM = Path(noiser.__file__).parent / "server"
 PAGE = (ROOM / "page.html").read_text(encoding="utf-8")
@@ -92,8 +95,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
 def test_a_chat_explains_its_whole_answer(web):
     record = answer(web.ask(prompt="user: The trains", chat="1", methods="random", unit="turn"))["saved"][0]
     messages = [{"role": "user", "content": "The trains"}]
-    options = {"method": "random", "unit": "turn", "max_new_tokens": 40, "target_unit": "all"}
-    expected = noiser.attribute(chatty("llama"), messages, **options).to_dict()
+    expected = noiser.attribute(chatty("llama"), messages, method="random", unit="turn", max_new_tokens=40).to_dict()
     assert (record["targets"], record["units"]) == (expected["targets"], expected["units"])
 
 
@@ -198,53 +200,42 @@ def test_chat_as_a_transcript_or_as_json():
 
 # ---- the API ---------------------------------------------------------------------------------------------------------
 
+TRAINS = [("Trains", "They run late."), "The lazy dog."]
+LAZY = type("Example", (), {"prompt": "The lazy", "target": " dog"})
+NOISER = {"method": "noiser", "parameters": {"samples": 2, "steps": 3}}
 API = {
-    "attribute": {
-        "prompt": PROMPT,
-        "method": "noiser",
-        "parameters": {"samples": 2, "steps": 3},
-        "unit": [[0, 9], [9, 15]],
-    },
-    "cite": {
-        "question": "Who sleeps?",
-        "sources": [["Trains", "They run late."], "The lazy dog."],
-        "answer": " The dog.",
-    },
-    "evaluate": {
-        "examples": [PROMPT, {"prompt": "The lazy", "target": " dog"}],
-        "method": "occlusion",
-        "metrics": ["lds"],
-    },
+    "attribute": (
+        {"prompt": PROMPT, "unit": [[0, 9], [9, 15]], **NOISER},
+        lambda lm: noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)]),
+    ),
+    "cite": (
+        {"question": "Who sleeps?", "sources": TRAINS, "answer": " The dog."},
+        lambda lm: noiser.cite(lm, "Who sleeps?", TRAINS, answer=" The dog."),
+    ),
+    "evaluate": (
+        {"examples": [PROMPT, {"prompt": "The lazy", "target": " dog"}], "method": "occlusion", "metrics": ["lds"]},
+        lambda lm: noiser.evaluate(lm, [PROMPT, LAZY], "occlusion", ["lds"]),
+    ),
 }
-
-
-def expected(name):
-    lm, asked = chatty("llama"), API[name]
-    if name == "attribute":
-        return noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)])
-    if name == "cite":
-        return noiser.cite(lm, asked["question"], [("Trains", "They run late."), "The lazy dog."], answer=" The dog.")
-    prompt = type("Example", (), {"prompt": "The lazy", "target": " dog"})
-    return noiser.evaluate(lm, [PROMPT, prompt], "occlusion", ["lds"])
 
 
 def without_costs(value):
     """An answer without what depends on how passes were packed."""
     if isinstance(value, list):
         return [without_costs(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: without_costs(each) for key, each in value.items() if not re.search("passes|forwards|seconds|info", key)
-    }
+    costs = re.compile("passes|forwards|seconds|info")
+    if isinstance(value, dict):
+        return {key: without_costs(each) for key, each in value.items() if not costs.search(key)}
+    return value
 
 
 @pytest.mark.parametrize("name", API)
 def test_the_api_answers_as_save_writes(web, name):
-    reply = web.client.post(f"v1/{name}", json=API[name])
+    asked, call = API[name]
+    reply = web.client.post(f"v1/{name}", json=asked)
     assert reply.status_code == 200, reply.text
-    assert without_costs(reply.json()) == without_costs(json.loads(json.dumps(expected(name).to_dict())))
-    assert without_costs(answer(web.ask(f"v1/{name}", **API[name]))) == without_costs(reply.json())
+    assert without_costs(reply.json()) == without_costs(json.loads(json.dumps(call(chatty("llama")).to_dict())))
+    assert without_costs(answer(web.ask(f"v1/{name}", **asked))) == without_costs(reply.json())
 
 
 @pytest.mark.parametrize(
@@ -392,13 +383,16 @@ def test_a_body_is_bounded_before_it_is_read(web):
         assert field in reply.json()["error"]["message"]
 
 
-def test_no_question_is_a_failure(web, caplog):
-    codes = Counter()
-    for path, content in nonsense(random.Random(0), 120):
+@pytest.mark.soak
+def test_no_question_of_visitors_at_the_same_moment_is_a_failure(web, caplog):
+    def asked(question):
+        path, content = question
         status = web.client.post(path, content=content, headers={"content-type": "application/json"}).status_code
         assert status == 200 or 400 <= status < 500, (path, content[:300])
-        codes[status] += 1
-    assert {200, 400, 422} <= codes.keys()
+        return status
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {200, 400, 422} <= {*pool.map(asked, nonsense(random.Random(0), times(120, 500)))}
     assert "Traceback" not in caplog.text
 
 
@@ -462,13 +456,6 @@ def test_the_command_passes_on_what_it_was_given(monkeypatch):
     monkeypatch.setattr("noiser.server.serve", lambda named, load, **options: given.update(options, named=named))
     result = CliRunner().invoke(app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"])
     assert result.exit_code == 0, result.output
-    assert given == {
-        "named": ["a", "b"],
-        "host": "127.0.0.1",
-        "port": 0,
-        "auth": None,
-        "allowed_hosts": ["noiser.example"],
-        "proxy": None,
-        "upstream": None,
-        "api_key_env": None,
-    }
+    assert {name: value for name, value in given.items() if value is not None} == {
+        "named": ["a", "b"], "host": "127.0.0.1", "port": 0, "allowed_hosts": ["noiser.example"],
+    }  # fmt: skip
